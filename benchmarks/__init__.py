@@ -1,1 +1,1 @@
-"""What a private step costs, against the non-private step and the other libraries."""
+"""Compares private training steps with non-private steps and other libraries."""

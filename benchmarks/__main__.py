@@ -1,10 +1,11 @@
-"""What a private step costs. `python -m benchmarks --help` lists the choices.
+"""Times private training steps. `python -m benchmarks --help` lists the options.
 
-`python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`;
-`python -m benchmarks noise` normal numbers by generator: see `benchmarks.noise`; `python -m
-benchmarks tables` steps of large tables by the rows that they train: see `benchmarks.tables`;
-`python -m benchmarks telemetry` what runs pay for showing their progress: see
-`benchmarks.telemetry`.
+Subcommands run other benchmarks:
+
+- `python -m benchmarks startup CONFIG...` times whole commands; see `benchmarks.startup`.
+- `python -m benchmarks noise` times normal numbers by generator; see `benchmarks.noise`.
+- `python -m benchmarks tables` times steps with large tables; see `benchmarks.tables`.
+- `python -m benchmarks telemetry` times progress reports; see `benchmarks.telemetry`.
 """
 
 import sys
@@ -44,26 +45,26 @@ SWEEPS = ("batch", "parameters", "length", "points")
 
 @dataclass
 class Config:
-    """Times training steps, private and not, side by side, and writes tables and figures."""
+    """Times private and non-private training steps and writes tables and figures."""
 
     models: tuple[Model, ...] = ("mlp", "cnn", "transformer", "wide_mlp")
-    """What is trained; those of `benchmarks.networks` by their names, in JAX alone."""
+    """Models to train. Those of `benchmarks.networks` run in JAX only."""
     batch_sizes: tuple[int, ...] = (64, 256, 1024)
     methods: tuple[Literal["dp-sgd", "doppler", "disk", "dp-pmlf"], ...] = ALGORITHMS
     libraries: tuple[str, ...] = JAX_LIBRARIES + TORCH_LIBRARIES
-    """Contenders; those in PyTorch get an environment of their own, made on first use."""
+    """Libraries to compare. A PyTorch library gets its environment on first use."""
     sweeps: tuple[Literal["batch", "parameters", "length", "points"], ...] = SWEEPS
-    """How cost grows with batch, parameters, sequence length, and gradient points."""
+    """Quantities to vary: batch size, parameters, sequence length, gradient points."""
     budget: Annotated[Budget, tyro.conf.arg(name="")] = field(default_factory=Budget)
     output: Path = ROOT / "benchmarks" / "results"
     environment: Path = ROOT / "build" / "torch"
-    """Where the environment of the libraries in PyTorch is."""
+    """Folder of the environment for the PyTorch libraries."""
     fastdp: str = "fastDP"
-    """What pip installs FastDP from: a name, or the path of a checkout."""
+    """Requirement that pip installs FastDP from: a name or the path of a checkout."""
 
 
 def main(config: Config) -> str:
-    """Runs the benchmark, saving after every cell, and returns the tables."""
+    """Runs the benchmark, saves after every cell, and returns the tables."""
     unknown = set(config.libraries) - {*JAX_LIBRARIES, *TORCH_LIBRARIES}
     if unknown:
         raise ValueError(

@@ -1,12 +1,15 @@
-"""What the bound of a clipped sum costs in training: S/n of `dpoptax._clip.bounds`, and τ.
+"""Measures how loose the norm bound of ghost clipping is during training.
 
     python -m benchmarks.cancellation [--mnist DIR]
 
-The bound rests on S, the absolute size of an example's gradient, and on n⁺, an upper bound of its
-norm. An example whose S/n⁺ is above M, taken parameter by parameter, would be clipped more than its
-norm asks for. This trains several models privately and prints how S/n⁺ is distributed among 256
-examples on the way, the largest share of M, by how much n⁺ exceeds the norm of the gradient itself,
-and τ, the share of the bound that is kept for the rounding of the sum.
+Ghost clipping bounds the rounding error of an example's norm with S, the norm of the sums of
+absolute values of the terms of its gradient, and with n⁺, an upper bound of the norm; see
+`dpoptax._clip.bounds`. If S/n⁺ exceeds a limit M for some parameter, the example is clipped more
+than its norm requires.
+
+This program trains several models privately and measures 256 examples at several steps. It prints
+the distribution of S/n⁺, the largest share of M, the excess of n⁺ over the norm of the gradient,
+and τ, the share of the clipping bound that is reserved for rounding the sum.
 """
 
 import inspect
@@ -24,12 +27,13 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._clip.block_sums import Whole
-from dpoptax._ghost_clipping.passes.gradient_passes import run_passes
+from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import make_plan
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum
-from dpoptax._ghost_clipping.sums.pieces import make_pieces, rounding_of
-from dpoptax._ghost_clipping.sums.weighted_products import ratio_of
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_rounding
+from dpoptax._ghost_clipping.sums.scaled_gradients import scale_gradients
+from dpoptax._ghost_clipping.sums.weighted_products import absolute_ratio
 from dpoptax._ghost_clipping.trace.read_program import read_program
 
 STEPS = (0, 50, 300)
@@ -40,19 +44,19 @@ class Config:
     """Trains several models and prints how much the terms of their gradients cancel."""
 
     mnist: Path | None = None
-    """A folder with MNIST's IDX files, for a CNN on MNIST; left out without it."""
+    """Folder with MNIST's IDX files. Without it, no model is trained on MNIST."""
 
 
 def digits_cnn():
-    """Two convolutions and two dense layers, on digits of 8 × 8."""
+    """Returns a CNN with two convolutions and two dense layers, and 8 × 8 digits."""
     digits = load_digits()
     data = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
     return _image_cnn(8), data
 
 
 def mnist_cnn(folder):
-    """The same on MNIST, 28 × 28."""
-    from dpoptax.training.data.formats import read_idx
+    """Returns the same network and the images of MNIST, 28 × 28."""
+    from experiments.data.formats import read_idx
 
     images = read_idx(folder / "train-images-idx3-ubyte.gz", 3)[:8192]
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 1)[:8192]
@@ -75,7 +79,7 @@ def _image_cnn(size):
 
 
 def digits_mlp():
-    """One hidden layer on digits."""
+    """Returns a network with one hidden layer, and the digits."""
     digits = load_digits()
     problem = MODELS["mlp"](64)
     params = dict(problem.params)
@@ -86,7 +90,7 @@ def digits_mlp():
 
 
 def text_transformer():
-    """Two blocks over 64 characters of a module of the standard library."""
+    """Returns a two-block transformer, and rows of 64 characters of Python source."""
     text = np.frombuffer(inspect.getsource(turtle).encode("ascii", "replace"), np.uint8)
     rows = text[: len(text) // 65 * 65].reshape(-1, 65).astype(np.int32)
     return MODELS["transformer"](width=64, layers=2, vocabulary=128), (rows[:, :-1], rows[:, 1:])
@@ -101,7 +105,7 @@ METHODS = {
 
 
 def sizes(problem, points, batch):
-    """n⁺ and S of every example's gradient, S over M, the norm of the gradient itself, and τ."""
+    """Returns n⁺, S, S over M and the gradient norm of every example, and τ."""
     mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     params = points.points[0]
@@ -109,12 +113,12 @@ def sizes(problem, points, batch):
     passes, _ = run_passes(program, points, jax.tree.leaves(batch), len(mask))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = make_pieces(program, plan, passes, groups, differences=True, factor_dtype=None)
+    pieces = scale_gradients(program, plan, passes, groups, differences=True, factor_dtype=None)
     measured = [
-        ghost_clipped_sum.measure(*pair)
+        ghost_clipped_sum.measure_product(*pair)
         for pair in zip(plan.products, pieces.products, strict=True)
     ]
-    ratios = [ratio_of(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes)
+    ratios = [absolute_ratio(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes)
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
     square, absolute = map(jnp.stack, zip(*measured, *pieces.sizes, strict=True))
     upper, absolute, limited = (
@@ -129,12 +133,12 @@ def sizes(problem, points, batch):
         )
         return optax.tree.norm(total)
 
-    tau = rounding_of(plan, pieces, Whole(len(mask)))
+    tau = sum_rounding(plan, pieces, WholeBatch(len(mask)))
     return upper, absolute, limited, jax.vmap(gradient)(batch), tau
 
 
 def main(config: Config) -> None:
-    """Trains and prints."""
+    """Trains all models and prints one table."""
     problems = {"digits, MLP": digits_mlp, "digits, CNN": digits_cnn}
     problems["text, transformer"] = text_transformer
     if config.mnist is not None:

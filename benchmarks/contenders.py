@@ -1,4 +1,4 @@
-"""The contenders in JAX: functions that return an optimizer and a gradient function."""
+"""Builds the JAX contenders: an optimizer and a gradient function for each."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +16,14 @@ from benchmarks.models import Problem
 L2_CLIP_NORM = 1.0
 LEARNING_RATE = 0.1
 NOISE_MULTIPLIER = 1.0
-# The state of these keeps the last parameters. JAX pairs donated arrays with results in order, so
-# that a state that comes first takes over the parameters' array, and nothing is copied.
+# The optimizer state of these methods keeps the last parameters. JAX pairs donated arrays with
+# results in order. If the step returns the state first, the state takes over the array of the
+# parameters and nothing is copied.
 STATE_FIRST = ("disk", "dp-pmlf")
 
 
 class Setting(NamedTuple):
-    """How a contender is to run: fields of `variants.Variant` and of the cell."""
+    """Options of a contender: fields of `variants.Variant` and of the cell."""
 
     batch_size: int
     microbatch_size: int | None
@@ -32,7 +33,7 @@ class Setting(NamedTuple):
 
 
 def non_private(problem: Problem, setting: Setting):
-    """The mean gradient, of the whole batch or accumulated over microbatches."""
+    """Averages gradients over the whole batch or accumulates them over micro-batches."""
 
     def mean_gradient(params, batch):
         def gradient_sum(batch, mask):
@@ -47,7 +48,7 @@ def non_private(problem: Problem, setting: Setting):
 
 
 def optax_contrib(problem: Problem, setting: Setting):
-    """Per-example gradients into `optax.contrib.differentially_private_aggregate`."""
+    """Aggregates with `optax.contrib.differentially_private_aggregate`."""
     key = jax.random.key(0)
     aggregate = optax.contrib.differentially_private_aggregate(L2_CLIP_NORM, NOISE_MULTIPLIER, key)
     gradients = jax.vmap(jax.grad(problem.loss_fn), (None, 0))
@@ -56,7 +57,7 @@ def optax_contrib(problem: Problem, setting: Setting):
 
 
 def jax_privacy_clipped(problem: Problem, setting: Setting):
-    """`jax_privacy.clipped_grad` with its Gaussian privatizer, whole or microbatched."""
+    """Uses `jax_privacy.clipped_grad` with the library's Gaussian privatizer."""
     clipped = jax_privacy.clipped_grad(
         problem.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
@@ -72,7 +73,7 @@ def jax_privacy_clipped(problem: Problem, setting: Setting):
 
 
 def dpoptax_clipped(problem: Problem, setting: Setting, *, method: str):
-    """`dpoptax.clipped_grad` with one of its methods."""
+    """Uses `dpoptax.clipped_grad` with the given `method`."""
     grad_fn = dpoptax.clipped_grad(
         problem.loss_fn,
         dpoptax.l2_clip(L2_CLIP_NORM),
@@ -113,10 +114,10 @@ CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
 
 
 def make_step(library: str, problem: Problem, setting: Setting):
-    """Returns a contender's jitted step and its optimizer state; the step donates both.
+    """Returns a contender's jitted step and its optimizer state.
 
-    It returns parameters and state, or state and parameters with the algorithms of `STATE_FIRST`:
-    `params_and_state` puts them in order.
+    The step donates parameters and state. It returns (parameters, state), or (state, parameters)
+    for the algorithms of `STATE_FIRST`. `params_and_state` restores the order.
     """
     tx, gradient = CONTENDERS[library](problem, setting)
 
@@ -130,5 +131,5 @@ def make_step(library: str, problem: Problem, setting: Setting):
 
 
 def params_and_state(results, algorithm: str):
-    """The results of a step, parameters first."""
+    """Returns the results of a step with the parameters first."""
     return results[::-1] if algorithm in STATE_FIRST else results

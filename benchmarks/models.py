@@ -1,4 +1,4 @@
-"""The models: functions that return parameters, the loss of one example, and a batch maker."""
+"""Defines the models: parameters, the loss of one example, and a batch maker."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class Problem(NamedTuple):
-    """What is trained.
+    """A training problem.
 
     Attributes:
       params: a pytree of float32 arrays.
@@ -23,7 +23,7 @@ class Problem(NamedTuple):
 
 
 def mlp(width: int = 256) -> Problem:
-    """784-width-10 with ReLU, on images of MNIST's size."""
+    """Returns a 784-width-10 ReLU network for images of MNIST's size."""
 
     def loss_fn(params, example):
         x, label = example
@@ -35,12 +35,12 @@ def mlp(width: int = 256) -> Problem:
 
 
 def wide_mlp(width: int = 4096) -> Problem:
-    """784-4096-10: many parameters for each operation, so that the noise weighs most."""
+    """Returns a 784-4096-10 network, where noise takes the largest share of a step."""
     return mlp(width)
 
 
 def cnn(channels: int = 32) -> Problem:
-    """Three 3×3 convolutions with mean pooling and two dense layers on 32×32×3: 0.55 M."""
+    """Returns a CNN for 32×32×3: three 3×3 convolutions, two dense layers, 0.55 M."""
     params = {
         "conv1": _conv_params(0, 3, channels),
         "conv2": _conv_params(1, channels, 2 * channels),
@@ -52,7 +52,7 @@ def cnn(channels: int = 32) -> Problem:
 
 
 def cnn_loss(params, example):
-    """Of the convolutions that there are, "conv1" and so on, and two dense layers."""
+    """Returns the loss of a CNN with layers "conv1", "conv2", … and two dense layers."""
     x, label = example
     for name in sorted(params.keys() - {"hidden", "output"}):
         x = jax.nn.relu(_conv(params[name], x))
@@ -64,7 +64,7 @@ def cnn_loss(params, example):
 def transformer(
     length: int = 64, width: int = 256, layers: int = 4, vocabulary: int = 512
 ) -> Problem:
-    """A causal language model, pre-norm, 4 heads, 4 blocks of 256: 3.4 M."""
+    """Returns a causal pre-norm language model: 4 heads, 4 blocks of width 256, 3.4 M."""
 
     def block(params, x):
         y = _layer_norm(params["norm1"], x)
@@ -145,12 +145,12 @@ def _normal(seed, shape, stddev):
 
 
 def texts(size, length, vocabulary):
-    """Rows of random tokens, and of those that follow each."""
+    """Returns rows of random tokens, and the token that follows each of them."""
     tokens = jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def images(size, shape):
-    """Random images and labels of ten classes."""
+    """Returns random images and labels of ten classes."""
     x = jax.random.normal(jax.random.key(0), (size, *shape))
     return x, jax.random.randint(jax.random.key(1), (size,), 0, 10)

@@ -1,4 +1,4 @@
-"""The networks of the field, of flax modules: what real losses have that `models` has not."""
+"""Defines larger networks from flax modules, as in published experiments."""
 
 import jax
 import jax.numpy as jnp
@@ -6,28 +6,29 @@ import optax
 from flax import linen as nn
 
 from benchmarks.models import Problem, images, texts
-from dpoptax.training.models.language import Gpt2
-from dpoptax.training.models.networks import ResNet, VisionTransformer, WideResNet
-from dpoptax.training.models.transformer import Lora
+from dpoptax.training.models import VisionTransformer
+from experiments.models.language import Gpt2
+from experiments.models.networks import ResNet, WideResNet
+from experiments.models.transformer import Lora
 
 
 def resnet_18() -> Problem:
-    """ResNet-18 with group normalisation on 32×32×3: 11 M."""
+    """Returns ResNet-18 with group normalization for 32×32×3: 11 M."""
     return _classifier(ResNet(10))
 
 
 def wrn_16_4() -> Problem:
-    """A wide residual network with standardised kernels on 32×32×3: 2.7 M."""
+    """Returns a wide residual network with standardized kernels for 32×32×3: 2.7 M."""
     return _classifier(WideResNet(10))
 
 
 def vit_tiny() -> Problem:
-    """A vision transformer with a class token, 4 blocks of 64, on 32×32×3: 0.2 M."""
+    """Returns a vision transformer with a class token, 4 blocks of width 64: 0.2 M."""
     return _classifier(VisionTransformer(10, width=64, depth=4, heads=2))
 
 
 def lstm(length: int = 64, width: int = 256) -> Problem:
-    """An LSTM over embedded tokens that predicts the next one: 0.8 M."""
+    """Returns an LSTM over embedded tokens that predicts the next token: 0.8 M."""
 
     class Model(nn.Module):
         @nn.compact
@@ -39,7 +40,7 @@ def lstm(length: int = 64, width: int = 256) -> Problem:
 
 
 def gpt2_lora(length: int = 64) -> Problem:
-    """GPT-2 small, frozen, with corrections of rank 4 to all of attention: 0.15 M of 124 M."""
+    """Returns frozen GPT-2 small with rank-4 LoRA on attention: 0.15 M of 124 M."""
     lora = Lora(rank=4, alpha=32.0, projections=("query_key_value",))
     return _language_model(Gpt2(lora=lora), length, 50_257)
 

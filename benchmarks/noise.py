@@ -1,8 +1,8 @@
-"""What a normal number costs, by generator.
+"""Times normal numbers by generator.
 
-`python -m benchmarks noise` adds noise to an array, by each generator in turn, and prints the
-nanoseconds of processor time a number, over all cores: the least of several, as others may use the
-machine. What is compiled is compiled before.
+`python -m benchmarks noise` adds noise to an array with each generator in turn. It prints the
+processor time per number in nanoseconds, summed over all cores. Each time is the minimum over
+several rounds, because other programs may slow the machine down. Compilation is not included.
 """
 
 import time
@@ -23,11 +23,11 @@ class Noise:
     """Times noise by generator."""
 
     sizes: tuple[int, ...] = (65_536, 3_200_000)
-    """Numbers an array."""
+    """Array sizes."""
     rounds: int = 20
-    """A time is the least of so many."""
+    """Rounds per generator; the fastest round counts."""
     numbers: int = 4_000_000
-    """To draw in a round, in as many arrays as it takes."""
+    """Numbers per round, spread over as many arrays as needed."""
 
 
 def _philox_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -61,14 +61,14 @@ GENERATORS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
 
 
 def main(chosen: Noise) -> str:
-    """The price of a number by each generator, as a table."""
+    """Returns a table of the processor time per number for each generator."""
     found = [measure(size, chosen) for size in chosen.sizes]
     rows = [(name, *(f"{times[name]:.2f}" for times in found)) for name in GENERATORS]
     return markdown_table(("ns a number", *(f"arrays of {n:,}" for n in chosen.sizes)), rows)
 
 
 def measure(size: int, chosen: Noise) -> dict[str, float]:
-    """Nanoseconds of processor time a number, by generator."""
+    """Returns nanoseconds of processor time per number, by generator."""
     total, key = jnp.ones(size), jax.random.key(0)
     arrays = max(1, chosen.numbers // size)
     programs = {

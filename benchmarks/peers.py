@@ -1,4 +1,4 @@
-"""An environment of its own for the libraries in PyTorch."""
+"""Installs the PyTorch libraries in a separate environment."""
 
 import subprocess
 import sys
@@ -8,10 +8,10 @@ REQUIREMENTS = ("torch==2.13.0", "opacus")
 
 
 def torch_environment(folder: Path, fastdp: str) -> tuple[str | None, list[str]]:
-    """Makes the environment once and returns its interpreter and what could not be installed.
+    """Creates the environment once; returns its interpreter and the failed installs.
 
-    The interpreter is `None` where torch cannot be installed. `fastdp` is what pip is asked for:
-    a name, or the path of a checkout.
+    The interpreter is `None` if torch cannot be installed. `fastdp` is a requirement for pip: a
+    name or the path of a checkout.
     """
     python = folder / "bin" / "python"
     problems = []

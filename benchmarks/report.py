@@ -1,6 +1,6 @@
-"""The results as JSON, as a table in Markdown, and drawn; by itself, it joins several runs.
+"""Writes results as JSON, Markdown and figures, and joins several runs.
 
-`python -m benchmarks.report FOLDER … --output DIR`
+`python -m benchmarks.report FOLDER … --output DIR` joins runs.
 """
 
 import json
@@ -28,7 +28,7 @@ HEADER = (
 
 
 def save(results, facts: dict, folder: Path) -> str:
-    """Writes results.json, results.md, ratios.png and sweeps.png; returns the Markdown."""
+    """Writes the results as JSON, Markdown and figures; returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [asdict(result) for result in results]
     text = json.dumps({"facts": facts, "results": rows}, indent=1)
@@ -45,7 +45,7 @@ def save(results, facts: dict, folder: Path) -> str:
 
 
 def load(folder: Path) -> tuple[list[Result], dict]:
-    """Reads what `save` wrote: the results, and what they depend on."""
+    """Reads the results and the facts about the machine that `save` wrote."""
     saved = json.loads((folder / "results.json").read_text())
     results = [
         Result(**{**row, "cell": Cell(**row["cell"]), "variant": Variant(**row["variant"])})
@@ -55,14 +55,14 @@ def load(folder: Path) -> tuple[list[Result], dict]:
 
 
 def join(folders: tuple[Path, ...], /, output: Path) -> None:
-    """Writes one report of several runs on one machine: `--output`'s results, table and figures.
+    """Writes one report on several runs on the same machine to `--output`.
 
     Args:
       folders: outputs of `python -m benchmarks`.
-      output: where the report goes.
+      output: the folder of the report.
 
     Raises:
-      ValueError: runs with different versions or cores, or a cell in two of them.
+      ValueError: two runs differ in versions or cores, or share a cell.
     """
     results: list[Result] = []
     facts: dict[str, object] = {}
@@ -73,13 +73,13 @@ def join(folders: tuple[Path, ...], /, output: Path) -> None:
                 raise ValueError(f"{folder}: {name} is {value}, and {facts[name]} in others")
         both = {_key(r.cell) for r in results} & {_key(r.cell) for r in more}
         if both:
-            raise ValueError(f"{folder}: {sorted(both)} is in another folder too")
+            raise ValueError(f"{folder}: {sorted(both)} is also in another folder")
         results += more
     save(results, facts, output)
 
 
 def to_markdown(results, facts: dict) -> str:
-    """A summary of ratios, then one table for each cell."""
+    """Returns a summary of ratios, then one table for each cell."""
     parts = [", ".join(f"{name} {value}" for name, value in facts.items()) + ".\n"]
     parts.append(_summary([result for result in results if not result.cell.sweep]))
     for cell, group in _by_cell(results):
@@ -91,7 +91,7 @@ def to_markdown(results, facts: dict) -> str:
 
 
 def _summary(results):
-    """Ratios alone: variants against cells."""
+    """Returns a table of ratios with a row per variant and a column per cell."""
     cells = list(dict.fromkeys(str(result.cell) for result in results))
     names = list(dict.fromkeys(str(result.variant) for result in results))
     if not cells:
@@ -123,7 +123,7 @@ def _row(result):
 
 
 def draw_ratios(groups, path: Path) -> None:
-    """One panel for each cell, a bar for each variant, on a logarithmic scale."""
+    """Draws one panel per cell with a bar per variant, on a logarithmic scale."""
     columns = min(3, math.ceil(math.sqrt(len(groups))))
     lines = -(-len(groups) // columns)
     height = 0.28 * max(len(group) for group in groups) + 0.9
@@ -153,7 +153,7 @@ def draw_ratios(groups, path: Path) -> None:
 
 
 def draw_sweeps(results, path: Path) -> None:
-    """One panel for each sweep, a line for each variant: milliseconds against the quantity."""
+    """Draws milliseconds per step, one panel per sweep and one line per variant."""
     names = list(dict.fromkeys(result.cell.sweep for result in results))
     figure, axes = plt.subplots(
         1, len(names), figsize=(4.5 * len(names), 3.8), squeeze=False, layout="constrained"
@@ -207,7 +207,7 @@ def _key(cell):
 
 
 def machine_facts() -> dict:
-    """What the numbers depend on and may be published."""
+    """Returns facts that affect the numbers and may be published."""
     cores = len(os.sched_getaffinity(0))
     packages = {name: version(name) for name in ("jax", "optax", "jax-privacy")}
     return {"Python": platform.python_version(), **packages, "CPU cores": cores}

@@ -1,14 +1,15 @@
-"""What one device of many does in a training step, read off the compiled program. Runs nothing.
+"""Counts one device's work and communication in a sharded step. Runs no step.
 
     python -m benchmarks.scaling --devices 8 64 512 4096
 
-The step (clipped sum, noise, DOPPLER's filter, SGD) of a network of dense layers is compiled for
-that many virtual CPU devices, at one global batch, with parameters that are the same everywhere or
-split over all devices. The table has the program's own numbers for one device, and next to them
-what the arithmetic says, which is printed below it.
+The step is a clipped sum, noise, DOPPLER's filter and SGD, for a network of dense layers. It is
+compiled for that many virtual CPU devices at one global batch size. The parameters are replicated
+or sharded over all devices. The table shows the numbers of the compiled program for one device next
+to those of the formulas, which are printed below the table.
 
-XLA gives a process at most 2048 CPU devices. For more, the step is lowered for an abstract mesh and
-its collectives are counted before compilation; the other columns are arithmetic alone, in brackets.
+XLA supports at most 2048 CPU devices in a process. For more devices, the step is lowered for an
+abstract mesh and its collectives are counted before compilation. The other columns are then
+computed from the formulas and shown in brackets.
 """
 
 import dataclasses
@@ -29,43 +30,45 @@ class Problem:
     devices: tuple[int, ...] = (8, 64, 512, 4096)
     """Numbers of devices."""
     width: int = 4096
-    """Units of a layer."""
+    """Units per layer."""
     layers: int = 2
     """Number of layers."""
     batch_size: int = 65536
-    """Examples in a step, over all devices."""
+    """Examples per step, over all devices."""
 
     @property
     def parameters(self) -> int:
-        """d."""
+        """Returns d, the number of parameters."""
         return self.layers * self.width**2
 
     def flops(self, devices: int) -> float:
-        """Of the matrix products on one device: forward, backward, weighted sum, norms.
+        """Returns the operations of the matrix products on one device.
 
-        2·d·B/n for the forward pass and for the sum, the same without the first layer for the
-        backward pass; norms of single rows are vector work.
+        The forward pass and the weighted sum take 2·d·B/n each. The backward pass takes the same
+        without the first layer. Norms are not included: the norm of a single row is a vector
+        operation.
         """
         backward = 1 - 1 / self.layers
         return (2 + backward) * 2 * self.parameters * self.batch_size / devices
 
     def traffic(self, devices: int) -> float:
-        """Bytes that one device sends in a ring: 2·(n−1)/n·4·d, in an all-reduce of the sum.
+        """Returns the bytes that one device sends in a ring: 2·(n−1)/n·4·d.
 
-        With split parameters: an all-gather of them and a reduce-scatter of the sum, half each.
+        With replicated parameters this is one all-reduce of the sum. With sharded parameters it is
+        an all-gather of the parameters and a reduce-scatter of the sum, half of the bytes each.
         """
         return 2 * (devices - 1) / devices * 4 * self.parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one device does in a step.
+    """The cost of a step on one device.
 
     Attributes:
-        counts: Collectives of each kind.
-        sent: Bytes that it sends in them, in rings.
-        flops: Floating-point operations; `None` where nothing was compiled.
-        touched: Bytes read and written; likewise.
+        counts: Number of collectives of each kind.
+        sent: Bytes sent in collectives, with ring algorithms.
+        flops: Floating-point operations; `None` if nothing was compiled.
+        touched: Bytes read and written; `None` if nothing was compiled.
     """
 
     counts: dict[str, int]
@@ -75,7 +78,7 @@ class Cost:
 
 
 def measure(problem: Problem, devices: int, split: bool) -> Cost:
-    """The cost of the program for `devices` devices."""
+    """Returns the cost of the program for `devices` devices."""
     import jax
     from jax.sharding import AbstractMesh, AxisType
 
@@ -94,7 +97,7 @@ def measure(problem: Problem, devices: int, split: bool) -> Cost:
 
 
 def make_step(problem: Problem, mesh: Any, split: bool) -> tuple[Any, tuple[Any, ...]]:
-    """The jitted step on `mesh`, and its arguments as shapes with their shardings."""
+    """Returns the jitted step on `mesh`, and its arguments as sharded shapes."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -140,13 +143,13 @@ def make_step(problem: Problem, mesh: Any, split: bool) -> tuple[Any, tuple[Any,
 
 
 def compiled_collectives(text: str) -> list[tuple[str, int]]:
-    """Kind and bytes of the result of each collective in a compiled program."""
+    """Returns the kind and result bytes of each collective in a compiled program."""
     pattern = rf"= (\([^=]*?\)|\S+) ({'|'.join(_KINDS)})(?:-start)?\("
     return [(kind, _size(result)) for result, kind in re.findall(pattern, text)]
 
 
 def lowered_collectives(text: str) -> list[tuple[str, int]]:
-    """The same before compilation, one for each operand: XLA combines them."""
+    """Returns the same before compilation, one per operand; XLA combines them later."""
     names = "|".join(kind.replace("-", "_") for kind in _KINDS)
     found = []
     for match in re.finditer(rf'"stablehlo\.({names})"', text):
@@ -159,13 +162,13 @@ def lowered_collectives(text: str) -> list[tuple[str, int]]:
 
 
 def count(found: list[tuple[str, int]]) -> dict[str, int]:
-    """How many there are of each kind."""
+    """Returns the number of collectives of each kind."""
     kinds = [kind for kind, _ in found]
     return {kind: kinds.count(kind) for kind in _KINDS if kind in kinds}
 
 
 def sent(found: list[tuple[str, int]], devices: int) -> float:
-    """Bytes that one device sends in them, each in a ring."""
+    """Returns the bytes that one device sends, if each collective runs in a ring."""
     share = (devices - 1) / devices
     factors = {"all-reduce": 2 * share, "all-gather": share, "reduce-scatter": devices * share}
     return sum(factors.get(kind, 1.0) * size for kind, size in found)
@@ -179,7 +182,7 @@ def _size(result: str) -> int:
 
 
 def table(problem: Problem) -> str:
-    """The table in Markdown, and the arithmetic below it."""
+    """Returns the table in Markdown, with the formulas below it."""
     lines = [
         "| devices | parameters | GFLOP | arithmetic | GB touched | MB sent | arithmetic "
         "| collectives |",
@@ -216,7 +219,7 @@ def table(problem: Problem) -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table."""
     import tyro
 
     problem = tyro.cli(Problem, description=__doc__)

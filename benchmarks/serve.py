@@ -1,7 +1,8 @@
-"""The worker's side of a measurement: build a step, then run it whenever asked.
+"""Runs a step in a worker process on request.
 
-Every variant lives in a process of its own, so that memory and compilation are its own, and the
-processes take turns. Needs the standard library only, since Opacus and FastDP live elsewhere.
+Every variant has a separate process, and therefore separate memory and compilation. The processes
+take turns. This module uses the standard library only, because the environment of Opacus and FastDP
+has no JAX.
 """
 
 import json
@@ -16,10 +17,10 @@ MAX_STEPS = 50
 
 
 def serve(build: Callable[[dict], tuple[Callable[[], Any] | None, dict]]) -> None:
-    """Answers requests on standard input, a line of JSON each, until it closes.
+    """Answers requests on standard input, one line of JSON each, until it closes.
 
-    `build(request)` returns the step, which blocks until its result is there, and facts to report;
-    no step where the facts are all that was asked for.
+    `build(request)` returns the step and facts to report. The step blocks until its result is
+    ready. It is `None` if the request asks for facts only.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -38,13 +39,13 @@ def serve(build: Callable[[dict], tuple[Callable[[], Any] | None, dict]]) -> Non
         reply(facts)
         for line in sys.stdin:
             reply({"ms": _milliseconds(step, float(line)), "peak_mb": _peak_mb()})
-    except Exception as error:  # Whatever a peer raises is reported in the table.
+    except Exception as error:  # The table reports errors of any library.
         lines = str(error).strip().splitlines() or [""]
         reply({"error": f"{type(error).__name__}: {lines[0][:200]}"})
 
 
 def _milliseconds(step, seconds):
-    """Times steps for `seconds`, at least one; the first of many warms the caches."""
+    """Times steps for `seconds`, at least one; drops the first of many as a warm-up."""
     times = []
     while not times or (sum(times) < 1e3 * seconds and len(times) < MAX_STEPS):
         start = time.perf_counter()

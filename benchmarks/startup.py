@@ -1,11 +1,12 @@
-"""Where a command's wall time goes, from its start to the first step and from there to the end.
+"""Times the phases of a command, up to the first step and to the end.
 
-`python -m benchmarks startup CONFIG...`: each is trained twice by `dpoptax train` in a process of
-its own, first with nothing kept of what was compiled before, then with what the first time left.
+`python -m benchmarks startup CONFIG...` trains each config twice with `dpoptax train` in a separate
+process: first with an empty compilation cache, then with the cache of the first run.
 """
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,7 @@ sys.exit(code)
 
 @dataclass
 class Startup:
-    """Times `dpoptax train` of configs, cold and with a compilation cache."""
+    """Times `dpoptax train` with an empty and with a full compilation cache."""
 
     configs: tyro.conf.Positional[tuple[str, ...]] = (
         "configs/digits/dp_sgd.py",
@@ -72,15 +73,15 @@ class Startup:
 
 @dataclass(frozen=True)
 class Timed:
-    """One training.
+    """Times of one training.
 
     Attributes:
-        config: Its path, and the start: "first" or "second".
-        seconds: Wall time by phase; "other" is the command line and what is in no phase.
-        first_step: Seconds from the process's start to the end of the first step.
-        first_processor: Processor seconds of all its threads until then.
-        whole: Seconds from the process's start to its end.
-        processor: Processor seconds of all its threads, up to the end of the command.
+        config: Path of the config, and the start: "first" or "second".
+        seconds: Wall time by phase; "other" is the command line and everything outside phases.
+        first_step: Seconds from the start of the process to the end of the first step.
+        first_processor: Processor seconds of all threads up to the end of the first step.
+        whole: Seconds from the start of the process to its end.
+        processor: Processor seconds of all threads up to the end of the command.
     """
 
     config: str
@@ -93,25 +94,28 @@ class Timed:
 
     @property
     def shown(self) -> float:
-        """Seconds of what shows progress."""
+        """Returns the seconds spent on showing progress."""
         return self.seconds.get("telemetry", 0.0)
 
     @property
     def telemetry(self) -> float:
-        """The share of what shows progress.
+        """Returns the share of time spent on showing progress.
 
-        Of wall time or processor time, whichever is less: threads have the one, a busy machine
-        stretches the other.
+        This is the smaller of the shares of wall time and processor time. Threads increase the
+        processor time, and a busy machine increases the wall time.
         """
         return self.shown / min(self.whole, self.processor)
 
 
 def measure(config: str, options: list[str], start: str, folder: Path, cache: Path) -> Timed:
-    """Trains in a process of its own; `folder` gets the run, `cache` what is compiled."""
+    """Trains in a separate process that writes to `folder` and to the cache `cache`."""
     times, begun = folder / "times.json", time.time()
     command = [sys.executable, "-c", _CHILD, str(begun), str(times), "train", config]
-    command += ["--workdir", str(folder / "run"), "--compilation-cache", str(cache), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command += ["--workdir", str(folder / "run"), *options]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     whole = time.time() - begun
     if done.returncode:
         said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
@@ -123,9 +127,10 @@ def measure(config: str, options: list[str], start: str, folder: Path, cache: Pa
 def timed(
     config: str, start: str, spent: dict[str, float], summary: dict[str, Any], whole: float
 ) -> Timed:
-    """The times of one training: `spent` are the command's, `summary` has those of the run.
+    """Returns the times of one training.
 
-    A run's own times begin where the command has read its config, and end before the process does.
+    `spent` holds the times of the command, and `summary` those of the run. The run's times start
+    after the command has read its config, and end before the process does.
     """
     phases = summary["phases"]
     before = spent["import"] + spent["main"] - sum(phases.values())
@@ -143,7 +148,7 @@ def timed(
 
 
 def table(results: list[Timed]) -> str:
-    """A row for each training: seconds by phase, to the first step, and the telemetry's share."""
+    """Returns a table with a row per training: seconds by phase and telemetry's share."""
     found = {name for result in results for name in result.seconds}
     columns = [*PHASES, *sorted(found - set(PHASES))]
     rows = [
@@ -165,7 +170,7 @@ def table(results: list[Timed]) -> str:
 
 
 def main(chosen: Startup) -> str:
-    """Runs all, and returns the table in seconds; the file holds the same numbers."""
+    """Runs all trainings and returns the table in seconds; a file keeps the numbers."""
     results = []
     for config in chosen.configs:
         with tempfile.TemporaryDirectory() as base:

@@ -1,9 +1,14 @@
-"""What a step costs with a large table, of whole rows and of selected ones.
+"""Times training steps with a large table, with dense and with selected rows.
 
-`python -m benchmarks tables` trains a small recommender, the mean of the rows of an example's items
-against a target, and prints time and memory of a step for tables of several sizes: `dense` noises
-and writes all rows, `vocabulary` those that were chosen before the run, `selected` those that noisy
-counts choose in each step. Every cell is a process of its own. What is compiled is compiled before.
+`python -m benchmarks tables` trains a small recommender. Its prediction for an example is a linear
+function of the mean of the rows that the example looks up. The output is the time and memory of a
+step for several table sizes:
+
+- `dense` adds noise to all rows and writes all of them.
+- `vocabulary` trains the rows that were chosen before the run.
+- `selected` trains the rows that noisy counts choose in each step.
+
+Every cell runs in a separate process. Compilation is not included.
 """
 
 import json
@@ -34,23 +39,23 @@ class Tables:
     """Times steps of a recommender by the size of its table."""
 
     sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    """V, numbers of rows."""
+    """Numbers of rows, V."""
     ways: tuple[str, ...] = WAYS
     width: int = 64
-    """d, entries of a row."""
+    """Entries per row, d."""
     batch_size: int = 256
     items: int = 16
-    """How many rows an example looks up."""
+    """Rows that an example looks up."""
     capacity: int = 1024
-    """k, how many rows are trained at most."""
+    """Maximum number of trained rows, k."""
     threshold: float = 64.0
-    """τ, in examples of a batch."""
+    """Threshold of noisy counts, τ, in examples of a batch."""
     steps: int = 20
-    """A time is the median over so many."""
+    """Timed steps; the median counts."""
 
 
 def main(chosen: Tables) -> str:
-    """Time and memory of a step of each way and size, as a table."""
+    """Returns a table of time and memory per step for each way and size."""
     rows = []
     for size in chosen.sizes:
         for way in chosen.ways:
@@ -66,7 +71,7 @@ def main(chosen: Tables) -> str:
 
 
 def measure(chosen: Tables) -> tuple[str, ...]:
-    """Times of a step, the memory that is kept from step to step, and that needed meanwhile."""
+    """Returns times of a step, memory kept between steps, and temporary memory."""
     ways = {"dense": dense, "vocabulary": vocabulary, "selected": selected}
     step, state = ways[chosen.ways[0]](chosen)
     batch = some_batch(chosen)
@@ -83,33 +88,33 @@ def measure(chosen: Tables) -> tuple[str, ...]:
 
 
 def size_of(leaf: jax.Array) -> int:
-    """Bytes of an array; none of a key."""
+    """Returns the bytes of an array, and 0 for a key."""
     return 0 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.nbytes
 
 
 def some_batch(chosen: Tables) -> tuple[jax.Array, jax.Array]:
-    """Items that few of are popular, and targets."""
+    """Returns targets and looked-up items, of which a few are popular."""
     rng, shape = np.random.default_rng(0), (chosen.batch_size, chosen.items)
     lookups = (chosen.sizes[0] ** rng.random(shape)).astype(np.int32) - 1
     return jnp.asarray(lookups), jnp.asarray(rng.normal(size=chosen.batch_size), jnp.float32)
 
 
 def some_params(chosen: Tables) -> dict[str, jax.Array]:
-    """A table, and weights."""
+    """Returns a table and the weights of the prediction."""
     rng = np.random.default_rng(1)
     table = rng.standard_normal((chosen.sizes[0], chosen.width), np.float32)
     return {"table": jnp.asarray(table), "weights": jnp.ones(chosen.width)}
 
 
 def loss_fn(params: dict[str, jax.Array], example: tuple[Any, jax.Array]) -> jax.Array:
-    """Half the squared error of the mean of the looked-up rows, times weights."""
+    """Returns half the squared error of the weighted mean of the looked-up rows."""
     lookups, target = example
     mean = jnp.mean(tables.look_up(params["table"], lookups), axis=0)
     return 0.5 * (mean @ params["weights"] - target) ** 2
 
 
 def dense(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
-    """A step of the whole table, and what it starts from."""
+    """Returns a step that trains the whole table, and its initial state."""
     tx = optax.chain(gaussian_noise(chosen), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
 
@@ -124,7 +129,7 @@ def dense(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
 
 
 def vocabulary(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
-    """A step of rows that were chosen before; the table is kept for the others."""
+    """Returns a step that trains rows chosen beforehand, and its initial state."""
     tx = optax.chain(gaussian_noise(chosen), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
     rows = jnp.arange(chosen.capacity)
@@ -142,7 +147,7 @@ def vocabulary(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
 
 
 def selected(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
-    """A step of rows that are selected in it."""
+    """Returns a step that selects the rows that it trains, and its initial state."""
     selection = tables.RowSelection(
         table_size=chosen.sizes[0],
         capacity=chosen.capacity,
@@ -168,12 +173,12 @@ def selected(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
 
 
 def table_of(params: dict[str, Any]) -> Any:
-    """The table among the parameters."""
+    """Returns the table among the parameters."""
     return params["table"]
 
 
 def gaussian_noise(chosen: Tables) -> optax.GradientTransformation:
-    """The noise of parameters that are the same in all steps."""
+    """Returns noise for parameters that are the same in all steps."""
     key = jax.random.key(0)
     return dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=chosen.batch_size, key=key)
 

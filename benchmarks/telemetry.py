@@ -1,9 +1,9 @@
-"""What a run pays for showing its progress: one config of each kind that the repository has.
+"""Times the progress reports of training, for one config of each kind.
 
-`python -m benchmarks telemetry`. A kind is a method, how it samples, how it is accounted for and
-whose privacy it is. Each start is the first, so that all that is shown is compiled and computed.
-Kinds whose configs read data from files are trained on the digits, as often evaluated as configs of
-the digits are: no run is shorter, so that no share is larger.
+`python -m benchmarks telemetry`. A kind is a method, a sampling scheme, an accountant and a unit of
+privacy. Every run starts with an empty cache, so that everything it shows is compiled and computed.
+Configs that read data from files are trained on the digits instead, with the evaluation interval of
+the digit configs. These runs are the shortest, so telemetry takes its largest share of them.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from tqdm import tqdm
 from benchmarks.startup import Timed, measure
 from benchmarks.timing import ROOT
 from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.data.dataset import FILE_DATASETS
 from dpoptax.training.run.records import markdown_table
+from experiments.config import ExperimentConfig
 
-# Fields of a config that reads files, in place of its own.
+# Replaces these fields of configs that read files.
 ON_DIGITS = {
     "dataset": "digits",
     "data_dir": None,
@@ -30,7 +30,6 @@ ON_DIGITS = {
     "pretrained": None,
     "lora_rank": None,
     "features": "none",
-    "beams": 0,
     "batch_size": 128,
     "microbatch_size": None,
     "steps": 120,
@@ -61,13 +60,13 @@ class Telemetry:
 
 
 class Kind(NamedTuple):
-    """What telemetry may depend on.
+    """Properties of a config that the cost of telemetry may depend on.
 
     Attributes:
-        method: By its name.
-        sampling: How batches are drawn.
+        method: Name of the method.
+        sampling: Name of the sampling scheme.
         accountant: "pld" or "rdp".
-        unit: Whose privacy it is, "example" or "user".
+        unit: Unit of privacy, "example" or "user".
     """
 
     method: str
@@ -77,12 +76,12 @@ class Kind(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A config that stands for its kind.
+    """A config that represents its kind.
 
     Attributes:
-        path: Its file.
-        name: Its name in the file.
-        read: Whether it reads data from files.
+        path: File of the config.
+        name: Name of the config in the file.
+        read: Whether the config reads data from files.
     """
 
     path: Path
@@ -91,13 +90,13 @@ class Chosen(NamedTuple):
 
 
 def kinds(folder: Path) -> dict[Kind, Chosen]:
-    """The kinds of all configs below a folder, each with its first config that reads no files."""
+    """Returns one config of each kind in a folder, preferably one that reads no files."""
     found: dict[Kind, Chosen] = {}
     for path, name, config in _configs(folder):
         if config.noise_multiplier is None and config.method.unproven() is not None:
-            continue  # it is trained at the noise of another
+            continue  # trained at the noise multiplier of another config
         kind = Kind(config.method.name, config.sampling, config.accountant, config.unit)
-        read = config.dataset in FILE_DATASETS
+        read = isinstance(config, ExperimentConfig)
         if kind not in found or (found[kind].read and not read):
             found[kind] = Chosen(path, name, read)
     return dict(sorted(found.items()))
@@ -110,13 +109,13 @@ def _configs(folder: Path) -> Iterator[tuple[Path, str, TrainConfig]]:
 
 
 def config_file(chosen: Chosen) -> str:
-    """A config file of its own for the config that was chosen."""
+    """Returns the source of a config file for the chosen config."""
     changes = ON_DIGITS if chosen.read else {}
     return _CONFIG.format(path=str(chosen.path), name=chosen.name, changes=changes)
 
 
 def table(results: list[tuple[Kind, Chosen, Timed]]) -> str:
-    """A row for each training: its whole time, that of telemetry, and the share of it."""
+    """Returns a table of total time, telemetry time and its share per training."""
     rows = [
         [
             kind.method,
@@ -136,7 +135,7 @@ def table(results: list[tuple[Kind, Chosen, Timed]]) -> str:
 
 
 def main(given: Telemetry) -> str:
-    """Runs all, and returns the table in seconds; the file holds the same numbers."""
+    """Runs all trainings and returns the table in seconds; a file keeps the numbers."""
     results = []
     with tempfile.TemporaryDirectory() as base:
         for number, (kind, chosen) in enumerate(tqdm(kinds(given.configs).items(), unit="kind")):

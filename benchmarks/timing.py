@@ -1,4 +1,4 @@
-"""The parent's side of a measurement: worker processes that take turns."""
+"""Controls the worker processes of a measurement, which take turns."""
 
 import json
 import os
@@ -17,15 +17,15 @@ TUNING_BATCH = 256
 
 
 class WorkerError(Exception):
-    """A worker that raised, ran out of memory or died."""
+    """Raised when a worker fails, runs out of memory or dies."""
 
 
 @dataclass
 class Result:
-    """One variant in one cell: milliseconds of every step, by round, or the error.
+    """One variant in one cell: milliseconds of every step by round, or the error.
 
-    `ratio` and `memory_ratio` are to the fastest non-private step of the same framework in the
-    same cell, `baseline`.
+    `ratio` and `memory_ratio` are relative to `baseline`, the fastest non-private step of the same
+    framework in the same cell.
     """
 
     cell: Cell
@@ -56,7 +56,7 @@ class Result:
 
 
 class Worker:
-    """A process that holds one variant's compiled step and runs it when told to."""
+    """A process that holds one variant's compiled step and runs it on request."""
 
     def __init__(self, python: str, cell: Cell, variant: Variant, memory_limit_gb: float):
         module = "benchmarks.torch_worker" if variant.uses_torch else "benchmarks.worker"
@@ -79,7 +79,7 @@ class Worker:
             raise
 
     def run(self, seconds: float) -> dict:
-        """Runs steps for at least `seconds` and returns their times and the peak memory."""
+        """Runs steps for at least `seconds`; returns their times and the peak memory."""
         try:
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
@@ -108,13 +108,13 @@ class Worker:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to measure a cell.
+    """Limits on the measurement of a cell.
 
     Attributes:
-      rounds: turns of every variant.
-      seconds_per_turn: a turn's length; at least one step.
-      seconds_per_cell: no new round begins after it, once there are three.
-      memory_limit_gb: a worker that wants more fails, and the table says so.
+      rounds: number of turns of every variant.
+      seconds_per_turn: length of a turn, which has at least one step.
+      seconds_per_cell: time after which no new round starts, once there are three rounds.
+      memory_limit_gb: memory limit of a worker. A worker that needs more is listed as failed.
     """
 
     rounds: int = 7
@@ -128,10 +128,11 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
 
     Args:
       cell: the training problem.
-      variants: what to compare.
-      pythons: the interpreter of JAX, and that of torch, or the reason why there is none.
+      variants: the variants to compare.
+      pythons: the interpreters for JAX and torch. If torch has no interpreter, the reason is given.
       budget: rounds and limits.
-      progress: called with a line of text at every start of a variant and at every turn.
+      progress: a function that is called with a line of text at the start of every variant and
+        every turn.
     """
     results, workers = [], []
     for variant in variants:
@@ -180,10 +181,11 @@ _tuned_sizes: dict[str, int] = {}
 
 
 def _tuned_size(python, cell, variant, memory_limit_gb):
-    """Tunes in a process of its own, as the memory of a whole batch is not the variant's.
+    """Returns the fastest micro-batch size, tuned in a separate process.
 
-    The best size hardly depends on the batch, the noise and DOPPLER's filter: they share it. Where
-    it is the whole of the batch that it is tuned on, it is the whole of larger ones too.
+    Tuning runs whole batches, and their memory must not count as the variant's. The best size
+    hardly depends on the batch size, the noise and DOPPLER's filter, so these variants share it. If
+    the best size for the tuning batch is the whole batch, larger batches are also taken whole.
     """
     batch_size = cell.batch_size
     cell = replace(cell, batch_size=min(batch_size, TUNING_BATCH), sweep="")
@@ -206,7 +208,7 @@ def _set_ratios(results):
             continue
         best = min(baselines, key=lambda result: result.median)
         for result in group:
-            # By round: what slows the machine down slows both sides of a ratio.
+            # Compare round by round: a slow machine then slows both sides of a ratio.
             pairs = zip(result.rounds, best.rounds, strict=True)
             result.ratio = statistics.median(
                 statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs
@@ -216,5 +218,5 @@ def _set_ratios(results):
 
 
 def pythons(torch_python: str | None, reason: str = "") -> dict:
-    """The interpreters of the two frameworks; `reason` says why torch's is missing."""
+    """Returns the interpreters of both frameworks; `reason` explains a missing torch."""
     return {"jax": (sys.executable, ""), "torch": (torch_python, reason)}

@@ -1,7 +1,7 @@
-"""The process of one variant in PyTorch: `python -m benchmarks.torch_worker REQUEST`.
+"""Runs one variant in PyTorch: `python -m benchmarks.torch_worker REQUEST`.
 
-Runs in an environment of its own, which has torch and no JAX. The models are those of
-`benchmarks.models`, in the layers that Opacus and FastDP know.
+This module runs in an environment that has torch and no JAX. The models are those of
+`benchmarks.models`, built from layers that Opacus and FastDP support.
 """
 
 import os
@@ -17,12 +17,12 @@ NOISE_MULTIPLIER = 1.0
 
 
 def mlp(width=256):
-    """784-width-10 with ReLU."""
+    """Returns a 784-width-10 ReLU network."""
     return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def cnn(channels=32):
-    """Three 3×3 convolutions with mean pooling and two dense layers."""
+    """Returns a CNN: three 3×3 convolutions with mean pooling and two dense layers."""
     sizes = [3, channels, 2 * channels, 4 * channels]
     layers = []
     for inputs, outputs in zip(sizes, sizes[1:], strict=False):
@@ -79,7 +79,7 @@ MODELS = {
 
 
 def make_batch(model, size, options):
-    """Random examples with labels."""
+    """Returns random examples with labels."""
     if model == "transformer":
         tokens = torch.randint(
             options.get("vocabulary", 512), (size, options.get("length", 64) + 1)
@@ -90,14 +90,14 @@ def make_batch(model, size, options):
 
 
 def per_example_losses(logits, labels):
-    """Cross-entropies, the mean over positions where there are several: (batch,)."""
+    """Returns the cross-entropy of each example, averaged over positions: (batch,)."""
     logits, flat = logits.flatten(0, -2), labels.flatten()
     losses = nn.functional.cross_entropy(logits, flat, reduction="none")
     return losses.view(len(labels), -1).mean(1)
 
 
 class MeanLoss(nn.Module):
-    """The criterion in the form that Opacus wraps: it sets `reduction` and takes what it needs."""
+    """A loss that Opacus can wrap: Opacus sets `reduction` and reads the result."""
 
     reduction = "mean"
 
@@ -107,7 +107,7 @@ class MeanLoss(nn.Module):
 
 
 def non_private(model, optimizer, batch):
-    """The mean gradient."""
+    """Returns a step with the mean gradient."""
     x, labels = batch
 
     def step():
@@ -119,7 +119,7 @@ def non_private(model, optimizer, batch):
 
 
 def opacus_ghost(model, optimizer, batch):
-    """Opacus with ghost clipping: two backward passes, norms from activations."""
+    """Returns a step with ghost clipping in Opacus: two backward passes."""
     from opacus import PrivacyEngine
 
     x, labels = batch
@@ -144,7 +144,7 @@ def opacus_ghost(model, optimizer, batch):
 
 
 def fastdp_book_keeping(model, optimizer, batch):
-    """FastDP's hybrid book-keeping: one backward pass."""
+    """Returns a step with hybrid book-keeping in FastDP: one backward pass."""
     from fastDP import PrivacyEngine
 
     x, labels = batch
@@ -177,7 +177,7 @@ CONTENDERS = {
 
 
 def build(request):
-    """Returns the step; nothing is compiled."""
+    """Returns the step and no facts; nothing is compiled."""
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     options = request["options"]

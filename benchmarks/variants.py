@@ -1,4 +1,4 @@
-"""What is measured: a cell is one training problem, a variant one way to take its step."""
+"""Defines cells (training problems) and variants (implementations of a step)."""
 
 from dataclasses import asdict, dataclass, field, replace
 
@@ -11,7 +11,7 @@ TUNED = "tuned"
 
 @dataclass(frozen=True)
 class Cell:
-    """A model, its options, and the batch size; `sweep` names the sweep that it belongs to."""
+    """A model, its options, the batch size, and the name of the sweep, if any."""
 
     model: str
     batch_size: int
@@ -27,7 +27,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Variant:
-    """A library, the algorithm it runs, with its noise or without, and its microbatch size."""
+    """A library, its algorithm and micro-batch size, with or without noise."""
 
     library: str
     algorithm: str = "dp-sgd"
@@ -49,7 +49,7 @@ class Variant:
 
 
 def variants(libraries: tuple[str, ...], algorithms: tuple[str, ...]) -> list[Variant]:
-    """Every comparison of the chosen libraries and algorithms, baselines first."""
+    """Returns all variants of the chosen libraries and algorithms, baselines first."""
     chosen = []
     for library in libraries:
         if library in ("non-private", "jax_privacy"):
@@ -65,12 +65,12 @@ def variants(libraries: tuple[str, ...], algorithms: tuple[str, ...]) -> list[Va
 
 
 def cells(models: tuple[str, ...], batch_sizes: tuple[int, ...]) -> list[Cell]:
-    """Every model at every batch size."""
+    """Returns a cell for every model and batch size."""
     return [Cell(model, batch_size) for model in models for batch_size in batch_sizes]
 
 
 def sweep_cells(sweep: str) -> list[Cell]:
-    """How cost grows with one quantity, the others fixed."""
+    """Returns cells that vary one quantity and fix the others."""
     if sweep == "batch":
         return [Cell("transformer", size, sweep=sweep) for size in (16, 32, 64, 128, 256)]
     if sweep == "parameters":
@@ -83,7 +83,7 @@ def sweep_cells(sweep: str) -> list[Cell]:
 
 
 def sweep_variants(sweep: str, libraries: tuple[str, ...]) -> list[Variant]:
-    """The reference, the library's own way, and the best of the plain ones."""
+    """Returns the non-private baselines and the chosen variants of dpoptax."""
     algorithm = "dp-pmlf" if sweep == "points" else "dp-sgd"
     chosen = [library for library in ("dpoptax vmap", "dpoptax auto") if library in libraries]
     baselines = [Variant("non-private"), Variant("non-private", microbatch_size=TUNED)]
@@ -91,5 +91,5 @@ def sweep_variants(sweep: str, libraries: tuple[str, ...]) -> list[Variant]:
 
 
 def request(cell: Cell, variant: Variant, memory_limit_gb: float) -> dict:
-    """What a worker is told, as JSON."""
+    """Returns the request for a worker, as a dictionary for JSON."""
     return {**asdict(cell), **asdict(variant), "memory_limit_gb": memory_limit_gb}

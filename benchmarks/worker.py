@@ -1,4 +1,4 @@
-"""The process of one variant in JAX: `python -m benchmarks.worker REQUEST`."""
+"""Runs one variant in JAX: `python -m benchmarks.worker REQUEST`."""
 
 import time
 
@@ -13,13 +13,13 @@ from benchmarks.variants import TUNED
 
 
 def _candidates(library, batch_size):
-    """Sizes to tune over; the whole batch too where it is not a variant of its own."""
+    """Returns the sizes to tune over, without a whole batch that is its own variant."""
     sizes = [batch_size // 4**i for i in range(5) if batch_size // 4**i >= 2]
     return sizes if library.startswith("dpoptax") else sizes[1:] or [batch_size]
 
 
 def build(request):
-    """Returns the step with its compile seconds, or no step and the tuned microbatch size."""
+    """Returns the step and its compile seconds, or the tuned micro-batch size only."""
     problem = (MODELS | NETWORKS)[request["model"]](**request["options"])
     batch_size = request["batch_size"]
     batch = jax.block_until_ready(problem.make_batch(batch_size))

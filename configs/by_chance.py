@@ -1,7 +1,7 @@
-"""Examples drawn by chance, with independent and with correlated noise, on the handwritten digits.
+"""Configures random batches with independent and correlated noise on the digits.
 
-`FILE:SAMPLER/METHOD` is one of them. Batch and steps are those of `configs/in_order.py`, where the
-same methods have batches in a fixed order.
+`FILE:SAMPLER/METHOD` selects one config. Batch size and steps are those of `configs/in_order.py`,
+which runs the same methods on batches in a fixed order.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from dpoptax.training.methods import DPSGD, CorrelatedNoise
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """DP-SGD where its price is that of PLD; correlated noise in groups, or by Monte Carlo."""
+    """Returns DP-SGD priced by PLD, and correlated noise priced by PLD or Monte Carlo."""
     base = TrainConfig(method=DPSGD(), batch_size=64, steps=68, learning_rate=1.0)
     momentum = dataclasses.replace(base, optimizer="momentum", learning_rate=0.1)
     independent = {"dp_sgd": base, "momentum": momentum}

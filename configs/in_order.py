@@ -1,7 +1,7 @@
-"""Batches in a fixed order, without amplification, on the handwritten digits: `FILE:NAME` is one.
+"""Configures batches in a fixed order on the digits, without amplification.
 
-68 steps of 64 are four passes over the four fifths of the examples that trials train on, and no
-more than four over all of them.
+`FILE:NAME` selects one config. 68 steps with batches of 64 are four passes over the four fifths of
+the examples that trials train on, and at most four passes over all examples.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from dpoptax.training.methods import DPSGD, CorrelatedNoise, Doppler
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """DP-SGD and noise that is correlated over a pass; `drawn`: DP-SGD on Poisson samples."""
+    """Returns DP-SGD and noise correlated over a pass; `drawn` uses Poisson sampling."""
     base = TrainConfig(
         method=DPSGD(), batch_size=64, steps=68, sampling="in_order", learning_rate=1.0
     )

@@ -1,9 +1,10 @@
-"""Gradients scaled before the clip, on the handwritten digits: `FILE:NAME` is one of them."""
+"""Configures scaled gradients on the digits; `FILE:NAME` selects one config."""
 
 import dataclasses
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import DPSGD, ScaleThenPrivatize
+from dpoptax.training.methods import DPSGD
+from experiments.methods import ScaleThenPrivatize
 
 SCALES = {
     "entry": ScaleThenPrivatize(each="entry"),
@@ -13,7 +14,7 @@ SCALES = {
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """DP-SGD, and scales of each kind, with momentum and with Adam; two are told the noise."""
+    """Returns DP-SGD and each kind of scale; two kinds correct for the noise variance."""
     momentum = TrainConfig(method=DPSGD(), optimizer="momentum", learning_rate=0.15)
     adam = TrainConfig(method=DPSGD(), optimizer="adam", learning_rate=0.02)
     found = {"momentum": momentum, "adam": adam}

@@ -1,11 +1,11 @@
-"""Post-processing that is not linear, on the handwritten digits: `FILE:NAME` is one of them."""
+"""Configures nonlinear post-processing on digits; `FILE:NAME` selects one config."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import JamesStein, Muon, ShrunkMuon, SignSGD, SingularValues
+from experiments.methods import JamesStein, Muon, ShrunkMuon, SignSGD, SingularValues
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """Each method at its defaults, and the two shrinkages of a running mean."""
+    """Returns each method at its defaults, and both shrinkages of a running mean."""
     return {
         "singular_values": TrainConfig(method=SingularValues(), learning_rate=1.5),
         "singular_values_mean": TrainConfig(method=SingularValues(decay=0.9), learning_rate=1.5),

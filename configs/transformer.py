@@ -1,4 +1,4 @@
-r"""A small vision transformer on the handwritten digits: `FILE:NAME` is one run of a table.
+r"""Configures a small vision transformer on digits; `FILE:NAME` selects one run.
 
     dpoptax compare "configs/transformer.py:drawn/*" --trial-seeds 1 \
       --factors 0.125 0.25 0.5 1 2 4 --workdir runs/transformer
@@ -6,10 +6,10 @@ r"""A small vision transformer on the handwritten digits: `FILE:NAME` is one run
     dpoptax compare "configs/transformer.py:in_order/*" --trial-seeds 1 \
       --factors 0.015625 0.03125 0.0625 0.125 0.25 0.5 1 2 --workdir runs/transformer-in-order
 
-Two blocks of width 32 on 16 patches of 2x2 and a class token, 26,538 parameters. Batches are drawn
-at random, `drawn/*`, or are groups of 64 that take turns, `in_order/*`: 272 steps are 16 passes
-over the four fifths of the examples that trials train on, and no more than 13 over all of them.
-Hyper-parameters are each method's defaults; `--factors` multiplies its rate.
+The model has two blocks of width 32 on 16 patches of 2x2 and a class token: 26,538 parameters.
+Batches are random (`drawn/*`), or groups of 64 in turn (`in_order/*`). 272 steps are 16 passes over
+the four fifths of the examples that trials train on, and at most 13 passes over all examples.
+Hyper-parameters are each method's defaults; `--factors` multiplies the learning rate.
 """
 
 import dataclasses
@@ -25,16 +25,15 @@ from dpoptax.training.methods import (
     Doppler,
     LPAdam,
     Method,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
 )
+from experiments.methods import Muon, ScaleThenPrivatize
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}
-"""What `--factors` multiplies, by optimizer."""
+"""Learning rates, which `--factors` multiplies, by optimizer."""
 
 BANDS = 17
-"""Steps of a pass over the four fifths: so long does an example take part but once."""
+"""Steps of a pass over the four fifths. An example takes part once in that time."""
 
 DRAWN: dict[str, tuple[Method, str]] = {
     "dp_sgd": (DPSGD(), "sgd"),
@@ -50,7 +49,7 @@ DRAWN: dict[str, tuple[Method, str]] = {
     "muon": (Muon(), "muon"),
     "non_private": (NonPrivate(), "adam"),
 }
-"""Method, and whose rate it has."""
+"""Methods for random batches, and the key of each method's learning rate."""
 
 IN_ORDER: dict[str, tuple[Method, str]] = {
     "momentum": (DPSGD(), "momentum"),
@@ -60,19 +59,19 @@ IN_ORDER: dict[str, tuple[Method, str]] = {
     "correlated_adam": (CorrelatedNoise(bands=BANDS), "adam"),
     "non_private": (NonPrivate(), "adam"),
 }
-"""The same, of batches that take turns."""
+"""Methods for batches in turn, and the key of each method's learning rate."""
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """All of both tables, at ε = 3."""
-    drawn = TrainConfig(model="vit_digits", steps=120, batch_size=256, microbatch_size=64)
-    in_order = TrainConfig(model="vit_digits", steps=272, batch_size=64, sampling="in_order")
+    """Returns all runs of both tables, at ε = 3."""
+    drawn = TrainConfig(model="transformer", steps=120, batch_size=256, microbatch_size=64)
+    in_order = TrainConfig(model="transformer", steps=272, batch_size=64, sampling="in_order")
     tables = (("drawn", drawn, DRAWN), ("in_order", in_order, IN_ORDER))
     return {
         f"{table}/{name}": dataclasses.replace(
             base,
             method=method,
-            # A method with a direction of its own takes no other.
+            # Methods with their own direction accept no optimizer.
             optimizer="sgd" if optimizer == "muon" else optimizer,
             learning_rate=RATES[optimizer],
         )

@@ -1,7 +1,7 @@
-"""Digits by user: ε is about a writer with all of its images. The writers are made up.
+"""Configures user-level privacy on digits: ε protects a writer with all images.
 
-scikit-learn does not say who wrote which digit. Here a rule makes up a few dozen writers: nothing
-can be learnt from it but how such a run is set up.
+scikit-learn does not record the writers of the digits. Here a rule makes up a few dozen writers.
+The run shows how to set up user-level privacy, and its accuracy has no meaning.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from dpoptax.training.data import Dataset, load_dataset, register_dataset
 
 @register_dataset
 def digits_of_made_up_writers() -> Dataset:
-    """The digits, each owned by a writer that is made up."""
+    """Returns the digits, each owned by a made-up writer."""
     digits = load_dataset("digits")
     writers = np.arange(digits.train_size) ** 2 % 101 % 45
     return dataclasses.replace(digits, name="digits_of_made_up_writers", owners=writers)
 
 
 def get_config() -> TrainConfig:
-    """The run."""
+    """Returns the config of the run."""
     return TrainConfig(
         dataset="digits_of_made_up_writers",
         unit="user",

@@ -1,13 +1,16 @@
-"""Differentially private training in JAX: optax transformations that win back accuracy from noise.
+"""Differentially private training in JAX, as optax transformations.
 
-A step, read left to right: `clipped_grad` sums the clipped per-example gradients, `gaussian_noise`
-makes the sum private, and a filter such as `doppler` and any optax optimizer follow. The README
-shows a whole loop.
+`clipped_grad` sums clipped per-example gradients and `gaussian_noise` makes the sum private. A
+filter such as `doppler` and any optax optimizer follow. The README shows a complete loop.
 """
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
+from dpoptax import filters as filters
+from dpoptax import matrix as matrix
+from dpoptax import sampling as sampling
 from dpoptax._clip.accumulate import accumulate as accumulate
 from dpoptax._clip.clip import Clip as Clip
 from dpoptax._clip.clip import l2_clip as l2_clip
@@ -20,7 +23,7 @@ from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
 from dpoptax._clipped_grad.dropped_examples import dropped_examples as dropped_examples
 from dpoptax._clipped_grad.microbatch_tuning import tune_microbatch_size as tune_microbatch_size
 from dpoptax._ghost_clipping.explain import explain as explain
-from dpoptax._information_flow.flow import information_flow as information_flow
+from dpoptax._information_flow.information_flow import information_flow as information_flow
 from dpoptax._methods.disk import disk as disk
 from dpoptax._methods.doppler import doppler as doppler
 from dpoptax._methods.lp_adam import lp_adam as lp_adam
@@ -42,25 +45,19 @@ if TYPE_CHECKING:
     from dpoptax import auditing as auditing
     from dpoptax import contrib as contrib
     from dpoptax import extend as extend
-    from dpoptax import filters as filters
-    from dpoptax import matrix as matrix
-    from dpoptax import sampling as sampling
     from dpoptax import tables as tables
     from dpoptax import users as users
     from dpoptax._privacy_plan import PrivacyPlan as PrivacyPlan
 
-__version__ = "0.1.0"
+__version__ = importlib.metadata.version("dpoptax")
 
-# Each is imported when its name is first used: some need dp_accounting or SciPy, which take
-# longer to import than the rest of the package.
+# Imported on first use: some of them need dp_accounting or SciPy, which take longer to import than
+# the rest of the package.
 _LAZY = (
     "accounting",
     "auditing",
     "contrib",
     "extend",
-    "filters",
-    "matrix",
-    "sampling",
     "tables",
     "users",
 )
@@ -73,10 +70,14 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
             return importlib.import_module("dpoptax._privacy_plan").PrivacyPlan
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
-        raise AttributeError(
-            f"module 'dpoptax' has no attribute {name!r}; it may be in dpoptax.{', '.join(_LAZY)}"
-        )
+        shelves = ("contrib", "extend") if not name.startswith("_") else ()
+        modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in shelves]
+        places = [
+            f". It is {module.__name__}.{name}" for module in modules if hasattr(module, name)
+        ]
+        raise AttributeError(f"module 'dpoptax' has no attribute {name!r}{''.join(places)}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "PrivacyPlan"})
+    imported = {"Any", "TYPE_CHECKING", "importlib"}
+    return sorted({*globals(), *_LAZY, "PrivacyPlan"} - imported)

@@ -1,4 +1,4 @@
-"""Public linear maps of gradients, parameter by parameter: there before the clip, and back."""
+"""Public linear maps of gradients before the clip, and their inverses."""
 
 import dataclasses
 import functools
@@ -15,34 +15,34 @@ from jax.typing import ArrayLike
 from dpoptax._serialization import serializable
 from dpoptax._tree import PyTree, is_masked, widen
 
-# A gradient times two such scales stays far from the ends of float32.
+# A gradient times two such scales stays well within the range of float32.
 _SCALES = (1e-9, 1e9)
-# How far U U⁻¹ may be from I in any entry: beyond, what comes back is not what went in.
+# The largest deviation of U U⁻¹ from I in any entry. Beyond it, mapping back is inaccurate.
 _RESIDUAL = 1e-2
 
 
 class Diagonal(NamedTuple):
-    """A scale of each entry: g ↦ s₁ ⊙ s₂ ⊙ … ⊙ g.
+    """A scale for each entry, g ↦ s₁ ⊙ s₂ ⊙ … ⊙ g.
 
     Attributes:
-      scales: arrays that broadcast to the parameter: (R, 1) and (1, C) for a scale on each side of
-        a kernel, (R, C) for one of every entry. Positive.
+      scales: positive arrays that broadcast to the parameter: (R, 1) and (1, C) for the sides of a
+        kernel, (R, C) for its entries.
     """
 
     scales: tuple[jax.Array, ...]
 
 
 class Sides(NamedTuple):
-    """A matrix on each side of a kernel: g ↦ U g V, g read as (R, C).
+    """A matrix on each side of a kernel, g ↦ U g V, with g read as (R, C).
 
-    The last axis of the parameter is the columns, C; all before it are the rows, R. None for the
+    The last axis of the parameter is the columns, C; all other axes are the rows, R. `None` is the
     identity.
 
     Attributes:
       rows: U, (R, R).
       columns: V, (C, C).
-      rows_inverse: U⁻¹; None to have it computed.
-      columns_inverse: V⁻¹; None to have it computed.
+      rows_inverse: U⁻¹, or `None` to compute it.
+      columns_inverse: V⁻¹, or `None` to compute it.
     """
 
     rows: jax.Array | None = None
@@ -57,11 +57,11 @@ Factor: TypeAlias = Diagonal | Sides
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearMap:
-    """A public linear map T of gradients, of each parameter by itself.
+    """A public linear map T of gradients, separate for each parameter.
 
     Attributes:
-      factors: one for each leaf of the parameters, in the order of `jax.tree.leaves`; None for the
-        identity.
+      factors: one for each leaf of the parameters, in the order of `jax.tree.leaves`; `None` for
+        the identity.
       back: whether a release is mapped back by T⁻¹. Static.
     """
 
@@ -69,11 +69,11 @@ class LinearMap:
     back: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def forward(self, grads: PyTree) -> PyTree:
-        """T g, in float32 at least."""
+        """Returns T g, in float32 or wider."""
         return self._each(forward, grads)
 
     def returned(self, mean: PyTree) -> PyTree:
-        """T⁻¹ of a mean of mapped gradients, or itself where it stays mapped."""
+        """Returns T⁻¹ of a mean of mapped gradients, or the mean if `back` is false."""
         return self._each(_inverse, mean) if self.back else mean
 
     def _each(self, apply: Callable[[Factor | None, jax.Array], jax.Array], tree: PyTree) -> PyTree:
@@ -86,11 +86,11 @@ class LinearMap:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearMapState:
-    """State that holds the map of the next step; `gradient_points` finds it by its type.
+    """State with the map of the next step; `gradient_points` finds it by its type.
 
     Attributes:
-      factors: a tree like the parameters, of `Diagonal` and `Sides`. Public data: computed from
-        releases and from public data, never from private data.
+      factors: a tree like the parameters, of `Diagonal` and `Sides`. They must be public, computed
+        only from releases and public data.
       back: whether a release is mapped back. Static.
     """
 
@@ -98,20 +98,20 @@ class LinearMapState:
     back: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def of(self, params: PyTree) -> LinearMap:
-        """The map of gradients by these parameters; the identity where `optax.masked` masks."""
+        """Returns the map for these parameters, the identity where `optax.masked` masks."""
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
         leaves = structure.flatten_up_to(self.factors)
         return LinearMap(tuple(None if is_masked(f) else f for f in leaves), self.back)
 
 
 def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:
-    """A gradient of one parameter, mapped, in float32 at least."""
+    """Returns the mapped gradient of one parameter, in float32 or wider."""
     if factor is None:
         return gradient
     gradient = widen(gradient)
     if isinstance(factor, Diagonal):
         return functools.reduce(operator.mul, factor.scales, gradient)
-    return _through(factor.rows, factor.columns, gradient)
+    return _multiply(factor.rows, factor.columns, gradient)
 
 
 def _inverse(factor: Factor | None, mapped: jax.Array) -> jax.Array:
@@ -123,12 +123,12 @@ def _inverse(factor: Factor | None, mapped: jax.Array) -> jax.Array:
     inverses = factor.rows_inverse, factor.columns_inverse
     if any((x is None) != (y is None) for x, y in zip(factor[:2], inverses, strict=True)):
         raise ValueError(
-            "Sides without their inverses: want those that dpoptax.extend.linear_map makes"
+            "`Sides` must have inverses to map back. Use those of `dpoptax.extend.linear_map`."
         )
-    return _through(*inverses, mapped)
+    return _multiply(*inverses, mapped)
 
 
-def _through(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) -> jax.Array:
+def _multiply(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) -> jax.Array:
     matrix = x.reshape(-1, x.shape[-1])
     if rows is not None:
         matrix = jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
@@ -138,19 +138,17 @@ def _through(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) ->
 
 
 def resolve(factors: PyTree, params: PyTree) -> PyTree:
-    """A factor for each parameter, from a tree that is a prefix of the parameters.
+    """Returns a factor for each parameter, from a tree prefix of the parameters.
 
     Raises:
-      ValueError: a factor that does not fit its parameter, or a tree that is no prefix.
+      ValueError: a factor does not fit its parameter, or the tree is not a prefix.
     """
     given = jax.tree.leaves(factors, is_leaf=_is_factor)
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(factors, is_leaf=_is_factor)
     try:
         subtrees = structure.flatten_up_to(params)
     except ValueError as error:
-        raise ValueError(
-            f"factors: want a tree that is a prefix of the parameters: {error}"
-        ) from error
+        raise ValueError(f"`factors` must be a tree prefix of the parameters: {error}") from error
     found = [
         jax.tree.map(lambda p, f=f: p if is_masked(p) else _fit(f, p), subtree, is_leaf=is_masked)
         for f, subtree in zip(given, subtrees, strict=True)
@@ -163,12 +161,12 @@ def _is_factor(x: object) -> bool:
 
 
 def _fit(given: Factor | ArrayLike, param: jax.Array) -> Factor:
-    """A factor whose scales have the parameter's axes, and whose matrices have inverses."""
+    """Returns a factor with the parameter's axes, and with inverses of matrices."""
     shape = jnp.shape(param)
     if isinstance(given, Sides):
         if len(shape) < 2:
             raise ValueError(
-                f"Sides for a parameter of shape {shape}: want one with two axes or more"
+                f"A parameter must have at least two axes for `Sides`, got shape {shape}."
             )
         rows = _matrix("rows", given.rows, given.rows_inverse, math.prod(shape[:-1]))
         columns = _matrix("columns", given.columns, given.columns_inverse, shape[-1])
@@ -183,7 +181,7 @@ def _scale(given: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
     thin = (1,) * (rank - scale.ndim) + scale.shape
     if len(thin) != rank or any(n not in (1, m) for n, m in zip(thin, shape, strict=True)):
         raise ValueError(
-            f"a scale of shape {scale.shape} does not broadcast to its parameter, {shape}"
+            f"A scale must broadcast to its parameter, {shape}, got shape {scale.shape}."
         )
     return scale.reshape(thin)
 
@@ -195,14 +193,14 @@ def _matrix(
         return None, None
     for name, x in ((side, given), (f"{side}_inverse", inverse)):
         if x is not None and jnp.shape(x) != (size, size):
-            raise ValueError(f"{name} has shape {jnp.shape(x)}: want ({size}, {size})")
+            raise ValueError(f"`{name}` must have shape ({size}, {size}), got {jnp.shape(x)}.")
     matrix = jnp.asarray(given, jnp.float32)
     found = jnp.linalg.inv(matrix) if inverse is None else jnp.asarray(inverse, jnp.float32)
     return matrix, found
 
 
 def identity(factors: PyTree) -> PyTree:
-    """Factors of the same kinds that leave gradients as they are."""
+    """Returns factors of the same types that do not change gradients."""
 
     def one(factor: Factor) -> Factor:
         if isinstance(factor, Diagonal):
@@ -213,12 +211,15 @@ def identity(factors: PyTree) -> PyTree:
 
 
 def matrix_shape(param: jax.Array) -> tuple[int, int]:
-    """Rows and columns of a kernel, its last axis the columns; a vector, or a scalar, is a row."""
+    """Returns the rows and columns of a kernel; a vector or scalar is one row.
+
+    The last axis is the columns.
+    """
     return (math.prod(param.shape[:-1]), param.shape[-1]) if param.ndim else (1, 1)
 
 
 def sound(factors: PyTree) -> jax.Array:
-    """Whether every factor is finite and can be taken back, a boolean scalar."""
+    """Returns whether all factors are finite and invertible, a boolean scalar."""
     flags = [_sound(f) for f in jax.tree.leaves(factors, is_leaf=_is_factor) if _is_factor(f)]
     return jnp.all(jnp.stack([jnp.bool_(True), *flags]))
 

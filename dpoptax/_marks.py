@@ -1,6 +1,7 @@
-"""Marks in a program: where data enter a clipped sum and leave it, and what noise stages let out.
+"""Marks in a program that `dpoptax.information_flow` reads.
 
-`dpoptax.information_flow` reads them; to a compiled program they are nothing.
+They show where examples enter and leave a clipped sum, and the outputs of noise stages. They have
+no effect on a compiled program.
 """
 
 import jax
@@ -10,33 +11,36 @@ from jax.ad_checkpoint import checkpoint_name
 from dpoptax._tree import PyTree
 
 EXAMPLES = "dpoptax.examples"
-"""On a batch and its mask, on their way into a clipped sum: a row for each example."""
+"""Marks a batch and its mask at the input of a clipped sum, one row per example."""
 
 CLIPPED = "dpoptax.clipped"
-"""On what one of these examples moves by a bounded amount."""
+"""Marks values that one of these examples changes by a bounded amount."""
 
 UNCLIPPED = "dpoptax.unclipped"
-"""On what comes with it and is of the examples, such as their losses."""
+"""Marks other values of the examples, such as their losses."""
 
 VOUCHED = "dpoptax.vouched"
-"""On what somebody says is clipped."""
+"""Marks values that the caller of `trust_clipped` declares as clipped."""
 
 NOISE = "dpoptax.noise"
-"""On the key that all noise of a release is made of."""
+"""Marks the key from which all noise of a release is drawn."""
 
 RELEASE = "dpoptax.release"
-"""On what has the guarantee of a noise stage."""
+"""Marks values that have the guarantee of a noise stage."""
 
 SELECTED = "dpoptax.selected"
-"""On what is a part of a release that its noise stage counts later, by the key of that release."""
+"""Marks a part of a release, with its key, that its noise stage counts later."""
 
 COUNTED = "dpoptax.counted"
-"""On the rest of that release, with which the stage counts both."""
+"""Marks the rest of that release, with which the stage counts both."""
 
 FOLDED = "dpoptax_folded_key"
-"""The function that makes another key of a key and a number, where JAX has no primitive for it."""
+"""The name of the function that folds a number into a key, for which JAX has no primitive."""
 
 
 def mark(tree: PyTree, name: str) -> PyTree:
-    """The same arrays, marked, each with how many axes it has: `jax.vmap` gives it more."""
+    """Returns the arrays, marked with a name and their rank.
+
+    `jax.vmap` increases the rank of the arrays but not the recorded one.
+    """
     return jax.tree.map(lambda x: checkpoint_name(x, f"{name}/{jnp.ndim(x)}"), tree)

@@ -1,8 +1,11 @@
-"""Where gradients are taken: the points, and the transform whose state remembers iterates."""
+"""Gradient points, and a transform whose state keeps iterates."""
 
+import contextvars
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,33 +16,52 @@ from dpoptax._linear_map import LinearMap, LinearMapState
 from dpoptax._serialization import register, serializable
 from dpoptax._tree import PyTree, find_state, is_masked, no_params, widen
 
-# A fixed weight or several, or a function of the step count that returns them.
+# One or several fixed weights, or a function from the step count to them.
 Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
+
+
+class Origin(NamedTuple):
+    """Origin of gradient points. Static, so that a stage can check it early.
+
+    Attributes:
+      rows: the mixing coefficients of iterates, as in `track_iterates`, without trailing zeros.
+      tangent_row: the same for the direction of the Hessian-vector product; `None` without one.
+      reference: whether the state of `track_reference` was read.
+      linear_map: whether the state of `linear_map` was read.
+    """
+
+    rows: tuple[tuple[float, ...], ...] = ((1.0,),)
+    tangent_row: tuple[float, ...] | None = None
+    reference: bool = False
+    linear_map: bool = False
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientPoints:
-    """The public points at which an example's gradients are taken, and their weights.
+    """Public points and weights at which gradients of examples are taken.
 
-    The per-example quantity that `dpoptax.clipped_grad` clips is
+    `dpoptax.clipped_grad` clips the per-example quantity
 
         g(ξ) = Σ_j w_j ∇ℓ(x_j; ξ)  [+ ∇²ℓ(x_0; ξ) v],
 
     a fixed linear combination of that example's gradients at released parameters. Its sensitivity
-    is therefore the clip bound, whatever the points and weights are. With a linear map T it is
-    T g(ξ) that is clipped, summed and noised, and the release is mapped back. Made by
-    `dpoptax.gradient_points`; points and map may cost utility when they are wrong, never privacy,
-    as long as they are computed from public values: parameters that were released, and no data.
+    is the clipping bound, for any points and weights. With a linear map T, T g(ξ) is clipped,
+    summed and noised, and the release is mapped back. `dpoptax.gradient_points` creates it.
+
+    Privacy: points and map must be computed from public values, such as released parameters, not
+    from data. Wrong values cost utility but not privacy.
 
     Attributes:
       points: the x_j, each shaped like the parameters.
       weights: the w_j, scalars; Python floats or float32 arrays.
-      tangent: v, shaped like the parameters; adds a per-example Hessian-vector product at the first
-        point. `None` for none.
-      reference: public data for clip geometries that follow the run, `None` for none; see
+      tangent: v, shaped like the parameters, which adds a per-example Hessian-vector product at the
+        first point; `None` for none.
+      reference: public data for clip geometries that follow the run, or `None`; see
         `ReferenceState`.
       linear_map: T, for the parameters; `None` for the identity.
+      origin: the origin of the points, for the check of methods; `None` for points made by hand,
+        which are not checked. Static.
     """
 
     points: tuple[PyTree, ...]
@@ -47,6 +69,7 @@ class GradientPoints:
     tangent: PyTree = None
     reference: PyTree = None
     linear_map: LinearMap | None = None
+    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @serializable
@@ -78,10 +101,10 @@ class TrackIteratesState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReferenceState:
-    """State that holds what clip geometries follow; `gradient_points` finds it by its type.
+    """State of a clip that follows the run; `gradient_points` finds it by its type.
 
     Attributes:
-      reference: public data: computed from releases, never from data.
+      reference: public data, computed only from releases.
     """
 
     reference: PyTree
@@ -94,23 +117,22 @@ def track_iterates(
     tangent_row: Sequence[float] | None = None,
     tangent_weight: float | Callable[[jax.Array], ArrayLike] | None = None,
 ) -> optax.GradientTransformation:
-    """Passes updates through and remembers the iterates that the gradient points are made of.
+    """Keeps iterates for gradient points; passes updates through.
 
-    With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i `rows[j][i]` x_{t−i} and the
+    With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i `rows[j][i]` x_{t−i}. The
     clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ) + tangent_weight · ∇²ℓ(x_0; ξ) Σ_i tangent_row[i]
-    x_{t−i}. The iterates are the `params` given to `update`, so the points are right whatever the
-    optimizer behind does with learning rates, schedules or weight decay. Before step k the missing
-    iterates are x_0. `dpoptax.gradient_points` reads the state, wherever it is in the optimizer's.
+    x_{t−i}. The iterates are the `params` passed to `update`, so they are correct for any learning
+    rate, schedule or weight decay. Before step k, x_0 replaces the missing iterates.
+    `dpoptax.gradient_points` finds the state in that of the optimizer.
 
-    Memory: k − 1 copies of the parameters. The newest of them is the array of `params`: in a step
-    that donates both and returns the optimizer's state before the parameters, `jax.jit` hands that
-    array on; in the other order it is copied twice. Privacy: the state holds released parameters
-    only.
+    Memory: k − 1 copies of the parameters. A step that donates parameters and optimizer state
+    should return the state first; otherwise `jax.jit` copies the parameters twice. Privacy: the
+    state holds only released parameters.
 
     Args:
-      rows: the mixing weights, k a point: `rows[j][i]` is how much of x_{t−i} is in point j.
-        Where a row sums to 1, the point is an affine combination of iterates.
-      weights: one weight a point, or a function of the step count that returns them (JAX scalars).
+      rows: the mixing weights, k per point: `rows[j][i]` is the weight of x_{t−i} in point j. If a
+        row sums to 1, the point is an affine combination of iterates.
+      weights: one weight per point, or a function from the step count to them (JAX scalars).
       tangent_row: k coefficients, for the Hessian-vector product.
       tangent_weight: its weight, or a function of the step count.
 
@@ -118,23 +140,26 @@ def track_iterates(
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: rows of different or zero length, weights that are not one a row, or one of the
-        two tangent arguments without the other.
+      ValueError: rows are empty or differ in length, there is not one weight per row, or only one
+        of the two tangent arguments is given.
 
     >>> tx = track_iterates(rows=[(1.5, -0.5)], weights=[1.0])   # the look-ahead x + (x − x')/2
     """
     mixing = tuple(tuple(float(c) for c in row) for row in rows)
     if not mixing or not mixing[0] or len({len(row) for row in mixing}) != 1:
-        raise ValueError(f"rows={rows}: want at least one row, all of one length k >= 1")
+        raise ValueError(f"`rows` must be nonempty and of equal nonzero length, got {rows}.")
     if not callable(weights) and len(weights) != len(mixing):
-        raise ValueError(f"weights={weights}: want one weight for each of the {len(mixing)} rows")
+        raise ValueError(f"`weights` must have one weight per row ({len(mixing)}), got {weights}.")
     if (tangent_row is None) != (tangent_weight is None):
         raise ValueError(
-            f"tangent_row={tangent_row}, tangent_weight={tangent_weight}: give both or neither"
+            "`tangent_row` and `tangent_weight` must be given together, got "
+            f"tangent_row={tangent_row}, tangent_weight={tangent_weight}."
         )
     direction = None if tangent_row is None else tuple(float(c) for c in tangent_row)
     if direction is not None and len(direction) != len(mixing[0]):
-        raise ValueError(f"tangent_row={tangent_row}: want {len(mixing[0])} coefficients")
+        raise ValueError(
+            f"`tangent_row` must have {len(mixing[0])} coefficients, got {tangent_row}."
+        )
 
     def scheduled(value: Weight, count: jax.Array) -> jax.Array:
         now = value(count) if callable(value) else value
@@ -164,6 +189,8 @@ def track_iterates(
     ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
             raise no_params("track_iterates")
+        wanted = _origin(state)[:2]
+        check_origin(updates, lambda origin: origin[:2] == wanted)
         count = optax.safe_increment(state.count)
         state = dataclasses.replace(
             state,
@@ -178,23 +205,22 @@ def track_iterates(
 
 
 def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
-    """Returns the points at which this step's per-example gradients are to be taken.
+    """Returns the points at which this step takes per-example gradients.
 
-    Finds the states of `track_iterates`, `track_reference` and `linear_map` in `opt_state` by their
-    types, however deep they are; without the first the point is `params` itself, as in DP-SGD.
-    Every point is made of `params` and of earlier parameters, all public, so the call touches no
-    private data.
+    It finds the states of `track_iterates`, `track_reference` and `linear_map` in `opt_state` by
+    their types, at any depth. Without `track_iterates` the point is `params`, as in DP-SGD.
+    Privacy: all points are computed from current and earlier parameters, which are public.
 
     Args:
-      opt_state: the state of the optimizer that holds the method, or any pytree around it.
+      opt_state: the optimizer's state, or any pytree that contains it.
       params: the current parameters x_t.
 
     Returns:
       `GradientPoints` for `dpoptax.clipped_grad`.
 
     Raises:
-      ValueError: two `track_iterates` states in `opt_state`, two references or two linear maps,
-        named by their paths.
+      ValueError: `opt_state` contains two states of one of these types. The message has their
+        paths.
 
     >>> import jax.numpy as jnp, optax
     >>> params = {"w": jnp.ones(3)}
@@ -206,24 +232,76 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     reference = None if followed is None else followed.reference
     mapped = find_state(opt_state, LinearMapState)
     linear_map = None if mapped is None else mapped.of(params)
+    origin = _origin(state)._replace(reference=followed is not None, linear_map=mapped is not None)
     if state is None:
-        return GradientPoints((params,), (1.0,), reference=reference, linear_map=linear_map)
+        return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
     iterates = (params, *state.iterates)
     try:
         points = tuple(_combine(row, iterates) for row in state.rows)
     except (TypeError, ValueError) as error:
-        error.add_note("opt_state holds earlier parameters of other shapes or names than params")
+        error.add_note("The iterates in `opt_state` must have the structure of `params`.")
         raise
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map)
+    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map, origin)
+
+
+def ensure_points(params: PyTree) -> GradientPoints:
+    """Returns `params` if it is `GradientPoints`, otherwise the single point `params`."""
+    if isinstance(params, GradientPoints):
+        return params
+    return GradientPoints((params,), (1.0,), origin=Origin())
+
+
+def _origin(state: TrackIteratesState | None) -> Origin:
+    """Returns the origin of the points from a state of `track_iterates`."""
+
+    def stripped(row: tuple[float, ...]) -> tuple[float, ...]:
+        while row and row[-1] == 0.0:
+            row = row[:-1]
+        return row
+
+    if state is None:
+        return Origin()
+    tangent = None if state.tangent_row is None else stripped(state.tangent_row)
+    return Origin(tuple(map(stripped, state.rows)), tangent)
+
+
+# The arrays of the last release, as weak references, and the origin of its gradients. A chain
+# passes on bare arrays, which cannot carry the origin.
+_last_release: contextvars.ContextVar[tuple[list[weakref.ref[jax.Array]], Origin | None]]
+_last_release = contextvars.ContextVar("last_release", default=([], None))
+
+
+def note_release(released: PyTree, origin: Origin | None) -> None:
+    """Records the origin of the gradients in a release, for `check_origin`."""
+    _last_release.set(([weakref.ref(x) for x in jax.tree.leaves(released)], origin))
+
+
+def check_origin(updates: PyTree, fits: Callable[[Origin], bool]) -> None:
+    """Raises an error if a release has gradients at points that do not fit the method.
+
+    It recognizes a release by its arrays. Updates that another stage has changed, and releases of
+    gradients at points made by hand, are not checked.
+    """
+    references, origin = _last_release.get()
+    arrays = [reference() for reference in references]
+    if origin is None or not all(any(x is y for y in arrays) for x in jax.tree.leaves(updates)):
+        return
+    if not fits(origin):
+        raise ValueError(
+            "The gradients must be taken at this method's points, otherwise it has no effect. Call "
+            "`grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)` with the state of "
+            "the whole chain. `dpoptax.clip_and_noise` supports only gradients at the parameters."
+        )
 
 
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
-    """A gradient times weights of points: itself for 1.0, else in float32 at least.
+    """Multiplies a gradient by weights of points.
 
-    In bfloat16 weights that are far above 1 and cancel, such as DiSK's, would leave nothing.
+    The result is float32 or wider, unless all weights are 1.0. In bfloat16, weights that are far
+    above 1 and cancel, such as DiSK's, would lose all precision.
     """
     if all(isinstance(w, float) and w == 1.0 for w in weights):
         return value
@@ -233,7 +311,7 @@ def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
 def _combine(
     row: tuple[float, ...], iterates: tuple[PyTree, ...], scale: jax.Array | None = None
 ) -> PyTree:
-    """Mixes iterates: scale · Σ_i row[i] · iterates[i], leaf by leaf."""
+    """Returns scale · Σ_i row[i] · iterates[i], leaf by leaf."""
     if row[0] == 1.0 and not any(row[1:]) and scale is None:
         return iterates[0]
 
@@ -244,7 +322,7 @@ def _combine(
 
     def node(*nodes: PyTree) -> PyTree:
         *older, newest = nodes
-        # Under optax.masked, a parameter that is not trained does not move: x_{t−1} = x_t.
+        # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
         older = [newest if is_masked(x) else x for x in older]
         return jax.tree.map(mix, newest, *older)
 

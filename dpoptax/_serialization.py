@@ -1,4 +1,4 @@
-"""Registers the state classes with `flax.serialization`, which asks for each class."""
+"""Registration of state classes with `flax.serialization`."""
 
 import dataclasses
 import sys
@@ -11,11 +11,11 @@ _unregistered: list[type] = []
 
 
 def serializable(cls: type) -> type:
-    """Lets `flax.serialization.to_bytes` and `from_bytes` take states of this dataclass.
+    """Lets `flax.serialization` store and restore states of this dataclass.
 
-    Arrays are stored. Static fields are not: they come from the target, and `update` compares them
-    with what was stored. Importing flax here would cost a second, so the class is registered now
-    only if flax is loaded already, and otherwise by the next call of `register`.
+    It stores arrays. Static fields come from the target, and `update` compares them with the stored
+    arrays. Importing flax would take a second, so the class is registered now only if flax is
+    already imported, and otherwise by the next call of `register`.
     """
     _unregistered.append(cls)
     register()
@@ -23,9 +23,9 @@ def serializable(cls: type) -> type:
 
 
 def register() -> None:
-    """Registers the state classes if flax is loaded; every `init` that makes a state calls this."""
+    """Registers the state classes if flax is imported; every `init` calls this."""
     serialization: Any = sys.modules.get("flax.serialization")
-    # While flax is being imported, its module is there and its functions are not.
+    # While flax is being imported, its module exists but its functions do not.
     if not hasattr(serialization, "register_serialization_state"):
         return
     while _unregistered:
@@ -37,8 +37,8 @@ def _stored(x: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(x) if not f.metadata.get("static")]
 
 
-def as_data(x: Any) -> Any:
-    """A key as its data, and all else as it is."""
+def key_to_data(x: Any) -> Any:
+    """Returns the data of a key, and any other value unchanged."""
     return jax.random.key_data(x) if _is_key(x) else x
 
 
@@ -50,7 +50,7 @@ def _to_state_dict(state: Any) -> dict[str, Any]:
     from flax import serialization
 
     return {
-        name: serialization.to_state_dict(jax.tree.map(as_data, getattr(state, name)))
+        name: serialization.to_state_dict(jax.tree.map(key_to_data, getattr(state, name)))
         for name in _stored(state)
     }
 
@@ -61,9 +61,10 @@ def _from_state_dict(target: Any, stored: dict[str, Any]) -> Any:
     names = _stored(target)
     if set(stored) != set(names):
         raise ValueError(
-            f"a stored {type(target).__name__} has {sorted(stored)}, this version's has "
-            f"{sorted(names)}: finish the run with the version that began it, or start a new one "
-            "from its parameters with tx.init and count both"
+            f"A stored {type(target).__name__} must have the fields {sorted(names)}, got "
+            f"{sorted(stored)} from another version of dpoptax. Finish the run with the version "
+            "that started it, or start a new run from its parameters with `tx.init` and account "
+            "for both runs."
         )
 
     def restored(old: Any, new: Any) -> Any:
@@ -74,7 +75,7 @@ def _from_state_dict(target: Any, stored: dict[str, Any]) -> Any:
     changed = {}
     for name in names:
         old = getattr(target, name)
-        data = jax.tree.map(as_data, old)
+        data = jax.tree.map(key_to_data, old)
         new = serialization.from_state_dict(data, stored[name])
         changed[name] = jax.tree.map(restored, old, new)
     return dataclasses.replace(target, **changed)

@@ -1,4 +1,4 @@
-"""Helpers for pytrees: finds states in them, checks parameters, and names array types."""
+"""Helpers for pytrees: state lookup, parameter checks, and dtypes."""
 
 import math
 import numbers
@@ -9,100 +9,116 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# What JAX takes as a pytree: anything, as types go.
+# JAX accepts any object as a pytree.
 PyTree: TypeAlias = Any
 State = TypeVar("State")
 Tree = TypeVar("Tree", bound=PyTree)
 
 
 def find_state(opt_state: PyTree, kind: type[State]) -> State | None:
-    """Returns the one state of type `kind` in `opt_state`, or None; raises where there are two."""
+    """Returns the state of type `kind` in `opt_state`, or None.
+
+    Raises:
+      ValueError: `opt_state` contains two such states.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=lambda x: isinstance(x, kind))
     found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, kind)]
     if len(found) > 1:
         places = ", ".join(f"opt_state{jax.tree_util.keystr(path)}" for path, _ in found)
         raise ValueError(
-            f"two {kind.__name__} in the optimizer's state, at {places}: only one stage of a chain "
-            "can choose the gradient points; remove the other"
+            f"The optimizer's state must contain at most one {kind.__name__}, got two, at {places}."
+            " Only one stage of a chain can choose the gradient points. Remove the other."
         )
     return found[0][1] if found else None
 
 
 def is_variable(x: object) -> bool:
-    """Whether `x` is a variable of flax.nnx, told by name: flax is not needed here."""
+    """Returns whether `x` is a flax.nnx variable, without importing flax."""
     return "Variable" in nnx_kinds(x)
 
 
 def nnx_kinds(x: object) -> set[str]:
-    """The names of the classes of flax.nnx that `x` is of."""
+    """Returns the names of the flax.nnx classes that `x` is an instance of."""
     return {k.__name__ for k in type(x).__mro__ if k.__module__.startswith("flax.nnx.")}
 
 
 def kind_of(x: object) -> str:
-    """What `x` is, for errors, which call arrays so whether traced or not."""
+    """Describes the type of `x` for error messages, the same for traced arrays."""
     return "an array" if isinstance(x, jax.Array | np.ndarray) else f"a {type(x).__name__}"
 
 
-def without_variables(tree: PyTree) -> PyTree:
-    """`tree` with the values of flax.nnx's variables in their place, as `nnx.as_pure` has it."""
+def strip_variables(tree: PyTree) -> PyTree:
+    """Replaces flax.nnx variables in `tree` by their values, like `nnx.as_pure`."""
     return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, tree, is_leaf=is_variable)
 
 
 def check_arrays(params: PyTree) -> None:
-    """Raises where a leaf of the parameters is not an array, as in a whole Equinox module."""
+    """Raises an error if a leaf of the parameters is not an array.
+
+    This happens with a whole Equinox module, for example.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not (hasattr(leaf, "dtype") or isinstance(leaf, numbers.Number)):
             raise TypeError(
-                f"params: {jax.tree_util.keystr(path) or 'the parameter'} is {kind_of(leaf)}, not "
-                "an array. Parameters must be arrays. For an Equinox module take params, static = "
-                "eqx.partition(model, eqx.is_inexact_array), and in loss_fn "
-                "eqx.combine(params, static)"
+                "Parameters must be arrays, but "
+                f"{jax.tree_util.keystr(path) or 'the parameter'} is {kind_of(leaf)}. For an "
+                "Equinox module, write `params, static = eqx.partition(model, "
+                "eqx.is_inexact_array)`, and in `loss_fn` `eqx.combine(params, static)`."
             )
 
 
 def no_params(stage: str) -> ValueError:
-    """The error of a stage whose `update` needs the parameters and got none."""
+    """Returns the error of a stage whose `update` needs parameters but got None."""
     return ValueError(
-        f"params=None, and {stage} reads the parameters: call tx.update(grads, opt_state, params)"
+        f"The `update` of {stage} needs `params`, got None. Call `tx.update(grads, opt_state, "
+        "params)`."
     )
 
 
 def check_known(**values: object) -> None:
-    """Raises where a number that Python reads is none, or an array, as of `inject_hyperparams`."""
+    """Raises an error if a value that must be a Python number is not.
+
+    An array, as `optax.inject_hyperparams` makes, is not a Python number.
+    """
     for name, value in values.items():
         if isinstance(value, jax.Array):
             raise TypeError(
-                f"{name}={value!r}: want a Python number, known before jit. "
-                "optax.inject_hyperparams makes arrays of all numbers but those named by "
-                "static_args: name all but learning_rate, or give it a function of learning_rate "
-                "alone that returns the chain"
+                f"`{name}` must be a Python number, known before `jit`, got {value!r}. "
+                "`optax.inject_hyperparams` turns all numbers into arrays except those in "
+                "`static_args`. List all except the learning rate there, or wrap a function of "
+                "only the learning rate that returns the chain."
             )
         if not (value is None or callable(value) or isinstance(value, numbers.Real)):
-            raise TypeError(f"{name}={value!r}: want a Python number")
+            raise TypeError(f"`{name}` must be a Python number, got {value!r}.")
 
 
 def check_decays(**decays: float) -> None:
-    """Raises where a decay, as of a running mean, is no Python number in [0, 1)."""
+    """Raises an error if a decay is not a Python number in [0, 1)."""
     check_known(**decays)
     for name, value in decays.items():
         if not 0.0 <= value < 1.0:
-            raise ValueError(f"{name}={value}: want a number in [0, 1)")
+            raise ValueError(f"`{name}` must be in [0, 1), got {value}.")
 
 
 def check_stddev(stddev: float, *, zero: bool = True) -> None:
-    """Raises where the noise of a release is told by no Python number of at least 0, or above."""
+    """Raises an error if `stddev` is not a finite Python number that is non-negative.
+
+    With `zero=False` it must be positive.
+    """
     check_known(stddev=stddev)
     if stddev is None or not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
         raise ValueError(
-            f"stddev={stddev}: want the noise's standard deviation in each coordinate, a finite "
-            f"number {'>= 0' if zero else 'above 0'}, such as dpoptax.extend.noise_stddev gives"
+            f"`stddev` must be finite and {'non-negative' if zero else 'positive'}, got {stddev}. "
+            "Pass the standard deviation of the noise in each coordinate, for example from "
+            "`dpoptax.extend.noise_stddev`."
         )
 
 
 def float32_at_least(*arrays: jax.Array) -> jnp.dtype:
-    """The dtype to compute in: float32, or that of the arrays, but integers, where it is wider.
+    """Returns the dtype to compute in, float32 or a wider float dtype of the arrays.
 
-    Under any `jax_numpy_dtype_promotion`: what JAX is told to refuse are the user's own.
+    It ignores integers. It works under any `jax_numpy_dtype_promotion`, because that setting
+    concerns only user code.
     """
     inexact = (x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
     with jax.numpy_dtype_promotion("standard"):
@@ -110,10 +126,10 @@ def float32_at_least(*arrays: jax.Array) -> jnp.dtype:
 
 
 def widen(x: jax.Array) -> jax.Array:
-    """`x` in float32 at least."""
+    """Converts `x` to float32 or wider."""
     return x.astype(float32_at_least(x))
 
 
 def is_masked(x: object) -> bool:
-    """Whether `x` is what `optax.masked` leaves in place of a parameter."""
+    """Returns whether `x` is the node that `optax.masked` puts instead of a parameter."""
     return isinstance(x, optax.MaskedNode)

@@ -1,1 +1,1 @@
-"""Experiments that recompute the papers' results. Not part of the installed package."""
+"""Recomputes the papers' results. Not part of the installed package."""

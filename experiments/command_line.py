@@ -1,13 +1,15 @@
-"""The command line: `python -m experiments study`, `report` and `image-benchmark`."""
+"""Implements the command line of the experiments, `python -m experiments COMMAND`."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from dpoptax.cli.main import CACHE_OPTIONS, run_command
-from dpoptax.training.errors import unknown_name
+from dpoptax.cli.main import run_command
+from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.claims.study_names import NAMES
 
 _PROGRAM = "python -m experiments"
@@ -24,10 +26,18 @@ commands:
   report [--workdir DIR] [--output FILE]
         everything that runs on any machine, against what the papers say, and
         the cost of the rest
+  fetch DATASET... --data-dir DIR
+        downloads published data sets into DIR and checks their checksums
+  generate CONFIG --workdir DIR [--data-dir DIR] [--pretrained DIR] [--beams N]
+        texts for the test split, by the parameters of a finished run in DIR,
+        scored with BLEU and ROUGE-L
+  spectrum CONFIG --output DIR [--coordinates N] [--data-dir DIR]
+        trains CONFIG, records coordinates of each released gradient, and draws
+        their spectra
+  record WORKDIR --output FILE
+        adds the runs of `dpoptax compare` in WORKDIR to a file, a line each
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
-
-{CACHE_OPTIONS}
 
 `{_PROGRAM} COMMAND --help` lists all options."""
 
@@ -52,12 +62,78 @@ class StudyArguments:
 
 
 @dataclasses.dataclass(frozen=True)
+class FetchArguments:
+    """Options of `fetch`.
+
+    Attributes:
+        names: Names of data sets.
+        data_dir: Folder for the files. A missing folder is created.
+    """
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    data_dir: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateArguments:
+    """Options of `generate`.
+
+    Attributes:
+        config: A config file, or FILE:NAME, of a finished run on e2e or dart.
+        workdir: Directory of the run. generated.jsonl and scores.json go there.
+        data_dir: Folder with the files of the data set, if the config names none.
+        pretrained: Folder of the published model, if the config names none.
+        beams: Number of beams; 1 is greedy.
+        length_penalty: Beams are ranked by log-probability / tokens ** length_penalty.
+        max_new_tokens: Number of tokens after which a text is cut.
+    """
+
+    config: tyro.conf.Positional[str]
+    workdir: Path
+    data_dir: Path | None = None
+    pretrained: Path | None = None
+    beams: int = 5
+    length_penalty: float = 1.0
+    max_new_tokens: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectrumArguments:
+    """Options of `spectrum`.
+
+    Attributes:
+        config: A config file, or FILE:NAME.
+        output: Folder for recording.npz and spectrum.png.
+        coordinates: Number of recorded coordinates of each gradient.
+        data_dir: Folder with the files of the data set, if the config names none.
+    """
+
+    config: tyro.conf.Positional[str]
+    output: Path
+    coordinates: int = 1000
+    data_dir: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordArguments:
+    """Options of `record`.
+
+    Attributes:
+        workdir: Directory of a comparison, with its results.json.
+        output: File of JSON lines that the runs are added to.
+    """
+
+    workdir: tyro.conf.Positional[Path]
+    output: Path
+
+
+@dataclasses.dataclass(frozen=True)
 class ImageBenchmarkArguments:
     """Options of `image-benchmark`.
 
     Attributes:
-        folder: Folder with the records of `dpoptax compare --records`. The figures go there.
-        output: The Markdown file. By default it lies next to the folder and has its name.
+        folder: Folder with the files that `record` writes. The figures are also written there.
+        output: The Markdown file. By default it is next to the folder and has its name.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -65,7 +141,7 @@ class ImageBenchmarkArguments:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs an experiment; returns the exit code, 2 for anything that the user can mend."""
+    """Runs an experiment; returns the exit code, which is 2 for errors of the user."""
     return run_command(_PROGRAM, _dispatch, arguments)
 
 
@@ -119,6 +195,85 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _fetch(arguments: list[str]) -> int:
+    given = tyro.cli(
+        FetchArguments,
+        args=arguments,
+        prog=f"{_PROGRAM} fetch",
+        description="Download published data sets and check their checksums.",
+    )
+    from experiments.data.fetching import fetch
+
+    for name in given.names:
+        found = fetch(name, given.data_dir)
+        print(f"{name}: {', '.join(map(str, found)) or 'all files are there'}")
+    return 0
+
+
+def _generate(arguments: list[str]) -> int:
+    given = tyro.cli(
+        GenerateArguments,
+        args=arguments,
+        prog=f"{_PROGRAM} generate",
+        description="Generate texts with the parameters of a finished run and score them.",
+    )
+    from experiments.config import load_experiments
+    from experiments.generation.generation import Search, score_run
+
+    configs = load_experiments(given.config)
+    if len(configs) > 1:
+        raise ConfigError(f"config {given.config} names {len(configs)} runs; give one as FILE:NAME")
+    (config,) = configs.values()
+    changes = {"data_dir": given.data_dir, "pretrained": given.pretrained}
+    given_changes: Any = {name: path for name, path in changes.items() if path is not None}
+    config = dataclasses.replace(config, **given_changes)
+    search = Search(given.beams, given.length_penalty, given.max_new_tokens)
+    scored = score_run(config, given.workdir, search)
+    print(
+        "BLEU {test_bleu:.2f} %, ROUGE-L {test_rouge_l:.2f} %; written to ".format(**scored)
+        + str(given.workdir)
+    )
+    return 0
+
+
+def _spectrum(arguments: list[str]) -> int:
+    given = tyro.cli(
+        SpectrumArguments,
+        args=arguments,
+        prog=f"{_PROGRAM} spectrum",
+        description="Train a config, record what it releases, and draw the spectra.",
+    )
+    from dpoptax.training.config import load_config
+    from experiments.recording import record_run
+
+    config = load_config(given.config)
+    if given.data_dir is not None:
+        config = dataclasses.replace(config, data_dir=given.data_dir)
+    dataset = config.data(progress=True).load()
+    record_run(config, dataset, given.coordinates, progress=True).write(given.output)
+    print(f"Written to {given.output}: recording.npz, spectrum.png")
+    return 0
+
+
+def _record(arguments: list[str]) -> int:
+    given = tyro.cli(
+        RecordArguments,
+        args=arguments,
+        prog=f"{_PROGRAM} record",
+        description="Add the runs of a comparison to a file of records.",
+    )
+    from experiments.image_benchmark.run_lines import append, comparison_lines
+
+    path = given.workdir / "results.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"workdir={str(given.workdir)!r} has no results.json; give the --workdir of a "
+            "dpoptax compare"
+        )
+    append(given.output, comparison_lines(json.loads(path.read_text(encoding="utf-8"))))
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -135,6 +290,10 @@ def _image_benchmark(arguments: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "study": _study,
     "report": _report,
+    "fetch": _fetch,
+    "generate": _generate,
+    "spectrum": _spectrum,
+    "record": _record,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -528,6 +528,7 @@ class TestTrainer:
         with pytest.raises(ConfigError, match="steps=5 at batch_size=719 .* give steps=4 or 6"):
             make_plan(config, 1438)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "sampling", slow_but(("balls_in_bins",), ("balls_in_bins", "min_separation"))
     )

@@ -1,6 +1,7 @@
 """Imports run one way: each wing knows those below it, and none above."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -8,16 +9,27 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 # From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
 ORDER = (
-    "_tree", "_xla", "_marks", "_serialization", "_pricing", "_random", "_linear_map", "_points",
-    "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise", "filters",
-    "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users", "_information_flow",
-    "auditing", "extend", "dpoptax",
-    "training.errors", "training.bars", "training.roles", "training.sharing",
+    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
+    "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
+    "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
+    "_information_flow", "auditing", "extend", "dpoptax",
+    "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",
     "training.loop", "training.search", "training.audit",
     "cli",
 )  # fmt: skip
+# Within `_ghost_clipping`, likewise.
+GHOST_CLIPPING_ORDER = (
+    "cost_model",
+    "trace",
+    "passes",
+    "norms",
+    "plan",
+    "sums",
+    "explain",
+    "second_moments",
+)
 # What is above the public names uses these and nothing private.
 PUBLIC_ONLY = ("training", "cli")
 # These folders of the repository are not installed. They may import all of dpoptax.
@@ -44,28 +56,32 @@ def wing(module):
 def imports(sources):
     """Pairs (module, imported module) within the package, those for types alone left out."""
     for module, source in sources.items():
-        tree = ast.parse(source)
-        for_types = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if id(node) in for_types:
-                continue
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                continue
-            for name in names:
-                if name.split(".")[0] == "dpoptax":
-                    inside = name.partition(".")[2]
-                    while inside and inside not in sources:
-                        inside = inside.rpartition(".")[0]
-                    yield module, inside
+        for name in imported(source):
+            if name.split(".")[0] == "dpoptax":
+                inside = name.partition(".")[2]
+                while inside and inside not in sources:
+                    inside = inside.rpartition(".")[0]
+                yield module, inside
+
+
+@functools.cache
+def imported(source):
+    """Returns the names that a source imports, except those for types alone."""
+    tree, names = ast.parse(source), []
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def arrows_up(sources):
@@ -108,6 +124,19 @@ def test_every_module_has_its_place():
 
 def test_no_import_runs_back_up():
     assert arrows_up(modules()) == []
+
+
+def test_ghost_clipping_reads_in_one_direction():
+    folder = "_ghost_clipping."
+    ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
+    back = [
+        f"{a} imports {b}"
+        for a, b in imports(modules())
+        if a.startswith(folder)
+        and b.startswith(folder)
+        and ranks[a.split(".")[1]] < ranks[b.split(".")[1]]
+    ]
+    assert back == []
 
 
 def uninstalled(sources):

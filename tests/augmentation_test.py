@@ -86,5 +86,5 @@ def test_auxiliary_outputs_are_those_of_all_copies():
 
 @pytest.mark.parametrize("multiplicity", [0, -1, 2.0])
 def test_bad_multiplicity(multiplicity):
-    with pytest.raises(ValueError, match=f"multiplicity={multiplicity}"):
+    with pytest.raises(ValueError, match=f"`multiplicity` must .* got {multiplicity}"):
         dpoptax.augmented(helpers.mlp_loss, _jitter, multiplicity)

@@ -6,14 +6,14 @@ import numpy as np
 import optax
 import pytest
 
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import NonPrivate
-from dpoptax.training.models import models
 from dpoptax.training.run.averaging import average_params, averaged
 from dpoptax.training.run.chain import build_chain
-from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.seeds import Keys
 from tests import resume_test
 from tests.trainer_methods_test import run, tiny
@@ -71,14 +71,14 @@ def test_a_run_keeps_and_evaluates_the_average():
     config = tiny(steps=2, parameter_ema=0.15, eval_every=2, **GIVEN)
     result = run(config)
     dataset = load_dataset("digits")
-    model = models.build_model(config, 10, dataset.kind)
+    model = config.build_model(10)
     init_key, _ = jax.random.split(jax.random.key(config.seed))
     image = jax.tree.map(lambda x: x[0], dataset.train)["inputs"]
     start = models.init_variables(model, image, init_key).params
     leaves = [jax.tree.leaves(params) for params in (start, *last)]
     for got, *iterates in zip(jax.tree.leaves(result.params), *leaves, strict=True):
         np.testing.assert_allclose(got, recursion(iterates, 0.15), rtol=1e-4, atol=1e-6)
-    evaluate = Evaluation(config, model, {"test": dataset.test}, {})
+    evaluate = Evaluator(config, model, {"test": dataset.test}, {})
     of_average, of_last = (evaluate(params, "test") for params in (result.params, last[-1]))
     assert result.summary["test_loss"] == pytest.approx(of_average["test_loss"], rel=1e-5)
     assert abs(of_average["test_loss"] - of_last["test_loss"]) > 1e-4

@@ -11,18 +11,21 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, GeoDP, NonPrivate
 from dpoptax.training.run import records
-from dpoptax.training.search import lines
 from dpoptax.training.search.compare import Comparison, compare
 from experiments.command_line import main
+from experiments.config import ExperimentConfig
 from experiments.image_benchmark import page_figures, page_groups
+from experiments.image_benchmark import run_lines as lines
 from experiments.image_benchmark.page import write_page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
-SMALL = TrainConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
+SMALL = ExperimentConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
 
 
 def run(name, method, accuracy, *, seed=0, rate=1.0, split="test", **settings):
@@ -139,9 +142,11 @@ def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
     }
     path = tmp_path / "records" / "digits.jsonl"
     comparison = Comparison(
-        tmp_path / "out", seeds=3, epsilon=4.0, factors=(0.5, 1.0), trial_seeds=1, records=path
+        tmp_path / "out", seeds=3, epsilon=4.0, factors=(0.5, 1.0), trial_seeds=1
     )
     results = compare(configs, comparison, progress=False)
+    command = ["record", str(tmp_path / "out"), "--output", str(path)]
+    assert main(command) == 0
     found = lines.read(path)
     assert len(found) == 3 * (2 * 1 + 3)
     assert [len(method.grid[0].validation_accuracies) for method in results.methods] == [1] * 3
@@ -151,7 +156,8 @@ def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
     assert [line.accuracy for line in first[2:]] == results.methods[0].accuracies
     assert [line.seed for line in first[2:]] == [0, 1, 2]
     assert first[0].settings["steps"] == 2
-    assert 3.9 < first[0].spent <= first[0].epsilon == 4.0
+    assert first[0].spent is None
+    assert 3.9 < first[2].spent <= first[2].epsilon == 4.0
     noise = {method.name: method.runs[0]["noise_multiplier"] for method in results.methods}
     assert noise["GeoDP"] == noise["DP-SGD"] > 0
     geodp, plain = found[5], found[-1]
@@ -159,7 +165,7 @@ def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
     assert (plain.unproven, plain.epsilon, plain.spent) == (False, None, None)
 
     before = path.read_text()
-    compare(configs, comparison, progress=False)
+    assert main(command) == 0
     assert path.read_text() == before
 
 
@@ -200,7 +206,7 @@ def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_pa
     with pytest.raises(FileNotFoundError):
         (folder / "x.jsonl").read_text()
     assert main(["image-benchmark", str(folder)]) == 2
-    assert "has no records; write some with dpoptax compare --records" in capsys.readouterr().err
+    assert "has no records; write some with python -m experiments record" in capsys.readouterr().err
     lines.append(folder / "linear.jsonl", benchmark())
     (folder / "verdict.md").write_text("No method is above another.\n")
     assert main(["image-benchmark", str(folder)]) == 0

@@ -18,6 +18,8 @@ from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
 from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
 from dpoptax.training.config import load_config, load_configs
 
+pytestmark = pytest.mark.slow
+
 ONCE = Budget(rounds=1, seconds_per_turn=0.0)
 
 

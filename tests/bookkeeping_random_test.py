@@ -79,7 +79,7 @@ _PULLED = {"normalised", "standardised", "standardised convolution", "weight nor
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
 def test_random_programs(layers, length, count, seed):
     _compare(layers, length, count, seed)
@@ -121,7 +121,7 @@ def test_many_random_programs(layers, length, count, seed):
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 3), seed=st.integers(0, 99))
 def test_random_programs_by_inner_products(layers, length, count, seed):
     """So small gradients are formed else, and nothing is pulled back. Bounds exceed norms."""
-    with mock.patch.object(factor_products, "choose", return_value="gram"):
+    with mock.patch.object(factor_products, "choose_method", return_value="gram"):
         _compare(layers, length, count, seed, tolerance=5e-4 if count == 1 else 2e-3)
 
 
@@ -136,6 +136,7 @@ class _Linen(linen.Module):
         return linen.Dense(3)(linen.GroupNorm(1)(x).mean(0))
 
 
+@pytest.mark.slow
 def test_linen():
     module = _Linen()
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 7, (3, 5)))

@@ -11,7 +11,7 @@ import dpoptax
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum, join_sums
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 
@@ -25,6 +25,7 @@ COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
     *("transformer", "tied_embeddings"),  # in microbatches and at any magnitude, below
     *("lstm", "scanned_layers"),  # whose steps nested_scans takes
+    *("convolution_over_time", "mlp"),  # odd_convolutions, and mlp at other numbers of points
     "lora",  # merged into a kernel in pulling_test, and in the models of language_models_test
 }
 # Compiling is what these tests wait for.
@@ -35,7 +36,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
         sums, _ = method(loss, clip, points, batch, mask, keys, has_aux=False)
-        return join_sums(clip, points.points[0], sums) if method is bookkept_sum else sums
+        return join_sums(clip, points.points[0], sums) if method is ghost_clipped_sum else sums
 
     return jax.jit(total, compiler_options=QUICK)
 
@@ -49,7 +50,7 @@ def clipped_sum(method, network, clip, points, batch, mask=None):
 
 def both(*args):
     """The sum by book-keeping, and by per-example gradients."""
-    return clipped_sum(bookkept_sum, *args), clipped_sum(per_example_sum, *args)
+    return clipped_sum(ghost_clipped_sum, *args), clipped_sum(per_example_sum, *args)
 
 
 def points_of(network, count, tangent=False):
@@ -139,7 +140,7 @@ def test_every_clip(name):
 def test_one_normalised_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)
-    got = clipped_sum(bookkept_sum, network, clip, points_of(network, 2), _batch(network, 1))
+    got = clipped_sum(ghost_clipped_sum, network, clip, points_of(network, 2), _batch(network, 1))
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
     # What it is clipped by is an upper bound of its norm: it adds a little less, and never more.
     assert clip.sensitivity * (1 - 5e-5) <= norm <= clip.sensitivity
@@ -156,8 +157,8 @@ def test_masked_and_non_finite_examples_add_exactly_zero():
     got, want = both(network, clip, points, (bad, y), mask)
     close(got, want)
     good = (np.array(x)[[0, 3]], np.array(y)[[0, 3]])
-    close(got, clipped_sum(bookkept_sum, network, clip, points, good))
-    nothing = clipped_sum(bookkept_sum, network, clip, points, (bad, y), np.zeros(6, bool))
+    close(got, clipped_sum(ghost_clipped_sum, network, clip, points, good))
+    nothing = clipped_sum(ghost_clipped_sum, network, clip, points, (bad, y), np.zeros(6, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
@@ -210,7 +211,9 @@ def test_a_gradient_of_one_position_is_never_formed():
     def total(params, x):
         points = dpoptax.GradientPoints((params,), (1.0,))
         mask = jnp.ones(8, bool)
-        return bookkept_sum(loss, dpoptax.l2_clip(1.0), points, x, mask, None, has_aux=False)[0]
+        return ghost_clipped_sum(loss, dpoptax.l2_clip(1.0), points, x, mask, None, has_aux=False)[
+            0
+        ]
 
     shapes = (
         jax.ShapeDtypeStruct((512, 1024), jnp.float32),
@@ -255,13 +258,13 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
 
     segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
     want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
-    assert len(factor_products._joined(segments)) == 1
+    assert len(factor_products._join_segments(segments)) == 1
     np.testing.assert_allclose(
-        factor_products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5
+        factor_products.multiply_factors(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5
     )
     # What is small beside its factors is not worth the copy.
     small = [s._replace(rows=s.rows[..., :2]) for s in segments]
-    assert factor_products._joined(small) is small
+    assert factor_products._join_segments(small) is small
 
 
 @pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "transformer")))
@@ -287,11 +290,11 @@ def test_double_precision(name):
 
 
 def test_auxiliary_outputs_and_microbatches():
-    network = NETWORKS["transformer"]
+    network = NETWORKS["mlp"]
 
     def loss(params, example):
         value = network.loss(params, example)
-        return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
+        return value, {"loss": value, "norm": jnp.sum(params["w"] ** 2), "example": example}
 
     points, batch = points_of(network, 2), _batch(network, 7)
     options = {"has_aux": True, "microbatch_size": 3}
@@ -316,7 +319,7 @@ def test_inside_shard_map(name):
     def total(points, batch):
         ones = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
         clip = dpoptax.l2_clip(0.3)
-        own, _ = bookkept_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
+        own, _ = ghost_clipped_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
         return jax.lax.psum(join_sums(clip, points.points[0], own), "data")
 
     sharded = jax.shard_map(

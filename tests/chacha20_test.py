@@ -95,8 +95,8 @@ def test_every_stage_takes_a_key_of_the_system(name):
     tx = STAGES[name](dpoptax.random_key_from_os("chacha20"))
     params = {"a": jnp.zeros((50, 40)), "b": jnp.zeros(900)}
     total = dpoptax.extend.trust_clipped(params, CLIP)
-    update = jax.jit(tx.update, donate_argnums=1)
-    state, means = tx.init(params), []
+    update = jax.jit(tx.update)
+    state, means = jax.jit(tx.init)(params), []
     for _ in range(2):
         mean, state = update(total, state, params)
         means.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(mean)]))
@@ -107,11 +107,11 @@ def test_every_stage_takes_a_key_of_the_system(name):
     assert ledger.releases == 2
     # As a file has it, and after it the same noise as without.
     stored = serialization.msgpack_serialize(serialization.to_state_dict(state))
-    again = serialization.from_state_dict(tx.init(params), serialization.msgpack_restore(stored))
+    again = serialization.from_state_dict(state, serialization.msgpack_restore(stored))
     jax.tree.map(
         np.testing.assert_array_equal,
-        tx.update(total, again, params)[0],
-        tx.update(total, state, params)[0],
+        update(total, again, params)[0],
+        update(total, state, params)[0],
     )
 
 
@@ -142,14 +142,14 @@ def test_an_ensemble_has_a_key_for_each():
 
 def test_what_has_no_noise_by_it_refuses_such_a_key():
     clip = dpoptax.l2_clip(1.0)
-    with pytest.raises(TypeError, match="want one key, as from"):
+    with pytest.raises(TypeError, match="must be a single key"):
         dpoptax.contrib.geodp(0.1, noise_multiplier=1.0, batch_size=4, key=KEY)
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY)
     with jax.enable_x64(True):
         wide = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float64), clip)
-        with pytest.raises(TypeError, match="want one key, as from"):
+        with pytest.raises(TypeError, match="must be a single key"):
             tx.update(wide, tx.init(jnp.zeros(3)))
-    with pytest.raises(TypeError, match=r"shape \(2, 8\) and uint32: want one key, as from"):
+    with pytest.raises(TypeError, match=r"single key, got an array of shape \(2, 8\)"):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=keys.split(KEY, 2))
-    with pytest.raises(ValueError, match="generator='aes'"):
+    with pytest.raises(ValueError, match="got 'aes'"):
         dpoptax.random_key_from_os("aes")

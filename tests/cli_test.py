@@ -134,9 +134,11 @@ def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
         (["--l2-clip-norm", "1e300"], "l2_clip_norm=1e+300"),
         (["--delta", "0"], "delta=0"),
         (["--seed", "-1"], "seed=-1"),
-        (["--dataset", "mnits"], "dataset='mnits' is unknown. Did you mean 'mnist'?\n"),
+        (["--dataset", "digit"], "dataset='digit' is unknown"),
+        (["--dataset", "cifar10"], "is defined in the repository's folder `experiments`"),
         (["--dataset", "wikipedia"], "dataset='wikipedia' is unknown; available: "),
-        (["--model", "resnet-18"], "model='resnet-18' is unknown. Did you mean 'resnet_18'?\n"),
+        (["--model", "transfomer"], "model='transfomer' is unknown"),
+        (["--model", "resnet_18"], "let the config file return an `experiments.config.Exper"),
         (["--optimizer", "adm"], "optimizer='adm' is unknown; available: "),
         (["--sampling", "shuffled"], "give sampling='poisson'"),
     ],
@@ -153,13 +155,9 @@ def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, mes
         ("train", "--method", "the config file says which"),
         ("plan", "--method=disk", "TrainConfig(method=Disk("),
         ("compare", "--method", "the config file says which"),
-        ("compare", "--keep-checkpoints", "it is --set keep_checkpoints=VALUE"),
-        ("sweep", "--steps", "for all trials is --grid steps=VALUE"),
     ],
 )
-def test_a_field_that_is_no_option_of_a_command_is_told_its_place(
-    config, tmp_path, capsys, command, option, remedy
-):
+def test_a_method_is_no_option_of_a_command(config, tmp_path, capsys, command, option, remedy):
     given = [config(), "--workdir", str(tmp_path / "run"), option, "3"]
     message = error_of(capsys, command, *given)
     assert f"{option.partition('=')[0]} is no option of {command}; " in message
@@ -217,7 +215,6 @@ def test_a_run_that_its_budget_stops_says_so(config, tmp_path, capsys):
     assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr()
     assert "of 4 would exceed ε = 1.7" in shown.out
-    assert "epsilon=1.7 ends the run after" in shown.err
 
 
 def test_help_version_and_unknown_commands(config, capsys):
@@ -288,6 +285,7 @@ def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
     assert "covers neither the runs that selected" in (workdir / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_learning_rate_is_selected_by_validation_accuracy(compared):
     for method in compared[2].methods:
         means = {point.learning_rate: sum(point.validation_accuracies) / 2 for point in method.grid}
@@ -296,6 +294,7 @@ def test_learning_rate_is_selected_by_validation_accuracy(compared):
         assert any(method.name in note and "edge" in note for note in compared[2].notes)
 
 
+@pytest.mark.slow
 def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     paths, _, results = compared
     options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
@@ -351,12 +350,14 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
     assert len(trained) == 3
 
 
+@pytest.mark.slow
 def test_comparison_figure_shows_something(compared):
     image = matplotlib.image.imread(compared[1] / "comparison.png")
     assert image.shape[1] > 1000
     assert image.std() > 0.05
 
 
+@pytest.mark.slow
 def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
     paths = [config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
     options = ["--seeds", "1", "--steps", "2", "--workdir", str(tmp_path / "out")]
@@ -396,6 +397,6 @@ def test_a_config_given_twice_is_refused(config, tmp_path, capsys):
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_module, "load_dataset", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(dataset_module.DatasetSpec, "load", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", config(), "--workdir", str(tmp_path / "run")])

@@ -55,7 +55,7 @@ def test_equals_optax_contrib_and_jax_privacy():
     )
     a, _ = jax.jit(ours.update)(grads, ours.init(params), params)
     b, _ = jax.jit(theirs.update)(grads, theirs.init(params))
-    room = bounds.gamma(bounds._FEW)
+    room = bounds.gamma(bounds._COEFFICIENT_ROUNDINGS)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=room, atol=1e-7), a, b)
 
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
@@ -144,12 +144,12 @@ def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(pa
     tx = dpoptax.clip_and_noise(
         dpoptax.l2_clip(1.0), noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
     )
-    with pytest.raises(ValueError, match=r"a gradient for each of B examples"):
+    with pytest.raises(ValueError, match=r"one gradient for each of B examples"):
         tx.update(params, tx.init(params), params)
     # Four rows of parameters would be clipped as four examples, and their sum be broadcast.
-    with pytest.raises(ValueError, match="params=None, and the clip of per-example gradients"):
+    with pytest.raises(ValueError, match="clip of per-example gradients needs `params`"):
         tx.update(params, tx.init(params))
-    with pytest.raises(ValueError, match=r"not of these parameters: .*'c'"):
+    with pytest.raises(ValueError, match=r"structure of the parameters.*'c'"):
         tx.update({"c": jnp.ones((4, 2))}, tx.init(params), params)
     per_example = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params)
     released, _ = tx.update(per_example, tx.init(params), params)
@@ -159,6 +159,6 @@ def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(pa
 def test_an_error_about_axes_lists_a_few_leaves_of_many():
     points = dpoptax.gradient_points((), jnp.ones(2))
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w), dpoptax.l2_clip(1.0))
-    with pytest.raises(ValueError, match=r"of one length; got .*…; a list .* np.stack") as raised:
+    with pytest.raises(ValueError, match=r"one length, got .*…\. .* a list .*`np.stack`") as raised:
         grad_fn(points, [[1.0] * 2] * 500)
     assert len(str(raised.value)) < 300

@@ -313,7 +313,7 @@ def test_a_traced_bound_is_refused_as_such():
 
 
 def test_a_loss_over_a_bound_has_the_sum_over_it_and_clips_there():
-    """What docs/guides/clip.md makes of a bound that follows a schedule."""
+    """What docs/guides/schedules.md makes of a bound that follows a schedule."""
     batch = jnp.array([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0]])
     points = dpoptax.gradient_points((), jnp.zeros(2))
 

@@ -173,10 +173,20 @@ def test_no_constant_moves_a_sum_by_more_than_the_bound(program, way):
         assert move <= 1, (turn, example)
 
 
-@pytest.mark.parametrize("weights", [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)])
-@pytest.mark.parametrize("way", ["constants", "arguments"])
+WEIGHTS = [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)]
+
+
 @pytest.mark.parametrize(
-    "program", helpers.slow_but(("regression", "LoRA"), [*programs.PROGRAMS, "LoRA"])
+    ("program", "way", "weights"),
+    [
+        *helpers.covering(["regression", "LoRA"], ["constants", "arguments"], WEIGHTS),
+        *(
+            pytest.param(program, way, weights, marks=pytest.mark.slow)
+            for program in sorted(programs.PROGRAMS.keys() - {"regression"})
+            for way in ("constants", "arguments")
+            for weights in WEIGHTS
+        ),
+    ],
 )
 def test_no_weight_of_a_point_moves_a_sum_by_more_than_the_bound(program, way, weights):
     move, example = largest_move(compiled(program, way, weights=weights), EVERY[program][2])
@@ -354,10 +364,10 @@ def test_a_finite_example_leaves_a_run_of_disk_finite(way):
 def test_constant_scales_of_a_linear_map_leave_its_factors_finite():
     """Columns that are zero, next to four scales whose product is above 4."""
     factor = Diagonal(tuple(np.full((1, 1), 3.0, np.float32) for _ in range(4)))
-    steps = tuple(mapped_products.Scaling(i, np.zeros((1, 1, 1), int)) for i in range(4))
+    steps = tuple(mapped_products.ScaleStep(i, np.zeros((1, 1, 1), int)) for i in range(4))
     rows, columns = np.ones((3, 1, 2, 4), np.float32), np.zeros((3, 1, 2, 5), np.float32)
     segment = factor_products.Segment(jnp.asarray(rows), jnp.asarray(columns))
-    _assert_finite(jax.jit(lambda s: mapped_products.Mapping(steps)(factor, [s]))(segment))
+    _assert_finite(jax.jit(lambda s: mapped_products.SideMap(steps)(factor, [s]))(segment))
 
 
 EXACT = {
@@ -379,7 +389,7 @@ def test_numbers_are_scaled_by_powers_of_two_exactly(exponent):
         inside = normal & (abs(want) >= 2.0**-126) & (abs(want) < 2.0**128)
         want = np.where(inside | ~np.isfinite(x), want, 0.0)
         beyond = normal & (abs(np.ldexp(np.float64(x), min(exponent, 2000))) >= 2.0**128)
-    found = np.asarray(jax.jit(bounds.over_power)(x, -exponents))
+    found = np.asarray(jax.jit(bounds.divide_by_power)(x, -exponents))
     np.testing.assert_array_equal(found, np.where(inside, want, 0.0))
     found = np.asarray(jax.jit(bounds.ldexp)(x, exponents))
     np.testing.assert_array_equal(found, np.where(beyond, np.copysign(np.inf, x), want))

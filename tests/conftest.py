@@ -59,11 +59,25 @@ def pytest_collection():
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that are marked `optimized` come first: what is compiled is dropped between kinds.
+# Examples of docstrings that take seconds, each of something that quick tests are of, too.
+_LONG_EXAMPLES = {
+    "accumulate", "augmented", "calibrate_batch_size", "calibrate_noise_multiplier",
+    "calibrate_steps", "canary_gradient", "information_flow", "kronecker_factors", "linear_map",
+    "scale_by_shrunk_muon", "searched_canary", "select_rows", "selected_grad", "statement",
+    "tune_microbatch_size",
+}  # fmt: skip
 
-    In this order they are given to the workers, and not by their numbers of tests.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks long examples as slow, and sorts modules that are marked `optimized` to the front.
+
+    What is compiled is dropped between the two kinds. In this order modules are given to the
+    workers, and not by their numbers of tests.
     """
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES:
+            item.add_marker("slow")
     items.sort(key=lambda item: not any(item.getparent(pytest.Module).iter_markers("optimized")))
 
 

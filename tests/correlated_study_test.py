@@ -12,6 +12,8 @@ import dpoptax
 from dpoptax import accounting, matrix
 from experiments import studies
 
+pytestmark = pytest.mark.slow
+
 STEPS, RECORDS, BATCH = 120, 1438, 64
 SMOOTH = dpoptax.filters.preset("momentum")
 INDEPENDENT = matrix.BandedToeplitz((1.0,))

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
-from dpoptax.training.errors import ConfigError
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import IN_EXPERIMENTS, ConfigError
+from dpoptax.training.models import MODELS
+from experiments.data import PUBLISHED
+from experiments.data.published_data import load_published
+from experiments.models.published_models import PUBLISHED_MODELS
 from tests.published_data import write_cifar, write_mnist
 
 TRAIN_CONFIG = """
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 def get_config():
-    return TrainConfig(dataset="mnist", model="linear", steps=1, batch_size=4, epsilon=None,
+    return ExperimentConfig(dataset="mnist", model="linear", steps=1, batch_size=4, epsilon=None,
                        noise_multiplier=1.0, accountant="rdp")
 """
 
@@ -39,7 +43,7 @@ FIRST_FILE = {
 )
 def test_idx_files(tmp_path, zipped, name, folder):
     splits = write_mnist(tmp_path / folder, zipped=zipped)
-    dataset = load_dataset(name, tmp_path)
+    dataset = load_published(name, tmp_path)
     assert (dataset.name, dataset.num_classes, dataset.train_size) == (name, 10, 20)
     for split, (images, labels) in zip((dataset.train, dataset.test), splits.values(), strict=True):
         assert split["inputs"].dtype == np.float32
@@ -50,8 +54,8 @@ def test_idx_files(tmp_path, zipped, name, folder):
 def test_one_directory_holds_both_data_sets_of_the_same_file_names(tmp_path):
     write_mnist(tmp_path / "mnist", train=3)
     write_mnist(tmp_path / "fashion_mnist", train=4)
-    assert load_dataset("mnist", tmp_path).train_size == 3
-    assert load_dataset("fashion_mnist", tmp_path).train_size == 4
+    assert load_published("mnist", tmp_path).train_size == 3
+    assert load_published("fashion_mnist", tmp_path).train_size == 4
 
 
 @pytest.mark.parametrize("archive", [True, False])
@@ -59,22 +63,22 @@ def test_one_directory_holds_both_data_sets_of_the_same_file_names(tmp_path):
 @pytest.mark.parametrize("num_classes", [10, 100])
 def test_cifar(tmp_path, num_classes, binary, archive):
     splits = write_cifar(tmp_path, num_classes, binary=binary, archive=archive)
-    dataset = load_dataset(f"cifar{num_classes}", tmp_path)
+    dataset = load_published(f"cifar{num_classes}", tmp_path)
     assert dataset.num_classes == num_classes
     for split, (images, labels) in zip((dataset.train, dataset.test), splits.values(), strict=True):
         np.testing.assert_allclose(split["inputs"], (images / 255 - 0.5) / 0.25, atol=1e-6)
         np.testing.assert_array_equal(split["labels"], labels)
 
 
-@pytest.mark.parametrize("name", sorted(FILE_DATASETS))
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_what_is_missing_is_named_with_the_remedy(tmp_path, name):
     with pytest.raises(ConfigError, match=rf"data_dir=None.*{name}.*--data-dir"):
-        load_dataset(name)
+        load_published(name)
     with pytest.raises(ConfigError, match=r"data_dir='.*nowhere' is not a directory"):
-        load_dataset(name, tmp_path / "nowhere")
+        load_published(name, tmp_path / "nowhere")
     file = FIRST_FILE.get(name, "train.tsv")
     with pytest.raises(ConfigError, match=rf"{name}.* needs {file}.*--data-dir"):
-        load_dataset(name, tmp_path)
+        load_published(name, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_a_damaged_idx_file_is_named(tmp_path, damage, message):
     path = tmp_path / "train-labels-idx1-ubyte"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ConfigError, match=rf"(?s)train-labels.*{message}"):
-        load_dataset("mnist", tmp_path)
+        load_published("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"])
@@ -101,7 +105,7 @@ def test_a_cut_off_gzip_file_is_named(tmp_path, name):
     write_mnist(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-9])
     with pytest.raises(ConfigError, match=rf"{name} cannot be read.*no whole gzip file"):
-        load_dataset("mnist", tmp_path)
+        load_published("mnist", tmp_path)
 
 
 def test_a_damaged_archive_is_named(tmp_path):
@@ -109,7 +113,7 @@ def test_a_damaged_archive_is_named(tmp_path):
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(ConfigError, match=r"cifar-10-python.tar.gz cannot be read.*whole archive"):
-        load_dataset("cifar10", tmp_path)
+        load_published("cifar10", tmp_path)
 
 
 def test_a_missing_or_cut_off_batch_is_named(tmp_path):
@@ -117,10 +121,10 @@ def test_a_missing_or_cut_off_batch_is_named(tmp_path):
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"data_batch_3.bin.*30729 bytes .*3073-byte records"):
-        load_dataset("cifar10", tmp_path)
+        load_published("cifar10", tmp_path)
     path.unlink()
     with pytest.raises(ConfigError, match=r"cifar-10-batches-bin cannot.*data_batch_3.bin is miss"):
-        load_dataset("cifar10", tmp_path)
+        load_published("cifar10", tmp_path)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
@@ -131,7 +135,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     write_cifar(tmp_path, 100, archive=False)
     (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(Payload(), protocol=2))
     with pytest.raises(ConfigError, match=r"train cannot be read.*exec has no place"):
-        load_dataset("cifar100", tmp_path)
+        load_published("cifar100", tmp_path)
 
 
 def test_the_command_line_takes_the_directory(tmp_path, capsys):
@@ -145,3 +149,11 @@ def test_the_command_line_takes_the_directory(tmp_path, capsys):
     assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["dataset"], summary["dataset_size"]) == ("mnist", 40)
+
+
+def test_names_that_experiments_define_are_known_to_the_trainer():
+    assert set(IN_EXPERIMENTS["dataset"]) == set(PUBLISHED)
+    names = {name for name in (*MODELS, *PUBLISHED_MODELS) if name in IN_EXPERIMENTS["model"]}
+    assert names == set(IN_EXPERIMENTS["model"])
+    with pytest.raises(ConfigError, match=r"'sst2' is defined in .*`experiments`.*ExperimentCon"):
+        TrainConfig(dataset="sst2").data().load()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dpoptax.training.data import dictionary
-from dpoptax.training.data.dictionary import Dictionary, dead_leaves
 from dpoptax.training.errors import ConfigError
+from experiments.data import dictionary
+from experiments.data.dictionary import Dictionary, dead_leaves
 from tests.oracles import dictionary as oracle
 
 SMALL = Dictionary(filters=7, patch=3, grid=2)

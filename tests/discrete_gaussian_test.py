@@ -1,4 +1,4 @@
-"""The discrete Gaussian has the law, digit by digit, that docs/privacy/noise.md proves."""
+"""The discrete Gaussian has the law, digit by digit, that docs/developers/fixed-point.md proves."""
 
 import math
 
@@ -166,7 +166,7 @@ def test_draws_have_the_law():
 
 
 def test_more_numbers_than_there_are_counters_are_refused():
-    with pytest.raises(ValueError, match="at most 2³² are drawn"):
+    with pytest.raises(ValueError, match="at most 2³² numbers"):
         jax.eval_shape(
             lambda key: dg.discrete_gaussian(key, (2**16, 2**17), 9.0), jax.random.key(0)
         )

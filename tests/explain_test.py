@@ -8,7 +8,7 @@ import pytest
 
 import dpoptax
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
 from tests.helpers import equations
 from tests.networks import NETWORKS
 
@@ -109,7 +109,7 @@ def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
         return max(_sizes(jaxpr.jaxpr))
 
     assert largest(per_example_sum) >= batch * 500 * width
-    assert largest(bookkept_sum) < batch * width * width
+    assert largest(ghost_clipped_sum) < batch * width * width
 
 
 def test_parts_of_a_large_stack_are_told_apart_in_a_byte_an_entry():

@@ -9,19 +9,21 @@ import pytest
 
 from dpoptax.cli.main import main
 from dpoptax.training import loop
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
-from dpoptax.training.data import features, scattering, streaming
-from dpoptax.training.data.dictionary import Dictionary
-from dpoptax.training.data.scattering import Scattering
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Augmented
-from dpoptax.training.run import planning, shapes
+from dpoptax.training.run import planning
 from dpoptax.training.search import trials
+from experiments.config import ExperimentConfig
+from experiments.data import features, scattering
+from experiments.data.dictionary import Dictionary
+from experiments.data.published_data import load_published
+from experiments.data.scattering import Scattering
 from tests.published_data import write_mnist
 
 WANTED = Scattering()
-CONFIG = TrainConfig(
+CONFIG = ExperimentConfig(
     features="scattering",
     model="linear",
     steps=2,
@@ -142,23 +144,13 @@ def test_an_example_more_changes_no_other_features(wanted):
     np.testing.assert_array_equal(with_it[1:], without)
 
 
-def test_rows_are_read_when_they_are_asked_for():
-    array = np.arange(12, dtype=np.float16).reshape(6, 2)
-    rows = streaming.Rows(array)
-    assert not streaming.in_memory({"inputs": rows})
-    odd = rows.only(np.array([False, True] * 3))
-    assert (len(odd), odd.shape, odd.dtype) == (3, (3, 2), np.float16)
-    np.testing.assert_array_equal(odd[np.array([2, 0])], [[10, 11], [2, 3]])
-    assert odd[np.array([0])].dtype == np.float16
-
-
 @pytest.mark.slow
 def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     """Read by rows or held in memory, held out or not."""
     found = {}
     for limit in (2**28, 0):
         monkeypatch.setattr(features, "IN_MEMORY", limit)
-        dataset = data.load_dataset("digits", features=CONFIG.feature_map)
+        dataset = load_published("digits", features=CONFIG.feature_map)
         assert streaming.in_memory(dataset.train) == bool(limit)
         for part in (dataset, dataset.for_selection()):
             plan = loop.make_plan(CONFIG, part.train_size)
@@ -178,35 +170,30 @@ def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, mo
         given = planning.plan_run(mnist, count_flops=False)
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
     assert "linear on scattering of mnist" in planning.text("mnist", given)
-    dataset = data.load_dataset("mnist", tmp_path, features=mnist.feature_map)
-    assert shapes.published_shapes(mnist).example == shapes.shapes_of(dataset).example
+    dataset = load_published("mnist", tmp_path, features=mnist.feature_map)
+    published = dataclasses.replace(mnist, data_dir=None).data().shapes("example")
+    assert published.example == dataset.shapes("example").example
 
 
 def test_what_has_no_features_is_refused_by_name(folder, split):
     with pytest.raises(ConfigError, match="features='scatering' is unknown"):
-        TrainConfig(features="scatering")
+        ExperimentConfig(features="scatering")
     with pytest.raises(ConfigError, match="feature_colors='oponent' is unknown.*'opponent'"):
-        TrainConfig(feature_colors="oponent")
+        ExperimentConfig(feature_colors="oponent")
     with pytest.raises(ConfigError, match=r"features='scattering' are computed once, and method="):
-        TrainConfig(features="scattering", method=Augmented())
+        ExperimentConfig(features="scattering", method=Augmented())
     counts = ("scattering_scale", "scattering_angles", "feature_groups")
     for name in (*counts, "dictionary_filters", "dictionary_patch", "dictionary_grid"):
         with pytest.raises(ConfigError, match=f"{name}=0 is not allowed"):
-            TrainConfig(**{name: 0})
+            ExperimentConfig(**{name: 0})
     for wanted in (WANTED, Dictionary()):
         with pytest.raises(ConfigError, match=f"features='{wanted.name}'.* a source of records"):
             features.featured([{"inputs": split["inputs"][0]}], wanted, name="mine")
-    sentences = data.Dataset("words", split, split, 10, "sentences")
-    data.DATASETS["words"] = lambda: sentences
-    try:
-        with pytest.raises(
-            ConfigError, match="are of images, and dataset='words' is for sentences"
-        ):
-            data.load_dataset("words", features=WANTED)
-    finally:
-        del data.DATASETS["words"]
+    with pytest.raises(ConfigError, match="are of images, and dataset='sst2' is for sentences"):
+        ExperimentConfig(dataset="sst2", features="scattering").data().shapes("example")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -224,6 +211,7 @@ def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
         loop.train_and_evaluate(other, tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_run_does_not_go_on_with_features_of_other_images(
     folder, tmp_path, in_memory, monkeypatch
@@ -251,6 +239,7 @@ def test_features_that_others_may_have_written_are_not_read(folder, split):
     np.testing.assert_array_equal(again["inputs"], first["inputs"])
 
 
+@pytest.mark.slow
 def test_features_are_loaded_once_for_all_trials(folder, monkeypatch):
     first = trials.dataset_of(CONFIG, held_out=False)
     other = dataclasses.replace(CONFIG, learning_rate=0.1)
@@ -260,11 +249,13 @@ def test_features_are_loaded_once_for_all_trials(folder, monkeypatch):
 
 
 TEXT = """
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 from dpoptax.training.methods import DPSGD, NonPrivate
 
 def get_config():
-    return TrainConfig(method={method}(), steps=2, eval_every=2, batch_size=64, accountant="rdp")
+    return ExperimentConfig(
+        method={method}(), steps=2, eval_every=2, batch_size=64, accountant="rdp"
+    )
 """
 
 

@@ -11,10 +11,11 @@ import zipfile
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.data import fetching
-from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
-from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
+from experiments.command_line import main as experiment
+from experiments.data import PUBLISHED, fetching
+from experiments.data.published_data import load_published
+from experiments.data.tokens import Tokens
 from tests.data_files_test import TRAIN_CONFIG
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
@@ -111,14 +112,14 @@ def contents(folder):
 
 def tokens(name, folder):
     """What a data set of texts is read with."""
-    if FILE_DATASETS[name].kind == "images":
+    if PUBLISHED[name].kind == "images":
         return Tokens(None, 16)
-    write_tokenizer(folder, encoder=FILE_DATASETS[name].kind == "sentences")
+    write_tokenizer(folder, encoder=PUBLISHED[name].kind == "sentences")
     return Tokens(folder, 16)
 
 
 def test_every_published_file_has_an_address_and_a_checksum():
-    assert set(fetching.SOURCES) == set(FILE_DATASETS) - {"imagenet"}
+    assert set(fetching.SOURCES) == set(PUBLISHED) - {"imagenet"}
     files = [file for files in fetching.SOURCES.values() for file in files]
     assert len({file.path for file in files}) == len({file.checksum for file in files})
     for file in files:
@@ -130,14 +131,14 @@ def test_every_published_file_has_an_address_and_a_checksum():
 
 @pytest.mark.parametrize("name", sorted(fetching.SOURCES))
 def test_what_is_fetched_is_what_the_reader_finds(server, tmp_path, name):
-    if FILE_DATASETS[name].kind != "images":
+    if PUBLISHED[name].kind != "images":
         pytest.importorskip("tokenizers")
     data = tmp_path / "made" / "data"
     fetched = fetching.fetch(name, data, progress=False)
     assert [path.relative_to(data).as_posix() for path in fetched] == [
         file.path for file in fetching.SOURCES[name]
     ]
-    size = load_dataset(name, data, tokens(name, tmp_path / "model")).train_size
+    size = load_published(name, data, tokens(name, tmp_path / "model")).train_size
     assert size == TRAIN_SIZE.get(name, 20)
     asked = len(server.asked)
     assert asked == len(fetched)
@@ -157,7 +158,7 @@ def test_what_is_there_in_another_form_is_not_fetched(server, tmp_path):
     write_glue(tmp_path, "sst2")
     write_imagenet(tmp_path)
     before = contents(tmp_path)
-    for name in ("mnist", "cifar10", "sst2", "imagenet", "digits"):
+    for name in ("mnist", "cifar10", "sst2", "imagenet"):
         assert fetching.fetch(name, tmp_path, progress=False) == []
     assert (server.asked, contents(tmp_path)) == ([], before)
 
@@ -188,10 +189,10 @@ def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path):
         fetching.fetch("mnist", data, progress=False)
     assert list(contents(data)) == ["mnist/train-images-idx3-ubyte.gz"]
     with pytest.raises(ConfigError, match=r"mnist.* needs train-labels"):
-        load_dataset("mnist", data)
+        load_published("mnist", data)
     server.cut = set()
     assert len(fetching.fetch("mnist", data, progress=False)) == 3
-    assert load_dataset("mnist", data).train_size == 20
+    assert load_published("mnist", data).train_size == 20
 
 
 def test_an_address_that_has_no_such_file_is_named(server, tmp_path):
@@ -225,9 +226,9 @@ def test_a_data_set_that_asks_for_an_account_is_fetched_by_hand(tmp_path):
         fetching.fetch("imagenet", tmp_path)
 
 
-def test_without_the_extra_it_is_named(tmp_path, monkeypatch):
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dpoptax\[fetch\]'.*trainset.csv into"):
+    with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*trainset.csv into"):
         fetching.fetch("e2e", tmp_path)
 
 
@@ -243,14 +244,14 @@ def test_an_archive_is_read_where_it_was_put_by_hand(server, tmp_path):
     archive = tmp_path / "data" / "SST-2.zip"
     archive.write_bytes(content)
     reader = tokens("sst2", tmp_path / "model")
-    assert load_dataset("sst2", tmp_path / "data", reader).train_size == 20
+    assert load_published("sst2", tmp_path / "data", reader).train_size == 20
     archive.write_bytes(content[:-30])
     with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it is no whole archive"):
-        load_dataset("sst2", tmp_path / "data", reader)
+        load_published("sst2", tmp_path / "data", reader)
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("SST-2/train.tsv", "sentence\tlabel\ngood\t1\n")
     with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: dev.tsv is missing in it"):
-        load_dataset("sst2", tmp_path / "data", reader)
+        load_published("sst2", tmp_path / "data", reader)
 
 
 def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
@@ -260,25 +261,17 @@ def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
     options = ["--data-dir", str(data), "--delta", "1e-3"]
     arguments = ["train", str(config), "--workdir", str(tmp_path / "run"), *options]
     assert main(arguments) == 2
-    assert "--fetch" in capsys.readouterr().err
+    assert f"python -m experiments fetch mnist --data-dir {data}" in capsys.readouterr().err
     assert server.asked == []
-    assert main(["plan", str(config), "--fetch", *options]) == 0
+    fetch = ["fetch", "mnist", "--data-dir", str(data)]
+    assert experiment(fetch) == 0
     assert len(server.asked) == 4
-    assert main([*arguments, "--fetch"]) == 0
+    assert experiment(fetch) == 0
+    assert "mnist: all files are there" in capsys.readouterr().out
+    assert main(arguments) == 0
     assert len(server.asked) == 4
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_commands_over_several_configs_fetch_for_all(server, tmp_path, capsys, command):
-    config = tmp_path / "config.py"
-    config.write_text(TRAIN_CONFIG.replace("epsilon=None", "epsilon=9.0, delta=1e-3"))
-    options = {
-        "compare": ["--seeds", "1", "--factors", "1"],
-        "sweep": ["--grid", "learning_rate=1", "--dry-run"],
-    }[command]
-    arguments = [command, str(config), "--workdir", str(tmp_path / "run"), *options]
-    data = ["--data-dir", str(tmp_path / "data")]
-    assert main([*arguments, *data]) == 2
-    assert "data' is not a directory" in capsys.readouterr().err
-    assert main([*arguments, *data, "--fetch"]) == 0
-    assert len(server.asked) == 4
+def test_an_unknown_data_set_is_named(tmp_path, capsys):
+    assert experiment(["fetch", "mnits", "--data-dir", str(tmp_path)]) == 2
+    assert "Did you mean 'mnist'" in capsys.readouterr().err

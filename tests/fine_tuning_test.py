@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dpoptax.cli.main import main
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import NonPrivate
 from dpoptax.training.run.planning import plan_run, text
+from experiments.config import ExperimentConfig
+from experiments.data.published_data import load_published
 from tests.published_texts import (
     write_dart,
     write_e2e,
@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
 
 def config_for(folder, dataset, **changes):
     encoder = dataset in ("sst2", "mnli")
-    return TrainConfig(
+    return ExperimentConfig(
         dataset=dataset,
         data_dir=folder,
         model="roberta_base" if encoder else "gpt2",
@@ -81,8 +81,9 @@ def test_sentences(folder, tmp_path):
 def test_generation(folder, tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
-        "from pathlib import Path\nfrom dpoptax.training.config import TrainConfig\n"
-        "def get_config():\n    return TrainConfig(dataset='dart', model='gpt2', epsilon=None, "
+        "from experiments.config import ExperimentConfig\n"
+        "def get_config():\n"
+        "    return ExperimentConfig(dataset='dart', model='gpt2', epsilon=None, "
         "noise_multiplier=1.0, accountant='rdp', delta=1e-3, batch_size=4, steps=2, "
         "sequence_length=32, microbatch_size=2, lora_rank=2)\n"
     )
@@ -106,7 +107,7 @@ def test_all_weights_are_trained_without_lora(folder, tmp_path):
 
 def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
     write_imagenet(tmp_path / "data", classes=3, train=3, val=3, size=(30, 30))
-    config = TrainConfig(
+    config = ExperimentConfig(
         dataset="imagenet",
         data_dir=tmp_path / "data",
         model="linear",
@@ -115,7 +116,7 @@ def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
     )
     summary = train_and_evaluate(config, tmp_path / "run", progress=False).summary
     assert summary["test_accuracy"] * 9 == pytest.approx(round(summary["test_accuracy"] * 9))
-    dataset = load_dataset("imagenet", tmp_path / "data")
+    dataset = load_published("imagenet", tmp_path / "data")
     assert len(dataset.test) == 9
     with pytest.raises(ConfigError, match=r"'imagenet' is streamed"):
         dataset.for_selection()
@@ -132,7 +133,7 @@ def test_what_is_missing_is_said_before_anything_is_trained(folder, tmp_path):
 
 
 def test_a_plan_needs_neither_data_nor_checkpoint():
-    config = TrainConfig(
+    config = ExperimentConfig(
         dataset="sst2",
         model="roberta_base",
         batch_size=1000,

@@ -62,9 +62,9 @@ def test_the_output_is_the_filter_s():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"length": 1, "stddev": 1.0}, "length=1"),
-        ({"length": 4, "stddev": 0.0}, "stddev=0.0"),
-        ({"length": 4, "stddev": 1.0, "decay": 1.0}, "decay=1.0"),
+        ({"length": 1, "stddev": 1.0}, "`length` must .* got 1"),
+        ({"length": 4, "stddev": 0.0}, "`stddev` must .* got 0.0"),
+        ({"length": 4, "stddev": 1.0, "decay": 1.0}, "`decay` must .* got 1.0"),
     ],
 )
 def test_bad_arguments(arguments, message):

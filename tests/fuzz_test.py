@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.models.models import build_model
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
 
@@ -48,7 +47,7 @@ def _plan(config, workdir):
     dataset = load_dataset(config.dataset)
     plan = make_plan(config, dataset.train_size)
     build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
-    build_model(config, dataset.num_classes)
+    config.build_model(dataset.num_classes)
     raise _PlannedError
 
 

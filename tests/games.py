@@ -10,7 +10,7 @@ import optax
 import dpoptax
 from dpoptax import accounting, auditing, sampling
 from dpoptax._noise import ledger
-from dpoptax.contrib._hyperspherical import to_hyperspherical
+from dpoptax.contrib._coordinates import to_hyperspherical
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
 CLIP = dpoptax.l2_clip(0.5)
@@ -64,7 +64,7 @@ def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
 
 def signed(state):
     """The state with an imprint that fits it: a mistake that the ledger's own checks do not see."""
-    return ledger.with_key(state, state.key)
+    return ledger.replace_key(state, state.key)
 
 
 def mislabelled(noise, claimed):

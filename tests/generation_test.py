@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import load_dataset
-from dpoptax.training.data.tokens import NO_LABEL, Tokens
+from dpoptax.training import models
+from dpoptax.training.data.dataset import NO_LABEL
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.models import models
-from dpoptax.training.models.language import Gpt2
-from dpoptax.training.run import generation
-from dpoptax.training.run.decoding import beam_search
+from experiments.command_line import main as experiment
+from experiments.config import ExperimentConfig
+from experiments.data.published_data import load_published
+from experiments.data.tokens import Tokens
+from experiments.generation import generation
+from experiments.generation.beam_search import beam_search
+from experiments.models.language import Gpt2
 from tests.published_texts import write_dart, write_e2e, write_published_model
 
 END = 0
@@ -214,25 +215,25 @@ def config_for(folder, **changes):
         "model": "gpt2",
         "pretrained": folder / "gpt2",
         "sequence_length": 32,
-        "beams": 2,
-        "max_new_tokens": 6,
         "batch_size": 4,
         "noise_multiplier": 1.0,
         "seed": 0,
         **changes,
     }
-    return TrainConfig(**fields)
+    return ExperimentConfig(**fields)
+
+
+SEARCH = generation.Search(beams=2, max_new_tokens=6)
 
 
 def test_references_are_grouped_by_their_source(folder):
     tokens = Tokens(folder / "gpt2", 32)
-    e2e = load_dataset("e2e", folder, tokens)
+    e2e = load_published("e2e", folder, tokens)
     assert [len(references) for _, references in e2e.texts] == [1, 2, 1, 1, 1, 1]
     assert e2e.texts[1][0].startswith("name : ")
     assert e2e.texts[1][1][1] == "Again the food"
     assert len(e2e.test["inputs"]) == 7
-    assert e2e.for_selection().texts == ()
-    dart = load_dataset("dart", folder, tokens)
+    dart = load_published("dart", folder, tokens)
     assert [len(references) for _, references in dart.texts] == [2, 2, 2]
     # A text starts where a target starts in the training.
     prompts, lengths = tokens.prompts([source for source, _ in dart.texts])
@@ -248,53 +249,61 @@ def test_references_are_grouped_by_their_source(folder):
 @pytest.mark.slow
 def test_texts_do_not_depend_on_how_many_are_generated_at_a_time(folder):
     config = config_for(folder)
-    dataset = load_dataset("e2e", folder, config.tokens)
-    model = models.build_model(config, 0, "generation")
-    start = models.start_variables(config, model, dataset.train["inputs"][0], jax.random.key(0))
+    dataset = config.data().load()
+    model = config.build_model(0)
+    start = config.initial_variables(model, dataset.train["inputs"][0], jax.random.key(0))
     found = []
     for size in (None, 4):  # six sources are no multiple of four
         changed = dataclasses.replace(config, microbatch_size=size)
-        found.append(generation.Generation(changed, model, dataset)(*start))
+        found.append(generation.Generation(changed, SEARCH, model, dataset)(*start))
     assert found[0] == found[1]
     assert [entry["references"] for entry in found[0][1]] == [list(r) for _, r in dataset.texts]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["e2e", "dart"])
-def test_the_trainer_prints_and_keeps_the_scores(folder, tmp_path, capsys, dataset):
+def test_a_finished_run_is_scored(folder, tmp_path, capsys, dataset):
     path = tmp_path / "config.py"
     path.write_text(
-        "from dpoptax.training.config import TrainConfig\n"
-        f"def get_config():\n    return TrainConfig(dataset='{dataset}', model='gpt2', "
+        "from experiments.config import ExperimentConfig\n"
+        f"def get_config():\n    return ExperimentConfig(dataset='{dataset}', model='gpt2', "
         "epsilon=None, noise_multiplier=1.0, accountant='rdp', delta=1e-3, batch_size=4, steps=2, "
-        "sequence_length=32, microbatch_size=2, lora_rank=2, max_new_tokens=8)\n"
+        "sequence_length=32, microbatch_size=2, lora_rank=2)\n"
     )
-    options = ["--data-dir", str(folder), "--pretrained", str(folder / "gpt2"), "--beams", "3"]
-    assert main(["train", str(path), *options, "--workdir", str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    printed = "BLEU {test_bleu:.2f} %, ROUGE-L {test_rouge_l:.2f} %".format(**summary)
+    workdir = tmp_path / "run"
+    options = ["--data-dir", str(folder), "--pretrained", str(folder / "gpt2")]
+    options += ["--workdir", str(workdir)]
+    search = ["--beams", "3", "--max-new-tokens", "8"]
+    assert experiment(["generate", str(path), *options, *search]) == 2
+    assert "has no params.msgpack; train the config first" in capsys.readouterr().err
+    assert main(["train", str(path), *options]) == 0
+    assert experiment(["generate", str(path), *options, *search]) == 0
+    scores = json.loads((workdir / "scores.json").read_text())
+    assert (scores["beams"], scores["max_new_tokens"]) == (3, 8)
     captured = capsys.readouterr()
-    assert printed in captured.out
-    lines = (tmp_path / "run" / "generated.jsonl").read_text(encoding="utf-8").splitlines()
+    assert "BLEU {test_bleu:.2f} %, ROUGE-L {test_rouge_l:.2f} %".format(**scores) in captured.out
+    lines = (workdir / "generated.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert f"texts: {len(rows)}/{len(rows)}" in captured.err
     texts, references = ([row[name] for row in rows] for name in ("text", "references"))
     again = generation.scores(texts, references)
-    assert again == {name: pytest.approx(summary[name]) for name in again}
+    assert again == {name: pytest.approx(scores[name]) for name in again}
 
 
 @pytest.mark.slow
-def test_what_cannot_be_generated_is_said_before_anything_is_trained(folder, tmp_path, monkeypatch):
-    run = functools.partial(train_and_evaluate, workdir=tmp_path / "run", progress=False)
-    with pytest.raises(ConfigError, match=r"beams=1 .*'digits' has no sources and references"):
-        run(TrainConfig(beams=1, steps=1, epsilon=None, noise_multiplier=1.0))
+def test_what_cannot_be_generated_is_said(folder, monkeypatch):
+    config = config_for(folder)
+    model, dataset = config.build_model(0), config.data().load()
+    digits = ExperimentConfig().data().load()
+    with pytest.raises(ConfigError, match=r"'digits' has no sources and references"):
+        generation.Generation(config, SEARCH, model, digits)
+    long = dataclasses.replace(SEARCH, max_new_tokens=120)
     with pytest.raises(ConfigError, match=r"max_new_tokens=120 .* exceeds the 128 positions"):
-        run(config_for(folder, max_new_tokens=120, epsilon=None))
+        generation.Generation(config, long, model, dataset)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
-    with pytest.raises(ConfigError, match=r"rouge_score, .*pip install 'dpoptax\[scores\]'"):
-        run(config_for(folder, epsilon=None))
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    for changes in ({"beams": -1}, {"length_penalty": -0.5}, {"max_new_tokens": 0}):
+    with pytest.raises(ConfigError, match=r"rouge_score, .*uv sync"):
+        generation.Generation(config, SEARCH, model, dataset)
+    for changes in ({"beams": 0}, {"length_penalty": -0.5}, {"max_new_tokens": 0}):
         (name,) = changes
         with pytest.raises(ConfigError, match=rf"{name}=.* is not allowed"):
-            TrainConfig(**changes)
+            generation.Search(**changes)

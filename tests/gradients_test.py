@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,12 +199,6 @@ def test_tangent_adds_a_hessian_vector_product():
     _close(got, jax.tree.map(np.add, gradient, product))
 
 
-def test_params_instead_of_points_are_refused():
-    params = helpers.mlp_params(0)
-    with pytest.raises(TypeError, match="gradient_points"):
-        dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(params, helpers.mlp_batch(0, 2))
-
-
 def test_a_number_stands_for_an_l2_clip():
     options = {"noise_multiplier": 1.0, "batch_size": 2, "key": jax.random.key(0)}
     clip, points = dpoptax.l2_clip(2.0), dpoptax.gradient_points((), jnp.zeros(2))
@@ -248,7 +243,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="method='fast'"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, method="fast")
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
-    with pytest.raises(ValueError, match=r"mask has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"`mask` must have shape .* got \(3,\)"):
         grad_fn(_points(1), helpers.mlp_batch(0, 2), jnp.ones(3, bool))
     with pytest.raises(ValueError, match="leading axis.*made one array by np.stack"):
         grad_fn(_points(1), [[1.0, 2.0], [3.0, 4.0]])
@@ -312,3 +307,71 @@ def test_dropped_examples_of_a_loss_with_randomness_and_outputs():
     points = dpoptax.gradient_points((), jnp.ones(2))
     given = {"key": jax.random.key(0), "ids": np.arange(4), "has_aux": True}
     assert dpoptax.dropped_examples(loss_fn, points, batch, **given) == 2
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_parameters_are_the_points_of_plain_gradients(method):
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 5)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, method=method)
+    plain, at_points = grad_fn(params, batch), grad_fn(dpoptax.gradient_points((), params), batch)
+    chex.assert_trees_all_equal(plain, at_points)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_losses_are_returned_next_to_the_sum(method):
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
+    mask = jnp.arange(6) < 5
+    losses = jax.vmap(helpers.mlp_loss, (None, 0))(params, batch)
+    plain = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, method=method)(params, batch, mask)
+    options = {"method": method, "return_values": True, "microbatch_size": 2}
+    clipped, found = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, **options)(params, batch, mask)
+    chex.assert_trees_all_close(clipped.sum, plain.sum, rtol=1e-5)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    with_aux = lambda params, example: (helpers.mlp_loss(params, example), example)  # noqa: E731
+    grad_fn = dpoptax.clipped_grad(with_aux, 0.5, has_aux=True, **options)
+    _, (found, aux) = grad_fn(params, batch, mask)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    chex.assert_trees_all_equal(aux, batch)
+    with pytest.raises(TypeError, match="pair"):
+        dpoptax.clipped_grad(helpers.mlp_loss, 0.5, has_aux=True, **options)(params, batch)
+
+
+def test_losses_next_to_the_sum_are_private():
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 4)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, return_values=True)
+    flow = dpoptax.information_flow(
+        lambda params, batch: grad_fn(params, batch)[1], params, batch, private_argnums=1
+    )
+    assert flow.private
+
+
+def _contractions(jaxpr):
+    """Returns the dtypes of the operands of all contractions, in order."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            found.append(tuple(str(operand.aval.dtype) for operand in eqn.invars))
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += _contractions(inner)
+    return found
+
+
+def test_a_mesh_keeps_the_precision_of_the_loss():
+    def loss_fn(params, x):
+        return jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"]).astype(jnp.float32) ** 2)
+
+    params = {"a": jnp.ones((8, 16), jnp.bfloat16), "b": jnp.ones((16, 4), jnp.bfloat16)}
+    batch = jnp.ones((2, 3, 8), jnp.bfloat16)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    alone, shared = (
+        _contractions(
+            jax.make_jaxpr(dpoptax.clipped_grad(loss_fn, 1.0, mesh=m))(params, batch).jaxpr
+        )
+        for m in (None, mesh)
+    )
+    assert shared == alone
+    assert set(shared) == {("bfloat16", "bfloat16")}

@@ -1,6 +1,8 @@
 """Small problems that many tests share."""
 
+import collections
 import contextlib
+import itertools
 from unittest import mock
 
 import jax
@@ -72,6 +74,38 @@ def slow_but(quick, names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
 
 
+def covering(*values, strength=2):
+    """Returns all combinations of the values as parameters, slow except a few that cover them.
+
+    The few contain every combination of `strength` values, and each value about equally often. A
+    dict gives its keys as ids.
+    """
+    names = [list(map(str, each)) for each in values]
+    values = [list(each.values()) if isinstance(each, dict) else list(each) for each in values]
+    rows = list(itertools.product(*(range(len(each)) for each in values)))
+
+    def parts(row):
+        return set(itertools.combinations(enumerate(row), strength))
+
+    missing, quick, used = set().union(*map(parts, rows)), set(), collections.Counter()
+
+    def gain(row):
+        return len(missing & parts(row)), -sum(used[each] for each in enumerate(row))
+
+    while missing:
+        quick.add(best := max(rows, key=gain))
+        missing -= parts(best)
+        used.update(enumerate(best))
+    return [
+        pytest.param(
+            *(each[i] for each, i in zip(values, row, strict=True)),
+            id="-".join(each[i] for each, i in zip(names, row, strict=True)),
+            marks=[pytest.mark.slow] * (row not in quick),
+        )
+        for row in rows
+    ]
+
+
 @contextlib.contextmanager
 def no_room():
     """Examples are clipped at the bound itself, as in the formulas that they are compared with.
@@ -79,19 +113,19 @@ def no_room():
     Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
     rounding of the sum: tests/sums_test.py.
     """
-    exact = bounds.coefficients
+    exact = bounds.clip_coefficients
 
     def coefficients(*args, rounding, **kwargs):
         return exact(*args, rounding=0.0, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield
 
 
 @contextlib.contextmanager
 def cancellations():
     """S/n of the pieces of each example: its norm is taken for γ (S/n)² more than it is."""
-    seen, exact = [], bounds.coefficients
+    seen, exact = [], bounds.clip_coefficients
 
     def see(size):
         square, absolute = map(np.asarray, size)
@@ -102,5 +136,5 @@ def cancellations():
             jax.debug.callback(see, size)
         return exact(clip, scales, sizes, *args, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield seen

@@ -1,7 +1,7 @@
 """What compilers leave of a clipped sum: the operations that the proof rests on are still there.
 
 Programs are compiled for this CPU and, where `libtpu` is installed, ahead of time for a TPU; none
-of them runs. See "What compilers may change" in docs/bound.md.
+of them runs. See "Compiler transformations" in docs/developers/bound.md.
 """
 
 import importlib.util

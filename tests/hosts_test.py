@@ -192,7 +192,7 @@ for noise in (
     dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
     dpoptax.contrib.geodp(0.1, **mechanism, key=own),
 ):
-    with pytest.raises(ValueError, match="have different keys"):
+    with pytest.raises(ValueError, match="must have the same key"):
         noise.init(shared)
 with pytest.raises(RuntimeError, match="broadcast_one_to_all"):
     dpoptax.random_key_from_os()

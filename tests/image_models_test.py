@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training.models import large_networks, networks
-from dpoptax.training.models.models import MODELS, example_loss, init_variables
+from dpoptax.training.models import MODELS, VisionTransformer, example_loss, init_variables
+from experiments.models import large_networks, networks
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
@@ -24,7 +24,7 @@ TINY = {
         large_networks.EfficientNetB0(4, stages=((1, 16, 1, 1, 3), (6, 16, 2, 2, 5))),
         (16, 16, 3),
     ),
-    "vit": (networks.VisionTransformer(4, width=8, depth=1, heads=2), (8, 8, 1)),
+    "vit": (VisionTransformer(4, width=8, depth=1, heads=2), (8, 8, 1)),
 }
 """The same layers at sizes that compile in seconds."""
 
@@ -52,7 +52,7 @@ def size(tree):
         ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
         ("efficientnet_b0", LARGE, 1000, 5_288_548),  # of the batch-normalised one too
         ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
-        ("vit_digits", (8, 8, 1), 10, 26_538),  # summed by hand
+        ("transformer", (8, 8, 1), 10, 26_538),  # summed by hand
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
     ],
 )
@@ -72,6 +72,7 @@ def test_every_model_takes_every_small_image(name, shape):
     assert logits.shape == (7,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [

@@ -17,6 +17,7 @@ from dpoptax import _marks, information_flow, matrix, tables
 from dpoptax.training.config import load_configs
 from dpoptax.training.run import planning
 from dpoptax.training.run.step import build_step
+from tests.helpers import covering
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
@@ -30,11 +31,16 @@ def loss_fn(params, example):
     return jnp.sum((params - example) ** 2)
 
 
+# Compiled, so that all tests share what is traced of them.
+GRAD_FN = jax.jit(dpoptax.clipped_grad(loss_fn, CLIP))
+GAUSSIAN = dpoptax.gaussian_noise(**NOISE)
+GAUSSIAN = GAUSSIAN._replace(update=jax.jit(GAUSSIAN.update))
+
+
 def flow_of(shows=None, *, noise=None, clip=CLIP, grads=None, behind=()):
     """Of a step that returns parameters, state and what `shows` makes of all it has."""
-    noise = dpoptax.gaussian_noise(**NOISE) if noise is None else noise
-    tx = optax.chain(noise, *behind, optax.adam(0.1))
-    grad_fn = dpoptax.clipped_grad(loss_fn, clip)
+    tx = optax.chain(GAUSSIAN if noise is None else noise, *behind, optax.adam(0.1))
+    grad_fn = GRAD_FN if clip is CLIP else dpoptax.clipped_grad(loss_fn, clip)
 
     def step(params, opt_state, batch, mask):
         points = dpoptax.gradient_points(opt_state, params)
@@ -230,17 +236,16 @@ def test_noise_that_is_drawn_twice_hides_nothing(compiled):
 
 def twice(params, state, batch, mask, *, then=lambda state: state):
     """The releases of two batches, from one state."""
-    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
 
     def release(state, batch):
-        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
-        return dpoptax.gaussian_noise(**NOISE).update(grads, state)[0]
+        grads = GRAD_FN(dpoptax.gradient_points(state, params), batch, mask)
+        return GAUSSIAN.update(grads, state)[0]
 
     return release(state, batch), release(then(state), 2 * batch)
 
 
 def in_loops(params, state, batch, mask):
-    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+    tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def turn(state, batch):
         grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
@@ -252,7 +257,7 @@ def in_loops(params, state, batch, mask):
 
 def side_by_side(params, state, batch, mask):
     """Several points with one key: the noise of all is the same."""
-    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+    tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def release(params):
         grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
@@ -276,7 +281,7 @@ def chosen_state(state):
 
 
 def test_of_two_branches_one_draws():
-    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+    tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, state, batch, mask):
         def release(batch):
@@ -305,15 +310,17 @@ def test_noise_that_is_drawn_twice_is_seen(step):
     assert flow.redrawn
 
 
+@jax.jit
+def released_with(key, total, params):
+    """Returns the release of a sum with noise of the key; traced once for all tests."""
+    tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
+    return tx.update(total, tx.init(params))[0]
+
+
 def with_keys(params, key, batch, mask, *, run):
     """What `run` makes of a function from a key to a release, whose noise is of that key."""
-
-    def release(key):
-        tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
-        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
-        return tx.update(grad_fn(dpoptax.gradient_points((), params), batch, mask), tx.init(params))
-
-    return run(lambda key: release(key)[0], key)
+    total = GRAD_FN(dpoptax.gradient_points((), params), batch, mask)
+    return run(functools.partial(released_with, total=total, params=params), key)
 
 
 def in_turns(release, keys):
@@ -463,7 +470,7 @@ def test_keys_of_an_array_are_different_where_that_is_known(run):
 
 def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
     """Its count is a number in the program, of one type in one place and converted in another."""
-    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+    tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, batch, mask):
         state = tx.init(params)
@@ -488,7 +495,7 @@ def test_noise_of_a_key_that_is_the_first_value_of_a_program_is_seen():
 
 def several_turns(params, state, batch, mask, *, loop, kept):
     """Steps in a loop; what `kept` makes of the state behind a step goes into the next."""
-    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+    tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def turn(carry):
         params, now = carry
@@ -579,10 +586,8 @@ def test_runs_side_by_side_have_keys_of_their_own(folded, again):
 
     def step(params, keys, runs, batch, mask):
         def release(key):
-            tx = dpoptax.gaussian_noise(**NOISE | {"key": key})
-            grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
-            grads = grad_fn(dpoptax.gradient_points((), params), batch, mask)
-            return tx.update(grads, tx.init(params))[0]
+            grads = GRAD_FN(dpoptax.gradient_points((), params), batch, mask)
+            return released_with(key, grads, params)
 
         return [jax.vmap(release)(each) for each in folded(keys, runs)]
 
@@ -592,19 +597,18 @@ def test_runs_side_by_side_have_keys_of_their_own(folded, again):
     assert bool(flow.private) == bool(flow.redrawn) == again
 
 
-@pytest.mark.parametrize("generator", ["threefry", "chacha20"])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("generator", "again"), covering(["threefry", "chacha20"], [False, True], strength=1)
+)
 def test_steps_after_loops_of_steps_go_on_from_their_state(generator, again):
     key = dpoptax.random_key_from_os(generator)
-    tx, grad_fn = (
-        dpoptax.gaussian_noise(**NOISE | {"key": key}),
-        dpoptax.clipped_grad(loss_fn, CLIP),
-    )
+    tx = dpoptax.gaussian_noise(**NOISE | {"key": key})
+    update = jax.jit(tx.update)
 
     def step(params, begun, batch, mask):
         def turn(state, _):
-            grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
-            return tx.update(grads, state)[::-1]
+            grads = GRAD_FN(dpoptax.gradient_points(state, params), batch, mask)
+            return update(grads, state)[::-1]
 
         state, first = turn(begun, None)
         state, second = jax.lax.scan(turn, state, length=3)
@@ -658,7 +662,7 @@ SECRETS = {
 @pytest.mark.parametrize("name", [None, *SECRETS])
 def test_only_the_state_of_a_noise_stage_may_hold_a_secret(name):
     """They were secret anywhere, so that a step that showed its batch's size had no `private`."""
-    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+    tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, state, data, indices, mask):
         grads = grad_fn(dpoptax.gradient_points(state, params), data[indices], mask)
@@ -1140,12 +1144,23 @@ def test_an_argument_that_is_not_there_is_named():
 CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("digits/*.py"))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+QUICK_CONFIGS = ("adaptive_clip", "correlated_noise", "disk", "dp_sgd")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, marks=[pytest.mark.slow] * (path.stem not in QUICK_CONFIGS), id=path.stem
+        )
+        for path in CONFIGS
+    ],
+)
 def test_the_step_of_the_trainer_shows_releases_alone(path):
     (config,) = load_configs(path).values()
     shapes = planning._shapes(config)
     plan = planning.make_plan(config, shapes.units)
-    run = planning.resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+    run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
     flow = information_flow(build_step(run.chain, run.model), *arguments, private_argnums=(2, 3))
     assert flow.private == () or not config.method.private

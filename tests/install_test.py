@@ -11,11 +11,9 @@ import dpoptax
 
 SUBMODULES = (
     "accounting",
-    "filters",
-    "matrix",
-    "sampling",
-    "selection",
-    "spectrum",
+    "auditing",
+    "contrib",
+    "extend",
     "tables",
     "users",
 )
@@ -97,7 +95,6 @@ def test_submodules_are_imported_when_their_names_are_first_used():
             module = getattr(dpoptax, name)
             assert module is sys.modules[f"dpoptax.{{name}}"] is getattr(dpoptax, name)
         from dpoptax import {", ".join(SUBMODULES)}
-        assert spectrum is dpoptax.filters.spectrum
     """
     done = run(program)
     assert done.returncode == 0, done.stderr
@@ -141,11 +138,22 @@ def test_help_of_what_prices_many_runs_waits_for_no_accounting(command):
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
-def test_a_name_that_is_none_is_an_attribute_error():
-    where = "module 'dpoptax' has no attribute 'no_such_name'; it may be in dpoptax.accounting, fil"
-    with pytest.raises(AttributeError, match=where):
+def test_the_top_level_has_at_most_thirty_names():
+    done = run(
+        "import dpoptax, types; print(len([name for name in dir(dpoptax) if "
+        "name[0] != '_' and not isinstance(getattr(dpoptax, name), types.ModuleType)]))"
+    )
+    assert int(done.stdout) <= 30, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'$"):
         dpoptax.no_such_name  # noqa: B018
     assert not hasattr(dpoptax, "torch")
+    with pytest.raises(AttributeError, match=r"It is dpoptax\.contrib\.geodp$"):
+        dpoptax.geodp  # noqa: B018
+    with pytest.raises(AttributeError, match=r"It is dpoptax\.extend\.trust_clipped$"):
+        dpoptax.trust_clipped  # noqa: B018
 
 
 def test_an_extra_that_is_missing_is_named():
@@ -176,6 +184,7 @@ def test_an_extra_that_is_missing_is_named():
         assert "dpoptax[" in line
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_users_program_type_checks_and_a_users_mistakes_do_not(tmp_path):
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"

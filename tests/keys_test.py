@@ -66,7 +66,7 @@ def _started(tx):
     ids=str,
 )
 def test_a_whole_number_is_refused_with_the_line_to_write(name, whole):
-    line = r"key=dpoptax\.random_key_from_os\(\).*key=jax\.random\.key\("
+    line = r"`dpoptax\.random_key_from_os\(\)`.*`jax\.random\.key\("
     with pytest.raises(TypeError, match=line):
         TAKERS[name](whole)
 
@@ -75,12 +75,15 @@ def test_a_whole_number_is_refused_with_the_line_to_write(name, whole):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (jax.random.split(KEY, 3), r"key=keys\[0\]"),
-        (np.zeros(3, np.uint32), r"shape \(3,\) and uint32: want one key"),
-        (np.zeros((2, 2), np.uint32), r"shape \(2, 2\) and uint32: want one key"),
-        (np.zeros(2, np.int32), r"int32: want one key"),
-        (1.0, r"key=1\.0: want one key"),
-        ("seed", r"key='seed': want one key"),
+        (jax.random.split(KEY, 3), r"`keys\[0\]`"),
+        (np.zeros(3, np.uint32), r"single key, got an array of shape \(3,\) and dtype uint32"),
+        (
+            np.zeros((2, 2), np.uint32),
+            r"single key, got an array of shape \(2, 2\) and dtype uint32",
+        ),
+        (np.zeros(2, np.int32), r"single key, got an array of shape \(2,\) and dtype int32"),
+        (1.0, r"single key, got 1\.0"),
+        ("seed", r"single key, got 'seed'"),
     ],
 )
 def test_what_is_no_key_is_refused(name, wrong, message):
@@ -96,7 +99,7 @@ def test_a_legacy_key_is_the_typed_one(name):
 
 
 def test_a_number_in_the_message_is_the_one_that_was_given():
-    with pytest.raises(TypeError, match=r"^key=12: .*key=jax\.random\.key\(12\)$"):
+    with pytest.raises(TypeError, match=r"got 12\. .*`jax\.random\.key\(12\)`"):
         dpoptax.gaussian_noise(**RELEASE, key=12)
 
 
@@ -117,5 +120,5 @@ def test_keys_of_another_generator_are_kept():
 
 def test_noise_is_made_by_threefry_alone():
     for name in ("gaussian_noise", "adaptive_gaussian_noise", "correlated_noise", "geodp"):
-        with pytest.raises(TypeError, match=r"'rbg', .*key\(seed, impl='threefry2x32'\)"):
+        with pytest.raises(TypeError, match=r"'rbg'\. .*key\(seed, impl='threefry2x32'\)"):
             TAKERS[name](jax.random.key(0, impl="rbg"))

@@ -13,7 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
-from dpoptax.training.run import setup
+from dpoptax.training.run import course
 from tests import runs
 
 CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
@@ -22,7 +22,7 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, bat
 def _train(steps, workdir):
     """The body of a process: the run, with a line for each step of what it is about to release."""
     workdir = Path(workdir)
-    compile_step = setup.compile_step
+    compile_step = course.compile_step
 
     def watched(*args):
         step = compile_step(*args)
@@ -39,7 +39,7 @@ def _train(steps, workdir):
 
         return logged
 
-    setup.compile_step = watched
+    course.compile_step = watched
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 
@@ -83,7 +83,8 @@ def _kill(process, workdir, rng):
 
 
 @pytest.mark.parametrize(
-    ("kills", "steps"), [(3, 240), pytest.param(8, 300, marks=pytest.mark.slow)]
+    ("kills", "steps"),
+    [(1, 240), *(pytest.param(*k, marks=pytest.mark.slow) for k in ((3, 240), (8, 300)))],
 )
 def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once: a start costs no more

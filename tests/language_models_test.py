@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models.models import (
-    PUBLISHED_MODELS,
+from dpoptax.training.models import (
     Variables,
     apply,
-    build_model,
     example_loss,
     init_variables,
-    start_variables,
 )
-from dpoptax.training.models.pretrained import fields_of, load_weights, save_model
+from experiments.config import ExperimentConfig
+from experiments.models.pretrained import fields_of, load_weights, save_model
+from experiments.models.published_models import PUBLISHED_MODELS
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
@@ -30,11 +28,13 @@ safetensors = pytest.importorskip("safetensors.numpy")
 
 DATA = Path(__file__).parent / "data"
 MODELS = {
-    "roberta": ("roberta_base", "sentences"),
-    "gpt2": ("gpt2", "generation"),
-    "vit": ("vit_small_published", "images"),
+    "roberta": ("roberta_base", "sst2"),
+    "gpt2": ("gpt2", "e2e"),
+    "vit": ("vit_small_published", "mnist"),
 }
 KEY = jax.random.key(0)
+DATASETS = {"sentences": "sst2", "generation": "e2e", "images": "mnist"}
+"""A data set of each kind."""
 
 
 def start(name, folder=None, num_classes=3, **changes):
@@ -43,9 +43,11 @@ def start(name, folder=None, num_classes=3, **changes):
     What is new is made here, with LoRA's B at zero as it begins: initialisation takes seconds.
     """
     folder = folder or DATA / name
-    model_name, kind = MODELS[name]
-    config = TrainConfig(model=model_name, pretrained=folder, sequence_length=9, **changes)
-    model = build_model(config, num_classes, kind)
+    model_name, dataset = MODELS[name]
+    config = ExperimentConfig(
+        model=model_name, dataset=dataset, pretrained=folder, sequence_length=9, **changes
+    )
+    model = config.build_model(num_classes)
     reference = dict(np.load(DATA / name / "reference.npz"))
     inputs = reference["inputs"] = jnp.asarray(reference["inputs"])
     rng = np.random.default_rng(0)
@@ -158,9 +160,11 @@ def test_the_loss_of_a_row_is_the_mean_over_its_labels():
 
 
 def test_a_run_starts_from_the_checkpoint():
-    config = TrainConfig(model="gpt2", pretrained=DATA / "gpt2", sequence_length=9, lora_rank=2)
-    model = build_model(config, 0, "generation")
-    params, frozen = start_variables(config, model, jnp.zeros(9, jnp.int32), KEY)
+    config = ExperimentConfig(
+        model="gpt2", dataset="e2e", pretrained=DATA / "gpt2", sequence_length=9, lora_rank=2
+    )
+    model = config.build_model(0)
+    params, frozen = config.initial_variables(model, jnp.zeros(9, jnp.int32), KEY)
     _, expected, _ = start("gpt2", lora_rank=2)
     jax.tree.map(np.testing.assert_array_equal, frozen, expected.frozen)
     factors = params["layer_0"]["query_key_value"]
@@ -178,8 +182,8 @@ def test_a_run_starts_from_the_checkpoint():
     ],
 )
 def test_sizes_as_published(name, count):
-    _, kind, _ = PUBLISHED_MODELS[name]
-    model = build_model(TrainConfig(model=name), 2, kind)
+    kind = PUBLISHED_MODELS[name].kind
+    model = ExperimentConfig(model=name, dataset=DATASETS[kind]).build_model(2)
     shapes = jax.eval_shape(
         lambda: init_variables(
             model,
@@ -206,6 +210,7 @@ def copy(tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_checkpoint_of_the_body_alone_loads(name, copy):
     """As the first ones were published: no prefix, gamma and beta, buffers and other heads."""
@@ -231,6 +236,7 @@ def test_a_checkpoint_of_the_body_alone_loads(name, copy):
             jax.tree.map(np.testing.assert_array_equal, params[key], expected[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_what_is_saved_is_what_was_loaded(name, tmp_path):
     model, variables, _ = start(name)
@@ -252,6 +258,7 @@ def test_what_is_saved_is_what_was_loaded(name, tmp_path):
     assert {"model_type", "architectures"} <= set(common)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_corrections_are_merged_where_they_are_saved(name, tmp_path):
     model, variables, reference = start(name, lora_rank=2, lora_alpha=5.0)
@@ -348,4 +355,4 @@ def test_missing_and_damaged_files_are_named(copy, tmp_path):
 )
 def test_a_model_that_does_not_fit_is_refused(fields, kind, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(TrainConfig(**fields), 2, kind)
+        ExperimentConfig(**fields, dataset=DATASETS[kind]).build_model(2)

@@ -108,7 +108,7 @@ def test_inject_hyperparams(reference):
 )
 def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):
     params = {"w": jnp.ones((3, 2))}
-    with pytest.raises(TypeError, match="name all but learning_rate"):
+    with pytest.raises(TypeError, match="List all except the learning rate"):
         optax.inject_hyperparams(factory)(**arguments).init(params)
     numbers = set(inspect.signature(factory).parameters) - {"learning_rate"}
     tx = optax.inject_hyperparams(factory, static_args=numbers)(**arguments)
@@ -325,6 +325,6 @@ def test_a_leaf_that_is_not_an_array_is_named_with_its_remedy(leaf, kind):
         lambda: dpoptax.correlated_noise(strategy, **noise).init(params),
         lambda: dpoptax.adaptive_gaussian_noise(adaptive, **noise).init(params),
     ):
-        match = rf"params: \['layers'\]\[0\]\['activation'\] is an? {kind}, .*eqx\.partition"
+        match = rf"but \['layers'\]\[0\]\['activation'\] is an? {kind}\. .*eqx\.partition"
         with pytest.raises(TypeError, match=match):
             call()

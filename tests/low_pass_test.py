@@ -103,7 +103,7 @@ def test_an_order_zero_filter_is_the_identity_and_empty_trees_pass():
         ([0.1], [-1.1], "pole"),
         ([1.0], [-1.9, 0.95], "gain"),
         ([0.5], [-0.9], "gain"),
-        ([], [], "b="),
+        ([], [], "`b` must not be empty"),
         ([float("nan")], [], "nan"),
         ([0.0, 1.0], [], "c_"),
     ],
@@ -114,5 +114,5 @@ def test_bad_filters(b, a, message):
 
 
 def test_bad_start():
-    with pytest.raises(ValueError, match="start='warm'"):
+    with pytest.raises(ValueError, match="`start` must .* got 'warm'"):
         dpoptax.low_pass([1.0], start="warm")

@@ -65,7 +65,7 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
 
 @pytest.mark.parametrize(
     "strategy",
-    [BANDED, LAMBDA, *(pytest.param(s, marks=pytest.mark.slow) for s in (BUFFERED, BISR))],
+    [BANDED, *(pytest.param(s, marks=pytest.mark.slow) for s in (LAMBDA, BUFFERED, BISR))],
 )
 def test_the_factory_may_be_called_under_jit(strategy):
     def first(key):
@@ -76,8 +76,9 @@ def test_the_factory_may_be_called_under_jit(strategy):
         return mean, tx.update(dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), state)[0]
 
     many = jax.jit(jax.vmap(first))(jax.random.split(KEY, 3))
+    alone = jax.jit(first)
     for i, key in enumerate(jax.random.split(KEY, 3)):
-        for got, want in zip(many, first(key), strict=True):
+        for got, want in zip(many, alone(key), strict=True):
             np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6)
 
 
@@ -140,7 +141,7 @@ def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     _, state = tx.update(total, tx.init(jnp.zeros(3)))
     narrow = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.bfloat16))
-    with pytest.raises(ValueError, match="bfloat16, not (float|int)32: the state was cast"):
+    with pytest.raises(ValueError, match="must be (float|int)32, got bfloat16. The state was cast"):
         tx.update(total, narrow)
 
 
@@ -154,7 +155,7 @@ def test_buffers_of_other_parameters_are_refused(strategy):
     _, state = tx.update(three, tx.init(jnp.zeros(3)))
     structure = jax.tree.structure(tx.init(jnp.zeros(1)))
     restored = jax.tree.unflatten(structure, jax.tree.leaves(state))
-    with pytest.raises(ValueError, match="the state is of a run with other parameters"):
+    with pytest.raises(ValueError, match="The state belongs to other parameters"):
         tx.update(one, restored)
 
 

@@ -1,4 +1,4 @@
-"""What each method keeps between steps, in copies of the parameters: the table of choosing.md."""
+"""Tests the memory of each method, in copies of the parameters (docs/guides/choosing.md)."""
 
 import jax
 import jax.numpy as jnp

@@ -244,20 +244,20 @@ def test_inner_outer_normalises_nothing(problem):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (lambda: dpoptax.disk(0.0, 0.5), "kappa=0.0"),
-        (lambda: dpoptax.disk(1.5, 0.5), "kappa=1.5"),
-        (lambda: dpoptax.disk(0.5, float("nan")), "gamma=nan"),
-        (lambda: dpoptax.disk(0.5, 0.5, filter_gain=2.0), "filter_gain=2.0"),
-        (lambda: dpoptax.disk(lambda t: 0.5, None), "gamma=None"),
-        (lambda: dpoptax.pmlf(0, 0.5, [1.0]), "length=0"),
-        (lambda: dpoptax.pmlf(2, 1.5, [1.0]), "beta=1.5"),
+        (lambda: dpoptax.disk(0.0, 0.5), "`kappa` must .* got 0.0"),
+        (lambda: dpoptax.disk(1.5, 0.5), "`kappa` must .* got 1.5"),
+        (lambda: dpoptax.disk(0.5, float("nan")), "`gamma` must .* got nan"),
+        (lambda: dpoptax.disk(0.5, 0.5, filter_gain=2.0), "`filter_gain` must .* got 2.0"),
+        (lambda: dpoptax.disk(lambda t: 0.5, None), "`gamma` must .* got None"),
+        (lambda: dpoptax.pmlf(0, 0.5, [1.0]), "`length` must .* got 0"),
+        (lambda: dpoptax.pmlf(2, 1.5, [1.0]), "`beta` must .* got 1.5"),
         (lambda: dpoptax.pmlf(2, 0.5, [0.5]), "gain"),
-        (lambda: dpoptax.contrib.inner_outer(2, 0.5, 1.0), "momentum=1.0"),
-        (lambda: dpoptax.adaptive_kalman(0.0), "stddev=0.0"),
-        (lambda: dpoptax.adaptive_kalman(1.0, decay=1.0), "decay=1.0"),
+        (lambda: dpoptax.contrib.inner_outer(2, 0.5, 1.0), "`momentum` must .* got 1.0"),
+        (lambda: dpoptax.adaptive_kalman(0.0), "`stddev` must .* got 0.0"),
+        (lambda: dpoptax.adaptive_kalman(1.0, decay=1.0), "`decay` must .* got 1.0"),
         (
             lambda: dpoptax.filters.kalman_gain(noise_stddev=-1.0, drift_stddev=1.0),
-            "noise_stddev=-1",
+            "`noise_stddev` must .* got -1",
         ),
         (
             lambda: dpoptax.filters.kalman_gain(
@@ -275,11 +275,11 @@ def test_bad_arguments(factory, message):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (lambda: dpoptax.disk("0.7", 0.5), "kappa='0.7': want a Python number"),
-        (lambda: dpoptax.disk(0.7, [0.5]), r"gamma=\[0.5\]: want a Python number"),
-        (lambda: dpoptax.adaptive_kalman("0.1"), "stddev='0.1': want a Python number"),
-        (lambda: dpoptax.contrib.james_stein("0.1"), "stddev='0.1': want a Python number"),
-        (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "length='2': want a Python number"),
+        (lambda: dpoptax.disk("0.7", 0.5), "`kappa` must be a Python number, got '0.7'"),
+        (lambda: dpoptax.disk(0.7, [0.5]), r"`gamma` must be a Python number, got \[0.5\]"),
+        (lambda: dpoptax.adaptive_kalman("0.1"), "`stddev` must be a Python number, got '0.1'"),
+        (lambda: dpoptax.contrib.james_stein("0.1"), "`stddev` must be a Python number, got '0.1'"),
+        (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "`length` must be a Python number, got '2'"),
     ],
 )
 def test_what_is_no_number_is_named(factory, message):
@@ -288,7 +288,7 @@ def test_what_is_no_number_is_named(factory, message):
 
 
 def test_a_look_ahead_that_changes_is_refused():
-    with pytest.raises(TypeError, match="a schedule may be given as kappa alone"):
+    with pytest.raises(TypeError, match="Only `kappa` can be a schedule"):
         dpoptax.disk(0.7, lambda t: 0.5)
 
 
@@ -310,5 +310,5 @@ def test_the_methods_work_without_arguments_by_the_papers_choices():
     ):
         jax.tree.map(np.testing.assert_array_equal, run(default), run(named))
     for make in (dpoptax.doppler, dpoptax.pmlf):
-        with pytest.raises(ValueError, match="without b: give both, or neither"):
+        with pytest.raises(ValueError, match="must be given with `b`"):
             make(a=[-0.9])

@@ -11,7 +11,7 @@ import dpoptax
 from dpoptax._noise import fixed_point
 from dpoptax._random import box_muller, tree_noise
 from dpoptax._random.keys import split
-from dpoptax._random.row_matrix import Rows, fits
+from dpoptax._random.row_matrix import RowMatrix, fits
 
 pytestmark = pytest.mark.optimized
 
@@ -84,7 +84,7 @@ def test_which_arrays_are_drawn_alone(shape):
 def test_sums_come_back_from_their_rows(dtype):
     rng = np.random.default_rng(0)
     tree = [jnp.asarray(rng.integers(-99, 99, shape), dtype) for shape in SMALL]
-    rows = Rows(SMALL, box_muller.halves)
+    rows = RowMatrix(SMALL, box_muller.halves)
     matrix = rows.packed(tree)
     assert matrix.shape == rows.shape
     for unpacked in (rows.unpacked(matrix), jax.jit(rows.unpacked)(matrix)):

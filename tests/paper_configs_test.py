@@ -14,16 +14,18 @@ from dpoptax import accounting
 from dpoptax.cli.main import main
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP, HypersphericalClip
-from dpoptax.training.models.models import MODELS, PUBLISHED_MODELS, build_model, start_variables
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP
+from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step import Loaded, build_step
+from experiments.data import PUBLISHED
+from experiments.methods import HypersphericalClip
+from experiments.models.published_models import PUBLISHED_MODELS
 from experiments.reports.paper_runs import points
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
@@ -67,7 +69,7 @@ def data_dir(tmp_path_factory):
 
 def shortened(config, data_dir, **changes):
     """Two steps of a config on a handful of examples, with a noise whose ε can be stated."""
-    kind = FILE_DATASETS[config.dataset].kind
+    kind = PUBLISHED[config.dataset].kind
     if isinstance(config.method, CorrelatedNoise):
         changes["method"] = dataclasses.replace(config.method, bands=2)  # groups of ten examples
     if kind != "images":
@@ -98,8 +100,8 @@ def test_every_row_is_whole(file):
 
 
 def check_row(config):
-    assert config.dataset in FILE_DATASETS
-    assert config.batch_size < FILE_DATASETS[config.dataset].train_size
+    assert config.dataset in PUBLISHED
+    assert config.batch_size < PUBLISHED[config.dataset].train_size
     assert config.model in (*MODELS, *PUBLISHED_MODELS)
     assert config.clip in CLIPS
     assert config.optimizer in DIRECTIONS
@@ -142,7 +144,7 @@ COMBINATIONS = {
         row.optimizer,
         row.sampling,
         row.parameter_ema is not None,
-        FILE_DATASETS[row.dataset].kind,
+        PUBLISHED[row.dataset].kind,
     ): name
     for name, row in sorted((name, ROWS[name]) for name in SHORT.values())
 }
@@ -152,6 +154,7 @@ COMBINATIONS = {
 OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "images")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_every_combination_has_a_step(name, data_dir):
     trace(shortened(ROWS[name], data_dir, model="linear"))
@@ -167,13 +170,13 @@ def test_every_row_has_a_step(file, data_dir):
 
 def trace(config):
     """Traces a step from the start of a run: parameters and state keep their shapes and types."""
-    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+    dataset = config.data().load()
     plan = make_plan(config, dataset.train_size)
-    model = build_model(config, dataset.num_classes, dataset.kind)
+    model = config.build_model(dataset.num_classes)
     sample = plan.sampler.sample(0)
     batch = Loaded(streaming.read(dataset.train, sample.indices), sample.indices)
     inputs = jax.tree.map(lambda x: x[0], batch.batch)["inputs"]
-    params, frozen = start_variables(config, model, inputs, jax.random.key(0))
+    params, frozen = config.initial_variables(model, inputs, jax.random.key(0))
     chain = build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
     before = jax.eval_shape(lambda params: (params, chain.optimizer.init(params)), params)
     step = build_step(chain, model)
@@ -194,6 +197,7 @@ DATASETS = sorted({row.dataset for row in ROWS.values()})
 HEAVY = ("dart", "e2e", "imagenet", "mnli", "qnli", "qqp", "sst2")  # texts and large images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in HEAVY)) for name in DATASETS],
@@ -256,7 +260,7 @@ def test_figure_9_has_two_curves_of_all_layers_and_of_each():
 def test_de_et_al_s_options_are_in_figure_7():
     base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
     assert base.parameter_ema == disk.parameter_ema == 0.99999
-    assert (base.method.copies, disk.method.copies) == (4, 4)
+    assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
     assert (points(base), points(disk)) == (4, 8)
     plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
     assert [points(row) for row in plain] == [1, 2]
@@ -275,6 +279,7 @@ def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     assert summary["noise_multiplier"] == 0.1
 
 
+@pytest.mark.slow
 def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
     config = dataclasses.replace(config, method=HypersphericalClip())
@@ -303,6 +308,7 @@ def test_a_noise_that_protects_nothing_has_its_huge_epsilon():
     assert cost.epsilon == pytest.approx(45_110, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_noise_free_curve_has_clipped_gradients_and_no_guarantee(data_dir, tmp_path):
     row = dataclasses.replace(ROWS["geodp/figure_5:a/sigma-0/dp-4096"], data_dir=data_dir)
     row = dataclasses.replace(row, steps=2, batch_size=4, microbatch_size=None)

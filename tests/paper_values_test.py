@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpoptax.training.config import load_configs
-from dpoptax.training.data.dataset import FILE_DATASETS
 from dpoptax.training.methods.filters import coefficients
+from experiments.data import PUBLISHED
 from experiments.reports.paper_runs import REPETITIONS
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
@@ -249,7 +249,7 @@ def matching(pattern):
 
 def value(config, field):
     if field == "epochs":
-        return config.steps * config.batch_size / FILE_DATASETS[config.dataset].train_size
+        return config.steps * config.batch_size / PUBLISHED[config.dataset].train_size
     if field == "filter":
         return tuple(pytest.approx(part) for part in coefficients(config.method))
     if field == "method":
@@ -262,7 +262,7 @@ def value(config, field):
 def check(config, field, stated):
     found = value(config, field)
     if field == "epochs":  # the last batch is whole or left out
-        part = config.batch_size / FILE_DATASETS[config.dataset].train_size
+        part = config.batch_size / PUBLISHED[config.dataset].train_size
         assert stated - part < found <= stated
     else:
         assert found == stated

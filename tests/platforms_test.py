@@ -19,7 +19,7 @@ import dpoptax
 from dpoptax import matrix
 from dpoptax.auditing import _worst_example as adversary
 from tests import adversary_test, programs
-from tests.helpers import slow_but
+from tests.helpers import covering
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.optimized
@@ -110,6 +110,7 @@ def noise(**options):
     return dpoptax.gaussian_noise(**RELEASE | options)
 
 
+QUICK_STEPS = {("mlp", None), ("cnn", 4)}
 STAGES = {
     "gaussian": lambda: noise(),
     "scheduled": lambda: noise(noise_multiplier={0: 2.0, 1: 1.0}),
@@ -122,8 +123,7 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "platform"), covering(list(STAGES), list(PLATFORMS), strength=1))
 def test_noise_is_the_same(stage, platform):
     tx = STAGES[stage]()
     params = {"w": jnp.zeros((33, 5)), "b": jnp.zeros(7), "c": jnp.zeros(7)}
@@ -143,8 +143,14 @@ def test_noise_is_the_same(stage, platform):
     assert float(optax.tree.norm(there[0])) > 0
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 4])
-@pytest.mark.parametrize("name", slow_but(("cnn", "mlp", "transformer"), NETWORKS))
+@pytest.mark.parametrize(
+    ("name", "microbatch_size"),
+    [
+        pytest.param(name, size, marks=[pytest.mark.slow] * ((name, size) not in QUICK_STEPS))
+        for name in NETWORKS
+        for size in (None, 4)
+    ],
+)
 def test_a_step_is_the_same(name, microbatch_size):
     network = NETWORKS[name]
     params, batch = network.params(0), network.batch(1, SIZE)
@@ -184,10 +190,20 @@ def _attack(program, change, *, method="auto", effort=(14, 10)):
     return found / clip.sensitivity, count
 
 
-@pytest.mark.parametrize("factor", INEXACT)
+QUICK_PROGRAMS = ("regression", "batched", "standardised", "convolution")
+
+
 @pytest.mark.parametrize(
-    "program",
-    slow_but(("regression", "batched", "standardised", "convolution"), adversary_test.PROGRAMS),
+    ("program", "factor"),
+    [
+        *covering(QUICK_PROGRAMS, list(INEXACT), strength=1),
+        *(
+            pytest.param(program, factor, marks=pytest.mark.slow)
+            for program in adversary_test.PROGRAMS
+            for factor in INEXACT
+            if program not in QUICK_PROGRAMS
+        ),
+    ],
 )
 def test_inexact_quotients_and_roots_are_within_the_bound(program, factor):
     moved, count = _attack(program, lambda lowered: inexact(lowered, factor))
@@ -200,8 +216,10 @@ def test_quotients_and_roots_that_are_less_exact_are_found():
     assert moved > 1
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-@pytest.mark.parametrize("program", ["regression", "opaque", "merged", "tied"])
+@pytest.mark.parametrize(
+    ("program", "method"),
+    covering(["regression", "opaque", "merged", "tied"], ["auto", "vmap"], strength=1),
+)
 def test_products_of_a_model_in_bfloat16_are_within_the_bound(program, method):
     """As a TPU computes them; those of the clip ask for more."""
     moved, count = _attack(program, in_bfloat16, method=method)

@@ -1,6 +1,7 @@
 """Gradient points: what `track_iterates` remembers and `gradient_points` makes of it."""
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -72,7 +73,7 @@ def test_a_state_of_other_parameters_says_so(other):
     state = dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
     with pytest.raises((TypeError, ValueError)) as caught:
         dpoptax.gradient_points(state, other)
-    assert "earlier parameters of other shapes" in " ".join(caught.value.__notes__)
+    assert "must have the structure of `params`" in " ".join(caught.value.__notes__)
 
 
 def test_two_trackers_are_refused_by_name():
@@ -88,9 +89,9 @@ def test_two_trackers_are_refused_by_name():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"rows": [], "weights": []}, "rows="),
-        ({"rows": [(1.0,), (1.0, 2.0)], "weights": [1.0, 1.0]}, "rows="),
-        ({"rows": [(1.0,)], "weights": [1.0, 1.0]}, "weights="),
+        ({"rows": [], "weights": []}, "`rows` must"),
+        ({"rows": [(1.0,), (1.0, 2.0)], "weights": [1.0, 1.0]}, "`rows` must"),
+        ({"rows": [(1.0,)], "weights": [1.0, 1.0]}, "`weights` must"),
         ({"rows": [(1.0,)], "weights": [1.0], "tangent_row": (1.0,)}, "tangent_weight=None"),
     ],
 )
@@ -110,5 +111,96 @@ def test_bad_arguments(kwargs, message):
 )
 def test_an_update_without_parameters_says_what_to_call(stage):
     params = {"w": jnp.ones(3)}
-    with pytest.raises(ValueError, match=r"call tx.update\(grads, opt_state, params\)"):
+    with pytest.raises(ValueError, match=r"Call `tx.update\(grads, opt_state, params\)`"):
         stage.update(params, stage.init(params))
+
+
+def _step(method, noise, grads_of):
+    """Returns a step through a chain: its optimizer state is taken apart by jit, as in loops."""
+    tx = optax.chain(noise, method, optax.sgd(0.1))
+    params = jnp.ones(3)
+
+    def step(state, batch):
+        return tx.update(grads_of(state, params, batch), state, params)
+
+    return step, tx.init(params), jnp.ones((4, 3))
+
+
+def _gaussian():
+    return dpoptax.gaussian_noise(noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
+
+
+GRAD_FN = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), 1.0)
+WITH_POINTS = {
+    "disk": dpoptax.disk,
+    "disk of one gradient": lambda: dpoptax.disk(gamma=None),
+    "disk of a product": lambda: dpoptax.disk(gamma=0.0),
+    "disk on a schedule": lambda: dpoptax.disk(lambda t: 0.7),
+    "pmlf": dpoptax.pmlf,
+    "inner_outer": lambda: dpoptax.contrib.inner_outer(2, 0.5, 0.9),
+    "linear_map": lambda: dpoptax.extend.linear_map(2.0),
+    "track_reference": dpoptax.extend.track_reference,
+}
+AT_PARAMETERS = {
+    "disk": lambda: dpoptax.disk(kappa=1.0),
+    "pmlf": lambda: dpoptax.pmlf(length=1),
+    "doppler": dpoptax.doppler,
+}
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("name", WITH_POINTS)
+def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, jit):
+    wrap = jax.jit if jit else lambda f: f
+    make = WITH_POINTS[name]
+    at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
+        dpoptax.gradient_points(state, params), batch
+    )
+    step, state, batch = _step(make(), _gaussian(), at_points)
+    wrap(step)(state, batch)
+    for elsewhere in (
+        lambda state, params, batch: GRAD_FN(params, batch),
+        lambda state, params, batch: GRAD_FN(dpoptax.gradient_points((), params), batch),
+    ):
+        step, state, batch = _step(make(), _gaussian(), elsewhere)
+        with pytest.raises(ValueError, match="must be taken at this method's points"):
+            wrap(step)(state, batch)
+    noise = dpoptax.clip_and_noise(1.0, noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
+    step, state, batch = _step(make(), noise, lambda state, params, batch: batch)
+    with pytest.raises(ValueError, match="must be taken at this method's points"):
+        wrap(step)(state, batch)
+
+
+def test_a_method_refuses_gradients_at_the_points_of_another():
+    tx = optax.chain(_gaussian(), dpoptax.disk())
+    params = jnp.ones(3)
+    other = dpoptax.pmlf().init(params)
+    with pytest.raises(ValueError, match="must be taken at this method's points"):
+        tx.update(
+            GRAD_FN(dpoptax.gradient_points(other, params), jnp.ones((4, 3))),
+            tx.init(params),
+            params,
+        )
+
+
+@pytest.mark.parametrize("name", AT_PARAMETERS)
+def test_a_method_without_points_of_its_own_takes_gradients_at_the_parameters(name):
+    make = AT_PARAMETERS[name]
+    step, state, batch = _step(make(), _gaussian(), lambda _, params, batch: GRAD_FN(params, batch))
+    step(state, batch)
+
+
+def test_points_made_by_hand_are_not_checked():
+    by_hand = lambda state, params, batch: GRAD_FN(  # noqa: E731
+        dpoptax.GradientPoints((params,), (1.0,)), batch
+    )
+    step, state, batch = _step(dpoptax.disk(), _gaussian(), by_hand)
+    step(state, batch)
+
+
+def test_parts_of_a_batch_are_taken_at_the_same_points():
+    params, batch = jnp.ones(3), jnp.ones((4, 3))
+    state = dpoptax.disk().init(params)
+    parts = GRAD_FN(params, batch), GRAD_FN(dpoptax.gradient_points(state, params), batch)
+    with pytest.raises(ValueError, match="points of different methods"):
+        dpoptax.accumulate(*parts)

@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import dpoptax
-from dpoptax.tables._row_selecting_noise import of_release
-from tests.helpers import floats
+from dpoptax.tables._row_selecting_noise import release_context
+from tests.helpers import covering, floats, slow_but
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
@@ -105,7 +105,7 @@ def _inputs(name, params, step):
         pair = dpoptax.extend.CountedGradient(tree, jnp.float32(0.3))
         return dpoptax.extend.trust_clipped(pair, ADAPTIVE, jnp.float32(0.1))
     if name == "row_selecting_noise":
-        next_release = of_release(ALL[name]().init(params))
+        next_release = release_context(ALL[name]().init(params))
         count = jnp.asarray(step).astype(jnp.int32)
         return dpoptax.extend.trust_clipped(
             tree, SELECTING, dataclasses.replace(next_release, count=count)
@@ -127,13 +127,17 @@ def _compiled(name):
     return jax.jit(ALL[name]().update, donate_argnums=1)
 
 
+@pytest.mark.parametrize("name", slow_but([*NOISE, "disk", "doppler", "pmlf"], ALL))
 def test_jit_equals_eager(name):
     eager = _run(name, ALL[name]().update, _params())
     compiled = _run(name, _compiled(name), _params())
     chex.assert_trees_all_close(eager[0], compiled[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+@pytest.mark.parametrize(("name", "dtype"), covering(list(ALL), DTYPES, strength=1))
 def test_dtypes_and_shapes_are_kept(name, dtype):
     tx, params = ALL[name](), _params(dtype)
 
@@ -143,7 +147,10 @@ def test_dtypes_and_shapes_are_kept(name, dtype):
     chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(first, params), params)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    covering(list(ALL), {kind: DTYPES[kind] for kind in ("float32", "bfloat16")}, strength=1),
+)
 def test_the_state_is_stable_under_scan(name, dtype):
     tx, params = ALL[name](), _params(dtype)
 
@@ -170,7 +177,10 @@ def test_init_starts_from_no_shared_buffer_and_survives_donation(name):
 def test_extra_arguments_pass_through_a_chain(name):
     tx = optax.chain(ALL[name](), optax.scale(2.0))
     params = _params()
-    tx.update(_inputs(name, params, 0), tx.init(params), params, value=1.0)
+    state = tx.init(params)
+    jax.eval_shape(
+        lambda grads: tx.update(grads, state, params, value=1.0), _inputs(name, params, 0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +210,8 @@ def test_masked_trees(name):
     grads = _inputs(name, params, 0)
     out, state = jax.jit(masked.update)(grads, masked.init(params), params)
     chex.assert_trees_all_equal(out["b"], grads["b"])
-    alone, _ = tx.update({"w": grads["w"]}, tx.init({"w": params["w"]}), {"w": params["w"]})
+    own = {"w": params["w"]}
+    alone, _ = jax.jit(tx.update)({"w": grads["w"]}, tx.init(own), own)
     np.testing.assert_allclose(out["w"], alone["w"], rtol=1e-6)
     dpoptax.gradient_points(state, params)
 

@@ -7,11 +7,12 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products, several_points
-from dpoptax._ghost_clipping.norms.cotangents import Outer, Term
-from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble, measure_terms
-from dpoptax._ghost_clipping.trace.rules import Layout
-from dpoptax.training.models.networks import VisionTransformer, WideResNet
+from dpoptax._ghost_clipping.norms import factor_products, point_differences
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
+from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax.training.models import VisionTransformer
+from experiments.models.networks import WideResNet
 from tests.bookkeeping_test import QUICK, both, close
 from tests.helpers import slow_but
 from tests.networks import Network
@@ -19,7 +20,7 @@ from tests.networks import Network
 pytestmark = pytest.mark.usefixtures("no_room")
 
 _ROWS, _COLUMNS = 4, 5
-_LAYOUT = Layout((4, 4), (), (0,), (1,))
+_LAYOUT = FactorLayout((4, 4), (), (0,), (1,))
 
 
 def _standardised(w, axes=0):
@@ -76,7 +77,7 @@ _QUICK = ("standardised, with a gain", "merged LoRA", "spectral norm")
 
 
 def _check(name, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     function, count = FUNCTIONS[name]
     loss, params = _loss(function), _params(count)
     rows = dpoptax.explain(loss, params, _DATA[0]).rows
@@ -119,7 +120,7 @@ def _points(params, weights, apart=0.05):
 
 
 def _check_several(loss, params, weights, monkeypatch, way="gram"):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     rows = dpoptax.explain(loss, params, _DATA[0], points=len(weights)).rows
     assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
     mask = jnp.array([True, True, False, True, True])
@@ -143,7 +144,7 @@ def _tied_and_scaled(params, x):
     return jnp.sum(jnp.sin(y * (jnp.cos(x) @ _standardised(w)) + x @ (0.5 * a @ b)))
 
 
-@pytest.mark.parametrize("weights", slow_but(["of both signs", "large and cancelling"], WEIGHTS))
+@pytest.mark.parametrize("weights", slow_but(["large and cancelling"], WEIGHTS))
 def test_several_uses_at_several_points(weights, monkeypatch):
     _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
 
@@ -309,8 +310,8 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
     @jax.jit
     def measured(rows, columns, basis, weights):
-        outer = Outer(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
-        held, *scale = assemble([outer], [Term(basis, weights)], None)
+        outer = OuterSum(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
+        held, *scale = assemble_gradients([outer], [FixedTerm(basis, weights)], None)
         return *scale, *measure_terms(held, (1, 4, 4))
 
     exponent, finite, square, found = measured(rows, columns, basis[0], weights[:, 0])
@@ -335,14 +336,19 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
     scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
     sides = [(rows, columns), (-near(rows), near(columns))]
     outers = [
-        Outer(factor_products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale))
+        OuterSum(
+            factor_products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale)
+        )
         for pair, scale in zip(sides, scales, strict=True)
     ]
-    terms = [Term(jnp.asarray(bases[0]), weights), Term(jnp.asarray(bases[1]), near(weights))]
+    terms = [
+        FixedTerm(jnp.asarray(bases[0]), weights),
+        FixedTerm(jnp.asarray(bases[1]), near(weights)),
+    ]
     if differences:
-        outers = several_points._outers_from_first(tuple(outers))
-        terms = several_points._terms_from_first(tuple(terms))
-    found, _, finite = assemble(outers, terms, None)
+        outers = point_differences._join_outers(tuple(outers))
+        terms = point_differences._join_terms(tuple(terms))
+    found, _, finite = assemble_gradients(outers, terms, None)
     # The gradient is what is held.
     exact = np.zeros((256, 1, 4, 4))
     absolute = np.zeros(256)

@@ -6,31 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD, PMLF, Augmented, AugmentedDisk, Disk, Doppler
+from dpoptax.training.methods import DPSGD, PMLF, Augmented, Disk, Doppler
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.search.results import ComparisonResult, method_result
 from experiments.claims import catalog
 from experiments.command_line import main
+from experiments.config import ExperimentConfig
+from experiments.methods import AugmentedDisk
 from experiments.reports import paper_runs, reproduction
 
 ROOT = Path(__file__).parents[1]
 DIGITS = """
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 from dpoptax.training.methods import DPSGD, Doppler
 
 def get_config():
-    return TrainConfig(
+    return ExperimentConfig(
         method={method}(), model="linear", steps=2, batch_size=64, eval_every=2, accountant="rdp"
     )
 """
 PAPER = """
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 from dpoptax.training.methods import DPSGD, PMLF
 
 def get_configs():
-    one = TrainConfig(dataset="mnist", model="linear", steps=10, batch_size=100)
+    one = ExperimentConfig(dataset="mnist", model="linear", steps=10, batch_size=100)
     return {"a/dp_sgd": one, "a/pmlf": __import__("dataclasses").replace(one, method=PMLF())}
 """
 
@@ -97,7 +99,7 @@ def test_a_missing_configs_directory_is_named(tmp_path, capsys):
     ],
 )
 def test_gradient_points_are_counted(method, gradients):
-    config = dataclasses.replace(TrainConfig(model="cnn"), method=method)
+    config = dataclasses.replace(ExperimentConfig(model="cnn"), method=method)
     assert paper_runs.points(config) == gradients
     if gradients == 2:
         changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}
@@ -135,12 +137,12 @@ def test_a_lead_within_twice_its_error_is_not_shown():
 
 
 def test_the_committed_report_names_runs_and_studies_that_exist():
-    script = (ROOT / "docs" / "reproduction" / "commands.sh").read_text()
+    script = (ROOT / "experiments" / "results" / "reproduction" / "commands.sh").read_text()
     named = re.findall(r"^dpoptax train '?(configs/[^:]+):([^' ]+)'? ", script, re.MULTILINE)
     assert len(named) > 100
     known = {file: load_configs(ROOT / file) for file in {file for file, _ in named}}
     assert all(name in known[file] for file, name in named)
-    text = (ROOT / "docs" / "REPRODUCTION.md").read_text()
+    text = (ROOT / "experiments" / "results" / "REPRODUCTION.md").read_text()
     assert all(f"`python -m experiments study {name}`" in text for name in catalog.names_for(None))
     for link in re.findall(r"\]\((reproduction/[^)]+)\)", text):
-        assert (ROOT / "docs" / link).stat().st_size < 150_000
+        assert (ROOT / "experiments" / "results" / link).stat().st_size < 150_000

@@ -11,10 +11,9 @@ import pytest
 
 import dpoptax
 from dpoptax import matrix
-from dpoptax.training import methods
+from dpoptax.training import methods, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
-from dpoptax.training.models import models
 from dpoptax.training.roles import Part, Role, field, role_of
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
@@ -75,7 +74,7 @@ def test_a_part_has_its_fields_and_is_equal_by_them():
 def _traced(config, key):
     """The program of a step, with the arrays that it would have compiled in."""
     chain = build_chain(config, 1.0, Keys.of(jax.random.key(key)))
-    model = models.build_model(config, 10)
+    model = config.build_model(10)
     inputs = jax.ShapeDtypeStruct((8, 8, 1), jnp.float32)
     start = functools.partial(models.init_variables, model)
     params, frozen = jax.eval_shape(start, inputs, jax.random.key(0))

@@ -1,4 +1,6 @@
-"""A run of seconds, for the tests of what can happen to one."""
+"""A run of seconds, for the tests of what can happen to one, and arrays on disk."""
+
+import numpy as np
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
@@ -15,3 +17,8 @@ CONFIG = TrainConfig(
     accountant="rdp",
     seed=0,
 )
+
+
+def memory_mapped(folder):
+    """The arrays of all `.npy` files of a folder, by file name, memory-mapped."""
+    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}

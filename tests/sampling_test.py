@@ -170,7 +170,7 @@ def test_shuffled_epochs_hold_each_record_once(size, batch):
 @pytest.mark.parametrize("size", slow_but((2, 5), [2, 3, 4, 5]))
 def test_shuffled_orders_are_uniform(size):
     sampler = ShuffledSampler(size, 1, seed=7)
-    epochs = 3000
+    epochs = 1200
     flat = np.array([d[0] for d in draws(sampler, size * epochs)]).reshape(epochs, size)
     codes = flat @ size ** np.arange(size)
     _, counts = np.unique(codes, return_counts=True)
@@ -289,7 +289,7 @@ def test_padding_is_never_as_long_as_a_batch_without_any(kind, multiple_of):
     draw = sampler.sample(0)
     batch = jnp.eye(60)[draw.indices]
     tx.update(grad_fn(points, batch, draw.mask), state)
-    with pytest.raises(ValueError, match="no mask was given"):
+    with pytest.raises(ValueError, match="Without a mask"):
         tx.update(grad_fn(points, batch), state)
 
 

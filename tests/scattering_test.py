@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpoptax.training.data import scattering
-from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.errors import ConfigError
+from experiments.data import scattering
+from experiments.data.scattering import Scattering
 from tests.oracles import scattering as oracle
 
 RAW = Scattering(groups=None)

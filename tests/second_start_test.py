@@ -54,10 +54,10 @@ CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accou
 def test_a_second_start_is_the_same_run_compiles_nothing_and_imports_what_it_needs(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG_FILE)
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("JAX_")}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     found, summaries, records = [], [], []
     for name in ("first", "second"):
         program = [sys.executable, "-c", WATCHED, "train", "small.py", "--workdir", name]
-        program += ["--compilation-cache", "cache"]
         done = subprocess.run(
             program, capture_output=True, text=True, cwd=tmp_path, env=environment
         )
@@ -82,7 +82,7 @@ def test_keys_take_all_bits_of_a_seed():
     def key_of(seed):
         config = dataclasses.replace(CONFIG, seed=seed)
         plan = privacy.make_plan(config, 1438)
-        run = resolve(config, plan, num_classes=10, kind="images")
+        run = resolve(config, plan, num_classes=10)
         keys = jax.random.key_data(run.init_key), jax.random.key_data(run.chain.keys.noise)
         return np.concatenate(keys).tobytes()
 
@@ -98,9 +98,7 @@ def test_what_is_compiled_to_begin_a_run_holds_no_key():
     params = {"w": jax.numpy.ones((4, 3))}
     plan = privacy.make_plan(CONFIG, 1438)
     of_seed = [
-        resolve(
-            CONFIG, plan, num_classes=10, kind="images", keys=Keys.of(jax.random.key(seed))
-        ).chain
+        resolve(CONFIG, plan, num_classes=10, keys=Keys.of(jax.random.key(seed))).chain
         for seed in (1, 2)
     ]
     before = chain._compiled_begin.cache_info().misses
@@ -130,7 +128,7 @@ def test_owners_are_sorted_once(monkeypatch):
         lambda *args, **seed: tables.append(UserTable(*args, **seed)) or tables[-1],
     )
     digits = dataclasses.replace(dataset_module.load_dataset("digits"), owners=np.arange(1438) // 5)
-    assert digits.num_users == 288
+    assert digits.units("user") == 288
     three, two = digits.users(3, seed=1), digits.users(2, seed=1)
     assert (three.records_per_user, two.records_per_user, len(tables)) == (3, 2, 1)
     sampler = privacy.SAMPLERS["poisson"](288, 20, seed=0)

@@ -18,12 +18,11 @@ from dpoptax import accounting, sampling
 from dpoptax._random import shake256 as _shake256
 from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.training import methods
+from dpoptax.training import methods, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.models import models
 from dpoptax.training.run import checkpoints, privacy
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.price import Sweep
@@ -287,6 +286,7 @@ class TestTrainer:
         assert plans[0].sampler != plans[1].sampler
         assert min(plan.seed.bit_length() for plan in plans) > 200
 
+    @pytest.mark.slow
     def test_it_goes_on_with_the_seed_that_it_drew(self, tmp_path):
         whole = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
         with checkpoints.Checkpoints(tmp_path / "run" / "checkpoints") as kept:
@@ -300,6 +300,7 @@ class TestTrainer:
             assert result.summary["params_sha256"] == whole.summary["params_sha256"]
         assert at_once.summary["assumed_secret"] == ["config.seed"]
 
+    @pytest.mark.slow
     def test_its_step_is_that_of_a_loop_of_ones_own(self, tmp_path):
         """Batches by SHAKE-256, noise by ChaCha20, of what the seed is hashed to."""
         config = dataclasses.replace(self.CONFIG, seed=7, method=methods.DPSGD(), steps=1)
@@ -311,7 +312,7 @@ class TestTrainer:
         sampler = sampling.PoissonSampler(1438, 32, derived(b"batches"))
         key = jnp.asarray(np.frombuffer(derived(b"noise"), np.uint32))
         dataset = load_dataset("digits")
-        run = resolve(config, privacy.make_plan(config, 1438), num_classes=10, kind=dataset.kind)
+        run = resolve(config, privacy.make_plan(config, 1438), num_classes=10)
         examples = jax.tree.map(jnp.asarray, dataset.train)
         first = jax.tree.map(lambda x: x[0], examples["inputs"])
         params = models.init_variables(run.model, first, run.init_key).params
@@ -327,7 +328,7 @@ class TestTrainer:
     def test_uses_of_a_seed_are_apart(self):
         config = dataclasses.replace(self.CONFIG, seed=5)
         plan = privacy.make_plan(config, 1438)
-        run = resolve(config, plan, num_classes=10, kind="images")
+        run = resolve(config, plan, num_classes=10)
         words = (
             np.asarray(run.chain.keys.noise).tobytes(),
             plan.sampler.seed,
@@ -349,7 +350,7 @@ class TestTrainer:
     def test_every_stage_of_noise_is_by_it(self, changes):
         config = dataclasses.replace(self.CONFIG, accountant="pld", **changes)
         plan = privacy.make_plan(config, 1438)
-        run = resolve(config, plan, num_classes=10, kind="images")
+        run = resolve(config, plan, num_classes=10)
         state = run.chain.begin({"w": jnp.zeros(3)})
         assert [ledger.generator for ledger in dpoptax.ledgers(state)] == ["chacha20"]
 
@@ -368,6 +369,7 @@ class TestTrainer:
         with pytest.raises(ConfigError, match=match):
             dataclasses.replace(self.CONFIG, **changes)
 
+    @pytest.mark.slow
     def test_a_run_does_not_change_its_generator(self, tmp_path):
         train_and_evaluate(CONFIG, tmp_path, progress=False)
         other = dataclasses.replace(CONFIG, generator="chacha20")

@@ -11,9 +11,11 @@ from dpoptax import filters
 from dpoptax.filters import spectrum
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.loop import train
 from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
-from dpoptax.training.run import recording
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.records import params_sha256
+from experiments import recording
 
 pytestmark = pytest.mark.optimized
 
@@ -28,7 +30,6 @@ RUN = TrainConfig(
     noise_multiplier=2.0,
     accountant="rdp",
     seed=0,
-    record=10_000,
 )
 
 
@@ -101,15 +102,33 @@ def test_a_noisy_estimate_of_the_power_does_not_spoil_the_proposal():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: spectrum.power_spectrum(np.ones(5)), r"shape \(5,\) must be .*\(steps, coord"),
+        (
+            lambda: spectrum.power_spectrum(np.ones(5)),
+            r"\(steps, coord.*got shape \(5,\)",
+        ),
         (lambda: spectrum.power_spectrum([[1.0], [np.nan]]), "finite"),
-        (lambda: spectrum.power_spectrum(np.ones((9, 1)), segment=10), "segment=10 .* 9 recorded"),
-        (lambda: spectrum.autocorrelation(np.ones((9, 1)), 9), r"max_lag=9 must lie in \[0, 9\)"),
-        (lambda: spectrum.autocorrelation(np.ones((9, 1)), 1, stddev=-1), "stddev=-1 "),
-        (lambda: spectrum.running_snr(np.ones((9, 1)), 0.0), r"window=50 must lie in \[1, 9\]"),
-        (lambda: spectrum.running_snr(np.ones((9, 1)), 0.0, window=2), "stddev=0: without noise"),
-        (lambda: spectrum.propose_filter(np.ones((9, 1)), 1.0, length=0), "length=0 "),
-        (lambda: spectrum.propose_filter([[1.0], [-1.0]], 1.0, length=2), "all noise at stddev=1"),
+        (lambda: spectrum.power_spectrum(np.ones((9, 1)), segment=10), "9 recorded steps, got 10"),
+        (
+            lambda: spectrum.autocorrelation(np.ones((9, 1)), 9),
+            r"`max_lag` .* \[0, 9\), .* got 9",
+        ),
+        (
+            lambda: spectrum.autocorrelation(np.ones((9, 1)), 1, stddev=-1),
+            "`stddev` .* got -1",
+        ),
+        (
+            lambda: spectrum.running_snr(np.ones((9, 1)), 0.0),
+            "`window` .* the 9 .* got 50",
+        ),
+        (
+            lambda: spectrum.running_snr(np.ones((9, 1)), 0.0, window=2),
+            "`stddev` must .* got 0",
+        ),
+        (lambda: spectrum.propose_filter(np.ones((9, 1)), 1.0, length=0), "`length` must .* got 0"),
+        (
+            lambda: spectrum.propose_filter([[1.0], [-1.0]], 1.0, length=2),
+            "At stddev=1 the rec",
+        ),
     ],
 )
 def test_bad_values_are_named(call, message):
@@ -119,14 +138,15 @@ def test_bad_values_are_named(call, message):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("recorded")
-    return train_and_evaluate(RUN, workdir, progress=False), workdir
+    folder = tmp_path_factory.mktemp("recorded")
+    run = recording.record_run(RUN, RUN.data().load(), 10_000)
+    run.write(folder)
+    return run, folder
 
 
 @pytest.mark.slow
 def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(recorded):
-    result, workdir = recorded
-    found = spectrum.load(workdir / "recording.npz")
+    found = spectrum.load(recorded[1] / "recording.npz")
     assert found.released.shape == found.filtered.shape == (8, 650)
     assert found.stddev == 2.0 / 64
     # With nearly all of the power from the noise, and some from the gradient.
@@ -135,32 +155,26 @@ def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(reco
     correction = signal.lfilter(DOPPLER.b, a, np.ones(8))[:, None]
     expected = signal.lfilter(DOPPLER.b, a, found.released, axis=0) / correction
     np.testing.assert_allclose(found.filtered, expected, atol=1e-6)
-    assert matplotlib.image.imread(workdir / "spectrum.png").std() > 0.05
+    assert matplotlib.image.imread(recorded[1] / "spectrum.png").std() > 0.05
 
 
-def test_recording_changes_nothing_and_costs_nothing(recorded, tmp_path):
-    plain = train_and_evaluate(dataclasses.replace(RUN, record=0), tmp_path, progress=False)
-    assert plain.recorded == {}
-    for field in ("params_sha256", "epsilon"):
-        assert plain.summary[field] == recorded[0].summary[field]
-
-
-def test_a_run_with_a_record_keeps_its_number_of_steps(recorded):
-    with pytest.raises(ConfigError, match=r"steps=9 differs from 8"):
-        train_and_evaluate(dataclasses.replace(RUN, steps=9), recorded[1], progress=False)
+@pytest.mark.slow
+def test_recording_changes_nothing(recorded):
+    data = RUN.data().load()
+    plain = train(RUN, data, make_plan(RUN, data.train_size))
+    assert params_sha256(recorded[0].params) == plain.summary["params_sha256"]
 
 
 @pytest.mark.parametrize("changes", [{"method": NonPrivate()}, {"noise_multiplier": 0.0}])
 def test_gradients_without_noise_are_not_recorded(changes):
-    with pytest.raises(ConfigError, match="record=10000 keeps released gradients"):
-        dataclasses.replace(RUN, **changes)
+    with pytest.raises(ConfigError, match="only released gradients are recorded"):
+        recording.record_run(dataclasses.replace(RUN, **changes), RUN.data().load(), 5)
 
 
 @pytest.mark.slow
-def test_noise_on_angles_has_no_single_deviation(tmp_path):
-    config = dataclasses.replace(RUN, method=GeoDP(), steps=2, record=5)
-    train_and_evaluate(config, tmp_path, progress=False)
-    assert np.isnan(spectrum.load(tmp_path / "recording.npz").stddev)
+def test_noise_on_angles_has_no_single_deviation():
+    config = dataclasses.replace(RUN, method=GeoDP(), steps=2)
+    assert np.isnan(recording.record_run(config, RUN.data().load(), 5).stddev)
 
 
 def test_coordinates_are_drawn_from_all_leaves_without_repetition():
@@ -175,5 +189,5 @@ def test_coordinates_are_drawn_from_all_leaves_without_repetition():
 
 def test_another_file_is_no_recording(tmp_path):
     np.savez(tmp_path / "other.npz", released=np.ones(3))
-    with pytest.raises(ValueError, match=r"other.npz is no recording: filtered, stddev missing"):
+    with pytest.raises(ValueError, match=r"other.npz is not a recording.* filtered, stddev"):
         spectrum.load(tmp_path / "other.npz")

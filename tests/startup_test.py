@@ -1,10 +1,9 @@
-"""From the command to the first step: phases, results computed once, the compilation cache."""
+"""From the command to the first step: phases, the compilation cache."""
 
 import dataclasses
 import json
 import os
 import stat
-import threading
 import time
 
 import jax
@@ -15,16 +14,13 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
-from dpoptax.training import loop
+from dpoptax.training import loop, models
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import load_dataset
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import evaluation, phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.sharing import once
 from tests.runs import CONFIG
 
 
@@ -66,51 +62,6 @@ class TestPhases:
         time.sleep(0.1)
         assert lines == ["loading data ..."]
 
-    def test_a_hushed_run_says_nothing(self, monkeypatch):
-        monkeypatch.setattr(phases, "PATIENCE", 0.02)
-        lines = []
-        measured = Phases(lines.append)
-        measured.hush()
-        with measured("data"):
-            time.sleep(0.1)
-        assert lines == []
-
-
-class TestOnce:
-    def test_a_call_under_way_is_waited_for(self):
-        calls, entered, proceed = [], threading.Event(), threading.Event()
-
-        @once(maxsize=8)
-        def slow(x):
-            calls.append(x)
-            entered.set()
-            assert proceed.wait(10)
-            return 2 * x
-
-        results = []
-        threads = [threading.Thread(target=lambda: results.append(slow(3))) for _ in range(2)]
-        threads[0].start()
-        assert entered.wait(10)
-        threads[1].start()
-        proceed.set()
-        for thread in threads:
-            thread.join()
-        assert results == [6, 6]
-        assert calls == [3]
-
-    def test_a_failure_is_not_kept(self):
-        calls = []
-
-        @once(maxsize=8)
-        def failing(x):
-            calls.append(x)
-            raise ConfigError("no")
-
-        for _ in range(2):
-            with pytest.raises(ConfigError):
-                failing(1)
-        assert calls == [1, 1]
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -129,15 +80,16 @@ def test_errors_come_in_the_order_of_the_run(tmp_path, changes, message):
 
 
 def test_initial_parameters_of_one_program_are_those_of_each_operation():
-    model = models.build_model(dataclasses.replace(CONFIG, model="cnn"), 10)
+    model = dataclasses.replace(CONFIG, model="cnn").build_model(10)
     inputs, key = np.ones((8, 8, 1), np.float32), jax.random.key(3)
-    one = models.start_variables(CONFIG, model, inputs, key)
+    one = CONFIG.initial_variables(model, inputs, key)
     eager = models.init_variables(model, inputs, key)
     for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(eager), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-6)
 
 
 class TestSummary:
+    @pytest.mark.slow
     def test_phases_add_up_and_telemetry_is_cheap(self, tmp_path):
         begun = time.perf_counter()
         loop.train_and_evaluate(CONFIG, tmp_path, progress=False)
@@ -178,18 +130,18 @@ class TestCompilationCache:
         yield
         compilation_cache._set("jax_compilation_cache_dir", before)
 
-    def train(self, config, workdir, *options):
+    def train(self, config, workdir):
         path = workdir.parent / "config.py"
         path.write_text("from tests.runs import CONFIG\ndef get_config():\n    return CONFIG\n")
-        assert main(["train", str(path), "--workdir", str(workdir), *options]) == 0
+        assert main(["train", str(path), "--workdir", str(workdir)]) == 0
         return json.loads((workdir / "summary.json").read_text())
 
     @pytest.mark.slow
     def test_a_second_start_reads_what_the_first_compiled(self, tmp_path, monkeypatch):
-        folder = tmp_path / "kept"
-        option = ("--compilation-cache", str(folder))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+        folder = cache_folder("compiled")
         step._compile.cache_clear()
-        first = self.train(CONFIG, tmp_path / "first", *option)
+        first = self.train(CONFIG, tmp_path / "first")
         (inside,) = folder.iterdir()
         kept = {file.name for file in inside.glob("jit_step-*-cache")}
         assert len(kept) == 1
@@ -199,16 +151,20 @@ class TestCompilationCache:
             "jax._src.monitoring.record_event", lambda event, **_: hits.append(event)
         )
         step._compile.cache_clear()
-        second = self.train(CONFIG, tmp_path / "second", *option)
+        second = self.train(CONFIG, tmp_path / "second")
         assert "/jax/compilation_cache/cache_hits" in hits
         assert {file.name for file in inside.glob("jit_step-*-cache")} == kept
         assert first["params_sha256"] == second["params_sha256"]
 
-    def test_it_can_be_turned_off(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        self.train(CONFIG, tmp_path / "run", "--no-compilation-cache")
-        assert not (tmp_path / "xdg" / "dpoptax").exists()  # matplotlib has its own
+    def test_it_can_be_turned_off(self, tmp_path):
+        jax.config.update("jax_enable_compilation_cache", False)
+        try:
+            with compilation_cache.kept_in(tmp_path / "kept"):
+                assert not (tmp_path / "kept").exists()
+        finally:
+            jax.config.update("jax_enable_compilation_cache", True)
 
+    @pytest.mark.slow
     def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert cache_folder("compiled") == tmp_path / "dpoptax" / "compiled"
@@ -265,7 +221,7 @@ class TestCompilationCache:
     def test_a_file_in_its_place_is_a_warning(self, tmp_path):
         (tmp_path / "file").write_text("")
         with (
-            pytest.warns(UserWarning, match="nothing compiled is kept.*--no-compilation-cache"),
+            pytest.warns(UserWarning, match="nothing compiled is kept.*JAX_COMPILATION_CACHE_DIR"),
             compilation_cache.kept_in(tmp_path / "file"),
         ):
             assert jax.config.jax_compilation_cache_dir is None
@@ -302,25 +258,16 @@ class TestCompilationCache:
         compilation_cache._prepared(tmp_path)
         assert [file.name for file in tmp_path.glob("*-cache")] == ["2-cache"]
 
-    def test_a_missing_folder_is_an_error(self, capsys):
-        assert main(["plan", "x.py", "--compilation-cache"]) == 2
-        assert "names no folder" in capsys.readouterr().err
 
-
-def test_an_evaluation_looks_up_its_program_once_a_split(monkeypatch):
-    calls, compiled = [], evaluation._compiled
-    monkeypatch.setattr(evaluation, "_compiled", lambda *key: calls.append(key) or compiled(*key))
-    model = models.build_model(CONFIG, 3)
+def test_an_evaluation_is_compiled_once_for_splits_of_one_shape():
+    model = CONFIG.build_model(3)
     inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
-    params, frozen = models.start_variables(CONFIG, model, inputs[0], jax.random.key(0))
-    evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
-    evaluate.compile(params, "test")
+    params, frozen = CONFIG.initial_variables(model, inputs[0], jax.random.key(0))
+    evaluate = evaluation.Evaluator(CONFIG, model, {"test": split, "train": split}, frozen)
     first = evaluate(params, "test")
     moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
     assert evaluate(moved, "test") != evaluate(params, "test") == first
-    assert len(calls) == 1
     evaluate(params, "train")
-    assert len(calls) == 2
-    with pytest.raises(TypeError, match="compiled"):
-        evaluate(jax.tree.map(lambda leaf: leaf[:1], params), "test")
+    chunk = min(1024, CONFIG.microbatch_size or 1024)
+    assert evaluation.evaluate_split(model, chunk)._cache_size() == 1

@@ -31,7 +31,7 @@ def spent(tx, steps=3):
     return state
 
 
-def gaussian(noise_multiplier=1.0, **options):
+def gaussian(noise_multiplier=4.0, **options):
     return dpoptax.gaussian_noise(
         noise_multiplier=noise_multiplier, batch_size=10, key=jax.random.key(0), **options
     )
@@ -46,7 +46,7 @@ def test_it_says_what_the_accounting_says():
     assert values["attack_success"] == 1 - found.trade_off(0.01)
     for part in (
         "for one example more or less",
-        "3 of the Gaussian mechanism, noise multiplier 1",
+        "3 of the Gaussian mechanism, noise multiplier 4",
         "10 expected of 1,000 examples, drawn by PoissonSampler",
         "noise by threefry, batches by PCG64",
         "by privacy loss distributions",
@@ -62,12 +62,12 @@ def test_it_says_what_the_accounting_says():
     [
         ({"fixed_point": True}, "for every bit of a release"),
         (
-            {"noise_multiplier": {0: 2.0, 1: 1.5}},
-            "s 2 from step 0 on, 1.5 from step 1 on",
+            {"noise_multiplier": {0: 6.0, 1: 4.5}},
+            "s 6 from step 0 on, 4.5 from step 1 on",
         ),
         (
-            {"noise_multiplier": {t: 2.0 + t for t in range(9)}},
-            "2 from step 0 on, 3 from step 1 on, 4 from step 2 on, …, 10 from step 8 on",
+            {"noise_multiplier": {t: 4.0 + t for t in range(9)}},
+            "4 from step 0 on, 5 from step 1 on, 6 from step 2 on, …, 12 from step 8 on",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_it_says_whose_data_and_which_neighbours():
 def test_it_says_how_noise_is_correlated():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
-        strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
+        strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
     )
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=2)
     found = accounting.guarantee(spent(tx), cyclic)
@@ -104,10 +104,10 @@ def test_it_says_how_noise_is_correlated():
 
 
 def test_what_else_was_released_is_part_of_it():
-    other = dpa.GaussianDpEvent(2.0)
+    other = dpa.GaussianDpEvent(8.0)
     state = spent(gaussian())
     found = accounting.guarantee(state, SAMPLER, delta=DELTA, also=[other])
-    both = dpa.ComposedDpEvent([SAMPLER.dp_event(1.0, 3), other])
+    both = dpa.ComposedDpEvent([SAMPLER.dp_event(4.0, 3), other])
     assert found.epsilon(DELTA) == event_epsilon(both, DELTA)
     assert found.gdp_mu(DELTA) == accounting.Guarantee(both).gdp_mu(DELTA)
     assert "with 1 other event on the data" in str(found)
@@ -132,14 +132,14 @@ def test_nothing_is_promised_without_noise():
 def test_a_machine_can_read_it():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
-        strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
+        strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
     )
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=12345, cycle_length=2)
     text = json.dumps(accounting.guarantee(spent(tx), cyclic).to_dict())
     (stage,) = json.loads(text)["releases"]
     assert stage == {
         "number": 3,
-        "phases": [[0, 2.0]],
+        "phases": [[0, 4.0]],
         "strategy": repr(strategy),
         "fixed_point": False,
         "generator": "threefry",
@@ -149,8 +149,8 @@ def test_a_machine_can_read_it():
 
 def test_less_is_said_than_holds_where_digits_are_left_out():
     """A δ was rounded down, and a σ up."""
-    noise = {0: 1.23456789, 2: 1.9999999}
-    for multiplier, said in ((noise, "1.23456 from step 0 on, 1.99999"), (1.2345678, "1.23456")):
+    noise = {0: 5.23456789, 2: 5.9999999}
+    for multiplier, said in ((noise, "5.23456 from step 0 on, 5.99999"), (5.2345678, "5.23456")):
         found = accounting.guarantee(spent(gaussian(multiplier)), SAMPLER, delta=1.0000001e-5)
         assert f"multiplier{'s' * (multiplier is noise)} {said}" in str(found)
         assert ", 1.00001e-05)-differentially" in str(found)
@@ -174,7 +174,7 @@ def test_numbers_are_rounded_up(value, text):
     assert _statement.round_up(value) == text
 
 
-@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(2.0)]), filter(None, []), {}])
+@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
 def test_others_that_can_be_read_but_once_are_refused(also):
     """The check read them, and ε was that of the run alone."""
     with pytest.raises(TypeError, match="must be a sequence"):
@@ -187,7 +187,7 @@ def test_others_that_can_be_read_but_once_are_refused(also):
 
 def test_a_composition_that_can_be_read_but_once_is_refused():
     """It had an ε of 0 where it was priced again, as by a calibration and for μ."""
-    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(2.0) for _ in range(2))
+    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(8.0) for _ in range(2))
     for accountant in ("pld", "rdp"):
         with pytest.raises(TypeError, match="must be a list or a tuple"):
             event_epsilon(once, DELTA, accountant=accountant)
@@ -197,7 +197,7 @@ def test_a_composition_that_can_be_read_but_once_is_refused():
 
 def test_a_planned_run_has_the_guarantee_that_it_will_have():
     made = accounting.guarantee(spent(gaussian()), SAMPLER)
-    planned = accounting.planned_guarantee(noise_multiplier=1.0, steps=3, sampler=SAMPLER)
+    planned = accounting.planned_guarantee(noise_multiplier=4.0, steps=3, sampler=SAMPLER)
     assert planned.event == made.event
     assert "3 planned, of the Gaussian mechanism" in str(planned)
     assert str(planned).splitlines()[0] == str(made).splitlines()[0]
@@ -260,13 +260,13 @@ def test_a_curve_ends_where_its_run_does():
     made = accounting.guarantee(spent(gaussian()), SAMPLER)
     assert made.epsilon_curve([3], DELTA) == made.epsilon(DELTA)
     assert made.epsilon_curve([2], DELTA) == accounting.epsilon(
-        noise_multiplier=1.0, steps=2, sampler=SAMPLER, delta=DELTA
+        noise_multiplier=4.0, steps=2, sampler=SAMPLER, delta=DELTA
     )
     with pytest.raises(ValueError, match="`steps` must be at most the 3 steps of the run, got 4"):
         made.epsilon_curve([4], DELTA)
     turns = (
         spent(gaussian()),
-        spent(dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(1))),
+        spent(dpoptax.gaussian_noise(noise_multiplier=4.0, batch_size=10, key=jax.random.key(1))),
     )
     with pytest.raises(ValueError, match="no sequence of steps"):
         accounting.guarantee(turns, SAMPLER, same_batches=False).epsilon_curve([1], DELTA)

@@ -66,6 +66,7 @@ def test_figure_3a_at_full_range_of_angles(figure_3):
     assert np.all(errors.geodp_direction[high] > errors.dp_direction[high])
 
 
+@pytest.mark.slow
 def test_figure_3bc_a_small_beta_wins_everything_for_it_adds_almost_no_noise(figure_3):
     for panel in "bc":
         errors = figure_3[panel].errors
@@ -76,6 +77,7 @@ def test_figure_3bc_a_small_beta_wins_everything_for_it_adds_almost_no_noise(fig
     np.testing.assert_allclose(ratio, 1e4, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_figure_3d_dimension_hurts_geodp_squared_and_dp_logarithmically(figure_3):
     errors = figure_3["d"].errors
     growth = errors.geodp_direction[-1] / errors.geodp_direction[0]
@@ -85,6 +87,7 @@ def test_figure_3d_dimension_hurts_geodp_squared_and_dp_logarithmically(figure_3
     assert np.all(errors.geodp_direction[1:] > errors.dp_direction[1:])
 
 
+@pytest.mark.slow
 def test_figure_3g_batch_size_helps_geodp_and_leaves_the_direction_of_dp(figure_3):
     errors = figure_3["g"].errors
     np.testing.assert_allclose(
@@ -99,6 +102,7 @@ def test_figure_3g_batch_size_helps_geodp_and_leaves_the_direction_of_dp(figure_
     )
 
 
+@pytest.mark.slow
 def test_the_papers_ordering_needs_mean_gradients_of_a_hundredth_of_the_clip_norm():
     name, values, fixed = "noise_multiplier", (1e-3, 0.1, 1.0), {"dimension": 5000}
     fixed |= {"batch_size": 2048, "beta": 1.0}
@@ -108,6 +112,7 @@ def test_the_papers_ordering_needs_mean_gradients_of_a_hundredth_of_the_clip_nor
     assert np.all(errors.geodp_gradient[:2] > 10 * errors.dp_gradient[:2])
 
 
+@pytest.mark.slow
 def test_figure_4_some_beta_wins_but_none_of_those_that_the_paper_names():
     figure = studies.geodp_figure_4(repeats=2, key=KEY)
     for panel, named in (("a", 0.2), ("b", 0.4)):

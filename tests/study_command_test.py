@@ -43,6 +43,7 @@ def test_a_study_leaves_numbers_a_figure_and_findings(written, name):
     assert all(finding.claim in text for finding in found[name])
 
 
+@pytest.mark.slow
 def test_the_findings_are_those_of_the_readme(written):
     _, found = written
     assert [finding.holds for finding in found["noisy-regression"]][0] == "yes"
@@ -68,6 +69,7 @@ def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
         catalog.run_studies(CHEAP, workdir, seeds=2, progress=False)
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
     started = []
 
@@ -193,6 +195,7 @@ def test_a_study_that_trains_asks_for_its_data(tmp_path, capsys):
     assert "geodp-mnist" in catalog.names_for(tmp_path)
 
 
+@pytest.mark.slow
 def test_curves_of_logistic_regression_are_runs_of_their_configs(tmp_path):
     write_mnist(tmp_path / "data")
     config = tmp_path / "configs" / "papers" / "geodp" / "figure_5.py"

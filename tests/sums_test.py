@@ -11,7 +11,7 @@ import pytest
 import dpoptax.tables
 from dpoptax._clip import block_sums, bounds
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.pulled_back_norms import Factored, Held
+from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, MeasuredTerm
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum, weighted_products
 from tests.helpers import floats
 
@@ -20,7 +20,7 @@ from tests.helpers import floats
 def test_a_sum_in_blocks_has_every_term_once(size):
     weights = np.arange(size) % 7 - 3.0
     values = np.stack([np.arange(size) % 5, np.ones(size)], axis=1)  # all sums are exact
-    found = jax.jit(block_sums.weighted)(floats(weights), floats(values))
+    found = jax.jit(block_sums.sum_weighted)(floats(weights), floats(values))
     np.testing.assert_array_equal(found, weights @ values)
 
 
@@ -29,7 +29,7 @@ def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
     values = np.full(4096, 2.0**-25, np.float32)
     values[0] = 1.0
     with_it, without = (
-        jax.jit(block_sums.weighted)(floats(w), floats(values)) for w in _weights(4096)
+        jax.jit(block_sums.sum_weighted)(floats(w), floats(values)) for w in _weights(4096)
     )
     assert abs(float(with_it) - float(without) - 1.0) <= 32 * 2.0**-24
 
@@ -47,7 +47,7 @@ def _lookups(size):
 @pytest.mark.parametrize("size", [8, 1000])
 def test_lookups_are_added_in_whole_numbers(size):
     rows, values = _lookups(size)
-    total = lambda *x: block_sums.of_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
+    total = lambda *x: block_sums.sum_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
@@ -61,7 +61,7 @@ def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats()
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
-    found = block_sums.of_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
+    found = block_sums.sum_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
@@ -71,27 +71,27 @@ def test_parts_that_leave_the_range_of_integers_come_back():
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
     kind = {"terms": 2, "ratio": large, "whole": 1.0, "examples": size}
-    assert float(block_sums.of_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
+    assert float(block_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="scale the loss"):
-        block_sums.of_lookups(parts, 1, bound=1e-38, **kind)
+        block_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
 
 
 def test_steps_become_numbers_by_one_rounding_of_the_sum():
     """Fine steps that many numbers left may be large, and all but cancel whole ones."""
-    rng, steps = np.random.default_rng(0), block_sums.steps(1.0, 2**21)
+    rng, steps = np.random.default_rng(0), block_sums.make_steps(1.0, 2**21)
     fine = rng.integers(-(2**29), 2**29, 1000)
     whole = rng.integers(-(2**10), 2**10, 1000) - (fine >> steps.finer)
     exact = whole + fine * 2.0**-steps.finer
     found = jax.jit(steps.numbers)(jnp.int32(whole), jnp.int32(fine))
     error = np.abs(np.float64(found) * 2.0**steps.exponent - exact)
-    assert (error <= bounds.UNIT * (np.abs(exact) + 2.0**12)).all()
+    assert (error <= bounds.UNIT_ROUNDOFF * (np.abs(exact) + 2.0**12)).all()
 
 
 def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
     rows, columns, size = 4, 2**12, 16
-    found = block_sums.rounding_in_steps(rows * size, rows, columns, size, size)
+    found = block_sums.step_rounding(rows * size, rows, columns, size, size)
     low = 2.0**12 * 2.0**-29 * size * math.sqrt(rows * columns)
-    assert found.own >= 2 * bounds.UNIT * low
+    assert found.own >= 2 * bounds.UNIT_ROUNDOFF * low
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
 )
 def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
     """Not of what rows and gradient, or count and gradient, are together."""
-    found, sum_pieces = [], ghost_clipped_sum.sum_pieces
+    found, sum_pieces = [], ghost_clipped_sum._sum_weighted_gradients
 
     def seen(*args, bound, **options):
         found.append(bound)
         return sum_pieces(*args, bound=bound, **options)
 
-    monkeypatch.setattr(ghost_clipped_sum, "sum_pieces", seen)
+    monkeypatch.setattr(ghost_clipped_sum, "_sum_weighted_gradients", seen)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
     jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
@@ -130,8 +130,8 @@ def test_lookups_beside_a_product_that_cancels_them():
         factor_products.Segment(tokens, large * one),
         factor_products.Segment(unit, (1 - large) * one),
     ]
-    found = weighted_products.weighted_sum(
-        Factored(segments), jnp.ones(size), (1, 4, 1), bound=6.0, examples=size
+    found = weighted_products.sum_products(
+        FactoredGradients(segments), jnp.ones(size), (1, 4, 1), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
 
@@ -142,8 +142,12 @@ def test_lookups_beside_a_product_that_cancels_them():
 def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, examples):
     """So that what one example changes in their rounding does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
-    total = lambda x, w: weighted_products.weighted_sum(  # noqa: E731
-        Factored([factor_products.Segment(x, x)]), w, (1, side, side), bound=1.0, examples=1024
+    total = lambda x, w: weighted_products.sum_products(  # noqa: E731
+        FactoredGradients([factor_products.Segment(x, x)]),
+        w,
+        (1, side, side),
+        bound=1.0,
+        examples=1024,
     )
     weights = jax.ShapeDtypeStruct((1024,), jnp.float32)
     (product,) = (
@@ -169,14 +173,14 @@ def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
     examples, terms, entries, ratio, length
 ):
     assert block_sums.block_length(examples, terms, entries, ratio) == length
-    block = block_sums.rounding_in_blocks(length, length, terms=terms, ratio=ratio)
-    assert block_sums.together([block]) <= block_sums.MOST * (1 + 1e-3)
+    block = block_sums.block_rounding(length, length, terms=terms, ratio=ratio)
+    assert block_sums.combine_roundings([block]) <= block_sums.ROUNDING_LIMIT * (1 + 1e-3)
 
 
 def test_tau_of_several_sums():
     one, two = block_sums.Rounding(4, 3e-3, joined=1e-4), block_sums.Rounding(8, 1e-3, own=1e-5)
-    terms = [block_sums.Rounding(4, joined=joined, by_terms=True) for joined in (3e-4, 2e-4)]
-    found = block_sums.together([one, two, block_sums.Rounding(4, 1e-3), *terms])
+    terms = [block_sums.Rounding(4, joined=joined, termwise=True) for joined in (3e-4, 2e-4)]
+    found = block_sums.combine_roundings([one, two, block_sums.Rounding(4, 1e-3), *terms])
     assert found == pytest.approx(math.hypot(3e-3, 1e-3) + math.hypot(1e-4, 3e-4) + 1e-5)
 
 
@@ -185,26 +189,28 @@ def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
 
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
-        return weighted_products.rounding(
-            Factored([factor_products.Segment(factor, factor)] * points), (1, 8, 8), 64
+        return weighted_products.product_rounding(
+            FactoredGradients([factor_products.Segment(factor, factor)] * points), (1, 8, 8), 64
         )
 
     whole, parts = of(64, 1), of(1, 2)
-    assert (whole.by_terms, parts.by_terms) == (False, True)
+    assert (whole.termwise, parts.termwise) == (False, True)
     shares = math.hypot(whole.joined, parts.joined * math.sqrt(1 - 1 / 32**2))
-    blocks = math.hypot(whole.in_blocks, parts.in_blocks)
-    assert block_sums.together([whole, parts]) >= blocks + shares
+    blocks = math.hypot(whole.blocks, parts.blocks)
+    assert block_sums.combine_roundings([whole, parts]) >= blocks + shares
 
 
 def test_sums_times_fixed_arrays_are_rounded_once_more():
     factor = jax.ShapeDtypeStruct((16, 1, 1, 8), jnp.float32)
-    alone = Factored([factor_products.Segment(factor, factor)])
-    beside = Factored(alone.segments, [Held(*[jnp.ones((16, 1, 8, 8))] * 3)])
+    alone = FactoredGradients([factor_products.Segment(factor, factor)])
+    beside = FactoredGradients(alone.segments, [MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)])
     with_it, without = (
-        weighted_products.rounding(x, (1, 8, 8), 16).joined for x in (beside, alone)
+        weighted_products.product_rounding(x, (1, 8, 8), 16).joined for x in (beside, alone)
     )
-    ratio = weighted_products.ratio_of(beside)
-    assert with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT  # an addition, and a product
+    ratio = weighted_products.absolute_ratio(beside)
+    assert (
+        with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF
+    )  # an addition, and a product
 
 
 @pytest.mark.parametrize(("examples", "most"), [(256, 0.009), (4096, 0.013), (65536, 0.073)])
@@ -212,27 +218,27 @@ def test_tau_of_usual_batches(examples, most):
     for terms in (1, 4, 16, 64, 256, 1024):
         kind = {"terms": terms, "ratio": bounds.largest_ratio(terms)}
         block = block_sums.block_length(examples, entries=2**20, **kind)
-        tau = block_sums.together([block_sums.rounding_in_blocks(examples, block, **kind)])
-        assert 0 < tau + block_sums.of_layouts(block_sums.Whole(examples)) <= most
+        tau = block_sums.combine_roundings([block_sums.block_rounding(examples, block, **kind)])
+        assert 0 < tau + block_sums.layout_rounding(block_sums.WholeBatch(examples)) <= most
 
 
 def test_many_examples_on_many_devices_are_added_as_integers():
-    assert not block_sums.in_whole_numbers(block_sums.Whole(10**5, 8))
-    assert not block_sums.in_whole_numbers(block_sums.Whole(4096, 16))
-    assert block_sums.in_whole_numbers(block_sums.Whole(65536, 64))
-    few, many = (block_sums.of_layouts(block_sums.Whole(65536, n)) for n in (8, 4096))
+    assert not block_sums.uses_integer_totals(block_sums.WholeBatch(10**5, 8))
+    assert not block_sums.uses_integer_totals(block_sums.WholeBatch(4096, 16))
+    assert block_sums.uses_integer_totals(block_sums.WholeBatch(65536, 64))
+    few, many = (block_sums.layout_rounding(block_sums.WholeBatch(65536, n)) for n in (8, 4096))
     assert few == many < 0.04
 
 
 def test_room_for_all_layouts():
     """The sums that an example is in: of microbatches, the last perhaps short, and of devices."""
     for devices, part, size in itertools.product((*range(1, 12), 64), range(1, 70), range(1, 70)):
-        count, whole = -(-part // size), block_sums.Whole(devices * part, devices)
+        count, whole = -(-part // size), block_sums.WholeBatch(devices * part, devices)
         inside = sum(min(j * size, part) for j in range(2, count + 1)) if count <= 8 else part
         over = sum(j * part for j in range(2, devices + 1))
-        if block_sums.in_whole_numbers(whole):
+        if block_sums.uses_integer_totals(whole):
             over = whole.examples
-        assert 2 * bounds.UNIT * (inside + over) <= block_sums.of_layouts(whole)
+        assert 2 * bounds.UNIT_ROUNDOFF * (inside + over) <= block_sums.layout_rounding(whole)
 
 
 def test_batches_that_no_float_holds_the_sum_of_are_refused():
@@ -250,7 +256,7 @@ def _weights(size):
 def test_what_an_addition_loses_is_found_in_compiled_programs():
     a, b = np.random.default_rng(0).normal(size=(2, 1000)) * 2.0 ** np.arange(-30, 30, 0.06)[:1000]
     a, b = floats(a), floats(b[::-1])
-    total, lost = jax.jit(block_sums.add)(a, b)
+    total, lost = jax.jit(block_sums.two_sum)(a, b)
     exact = np.float64(a) + np.float64(b)
     np.testing.assert_array_equal(np.float64(total) + np.float64(lost), exact)
     assert np.any(np.asarray(lost) != 0)
@@ -261,7 +267,7 @@ def test_what_additions_lost_does_not_add_up():
     value, count = np.float32(1.0 + 2.0**-22), 2**15
 
     def step(carry, _):
-        return block_sums.add_to(*carry, value), None
+        return block_sums.compensated_add(*carry, value), None
 
     start = floats(np.array(2.0**23)), floats(np.array(0.0))
     total, lost = jax.jit(lambda: jax.lax.scan(step, start, None, count)[0])()

@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
-from dpoptax.training.data.tokens import NO_LABEL, Tokens
+from dpoptax.training.data.dataset import NO_LABEL
 from dpoptax.training.errors import ConfigError
+from experiments.data import PUBLISHED
+from experiments.data.published_data import load_published
+from experiments.data.tokens import Tokens
 from tests.published_texts import (
     GLUE_FILES,
     write_dart,
@@ -45,9 +47,8 @@ def text_of(folder, row):
 def test_glue(tmp_path, encoder, task, below):
     tables = write_glue(tmp_path / below, task)
     folder = tmp_path / below / (GLUE_FILES[task] if below == "GLUE" else ".")
-    dataset = load_dataset(task, folder, Tokens(encoder, 64))
-    assert (dataset.train_size, FILE_DATASETS[task].kind) == (20, dataset.kind)
-    assert dataset.kind == "sentences"
+    dataset = load_published(task, folder, Tokens(encoder, 64))
+    assert (dataset.train_size, PUBLISHED[task].kind) == (20, "sentences")
     assert dataset.num_classes == (3 if task == "mnli" else 2)
     for split, rows in zip((dataset.train, dataset.test), tables.values(), strict=True):
         assert split["inputs"].dtype == split["labels"].dtype == np.int32
@@ -112,8 +113,8 @@ def test_both_ways_of_publishing_a_tokenizer_agree(tmp_path, encoder):
 
 def test_e2e(tmp_path, decoder):
     splits = write_e2e(tmp_path / "e2e-dataset")
-    dataset = load_dataset("e2e", tmp_path, Tokens(decoder, 96))
-    assert dataset.kind == "generation"
+    dataset = load_published("e2e", tmp_path, Tokens(decoder, 96))
+    assert PUBLISHED["e2e"].kind == "generation"
     for split, pairs in zip((dataset.train, dataset.test), splits.values(), strict=True):
         assert len(split["inputs"]) == len(pairs)
         for (_, target), labels in zip(pairs, split["labels"], strict=True):
@@ -124,7 +125,7 @@ def test_e2e(tmp_path, decoder):
 
 def test_dart(tmp_path, decoder):
     splits = write_dart(tmp_path)
-    dataset = load_dataset("dart", tmp_path, Tokens(decoder, 96))
+    dataset = load_published("dart", tmp_path, Tokens(decoder, 96))
     for split, entries in zip((dataset.train, dataset.test), splits.values(), strict=True):
         texts = [note["text"] for entry in entries for note in entry["annotations"]]
         assert [text_of(decoder, row) for row in split["labels"]] == [" " + t for t in texts]
@@ -135,7 +136,7 @@ def test_dart(tmp_path, decoder):
 
 def test_class_folders(tmp_path):
     names = write_imagenet(tmp_path / "imagenet")
-    dataset = load_dataset("imagenet", tmp_path)
+    dataset = load_published("imagenet", tmp_path)
     assert (dataset.train_size, len(dataset.test), dataset.num_classes) == (20, 8, len(names))
     example = dataset.train[7]  # the third image of the second class
     assert example["inputs"].shape == (224, 224, 3)
@@ -162,7 +163,7 @@ def test_a_damaged_table_is_named(tmp_path, encoder, task, damage, message):
     damaged = damage(path.read_text(encoding="utf-8"))
     path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
     with pytest.raises(ConfigError, match=rf"(?s)train.tsv cannot be read.*{message}"):
-        load_dataset(task, tmp_path, Tokens(encoder, 8))
+        load_published(task, tmp_path, Tokens(encoder, 8))
 
 
 def test_the_broken_rows_of_qqp_are_left_out(tmp_path, encoder):
@@ -170,7 +171,7 @@ def test_the_broken_rows_of_qqp_are_left_out(tmp_path, encoder):
     path = tmp_path / "QQP" / "train.tsv"
     lines = path.read_text(encoding="utf-8").split("\n")
     path.write_bytes("\r\n".join([*lines[:3], *QQP_LINE.split("\n"), *lines[3:]]).encode())
-    assert load_dataset("qqp", tmp_path, Tokens(encoder, 8)).train_size == 20
+    assert load_published("qqp", tmp_path, Tokens(encoder, 8)).train_size == 20
 
 
 @pytest.mark.parametrize(
@@ -188,12 +189,12 @@ def test_a_damaged_generation_file_is_named(tmp_path, decoder, name, content, me
     write_dart(tmp_path / "dart")
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=rf"{name} cannot be read: .*{message}"):
-        load_dataset(name.split("/")[0], tmp_path, Tokens(decoder, 16))
+        load_published(name.split("/")[0], tmp_path, Tokens(decoder, 16))
 
 
 def test_a_damaged_image_is_named_when_it_is_read(tmp_path):
     write_imagenet(tmp_path)
-    source = load_dataset("imagenet", tmp_path).train
+    source = load_published("imagenet", tmp_path).train
     source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])
     with pytest.raises(
         ConfigError, match=rf"{source.paths[3].name} cannot be read: it is no image"
@@ -205,24 +206,24 @@ def test_folders_that_do_not_agree_are_named(tmp_path):
     write_imagenet(tmp_path)
     (tmp_path / "val" / "n00001000").rename(tmp_path / "val" / "cats")
     with pytest.raises(ConfigError, match=r"cats is a class that the training images do not have"):
-        load_dataset("imagenet", tmp_path)
+        load_published("imagenet", tmp_path)
     for path in (tmp_path / "train").glob("*/*"):
         path.unlink()
     with pytest.raises(ConfigError, match=r"train has no images.*CLASS/NAME.JPEG"):
-        load_dataset("imagenet", tmp_path)
+        load_published("imagenet", tmp_path)
 
 
 def test_a_tokenizer_that_is_not_there_or_unfit_is_named(tmp_path, encoder, decoder):
     write_glue(tmp_path, "sst2")
     with pytest.raises(ConfigError, match=r"pretrained=None.*--pretrained"):
-        load_dataset("sst2", tmp_path)
+        load_published("sst2", tmp_path)
     with pytest.raises(ConfigError, match=r"neither tokenizer.json nor vocab.json"):
-        load_dataset("sst2", tmp_path, Tokens(tmp_path, 8))
+        load_published("sst2", tmp_path, Tokens(tmp_path, 8))
     with pytest.raises(ConfigError, match=r"no token '<s>'; sentences need an encoder's"):
-        load_dataset("sst2", tmp_path, Tokens(decoder, 8))
+        load_published("sst2", tmp_path, Tokens(decoder, 8))
     with pytest.raises(ConfigError, match=r"no token '<\|endoftext\|>'"):
         Tokens(encoder, 8).continuations(["a"], ["b"])
     broken = tmp_path / "tokenizer.json"
     broken.write_text(json.dumps({"model": 1}))
     with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read"):
-        load_dataset("sst2", tmp_path, Tokens(tmp_path, 8))
+        load_published("sst2", tmp_path, Tokens(tmp_path, 8))

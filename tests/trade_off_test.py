@@ -73,13 +73,13 @@ def test_full_batches_of_an_allocation_add_their_probability_to_delta():
 
 def test_less_noise_claims_less():
     sampler = games.poisson(64, 16)
-    state = _after_steps(sampler, 1.0, 2)
+    state = _after_steps(sampler, 4.0, 2)
     family = auditing.claimed_family(state, sampler)
     curves = [family.trade_off(less)(RATES) for less in (0.5, 1.0, 2.0)]
     assert np.all(curves[0] >= curves[1])
     assert np.all(curves[1] >= curves[2])
     assert family.epsilon(1.0, 1e-3) == accounting.epsilon_spent(state, sampler, 1e-3)
-    half = _after_steps(sampler, 2.0, 2)
+    half = _after_steps(sampler, 8.0, 2)
     assert family.epsilon(0.5, 1e-3) == accounting.epsilon_spent(half, sampler, 1e-3)
     assert family.epsilon(0.0, 1e-3) == 0
 
@@ -103,16 +103,16 @@ def test_a_trade_off_is_convex_falling_and_its_own_inverse(f):
     np.testing.assert_allclose(f(values[inside]), RATES[inside], atol=1e-9)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1e-300, 1e-20, 5e-17, 1e-15, 1e-10])
-@pytest.mark.parametrize("mu", [0.5, 10.0, 20.0])
-def test_few_false_positives_are_not_taken_for_none(mu, alpha):
+@pytest.mark.parametrize("mu", [0.5, 10.0, pytest.param(20.0, marks=pytest.mark.slow)])
+def test_few_false_positives_are_not_taken_for_none(mu):
     """1 − α is 1 in float64 below 1e-16, where a claim of little noise is far below 1."""
+    alpha = np.array([0.0, 1e-300, 1e-20, 5e-17, 1e-15, 1e-10])
     exact = special.ndtr(-special.ndtri(alpha) - mu)
     np.testing.assert_allclose(gaussian_trade_off(mu)(alpha), exact, rtol=1e-12)
     claimed = accounting.planned_guarantee(
         noise_multiplier=1 / mu, sampling_probability=1.0, steps=1
     ).trade_off
-    assert claimed(alpha) <= exact * (1 + 1e-9)
+    assert np.all(claimed(alpha) <= exact * (1 + 1e-9))
     assert claimed(0.0) <= 1.0
 
 

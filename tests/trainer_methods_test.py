@@ -11,7 +11,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
-from dpoptax.training import audit
+from dpoptax.training import audit, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import flipped, shifted, step_key
 from dpoptax.training.data.dataset import load_dataset
@@ -22,25 +22,26 @@ from dpoptax.training.methods import (
     AdamBC,
     AdaptiveClip,
     Augmented,
-    AugmentedDisk,
     CorrelatedNoise,
     Disk,
     GeoDP,
-    JamesStein,
     LPAdam,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
-    ShrunkMuon,
-    SignSGD,
-    SingularValues,
 )
-from dpoptax.training.models import models
 from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
+from experiments.methods import (
+    AugmentedDisk,
+    JamesStein,
+    Muon,
+    ScaleThenPrivatize,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
+)
 from tests import resume_test
 from tests.helpers import normal, slow_but
 
@@ -84,6 +85,7 @@ def run(config):
     return train(config, dataset, make_plan(config, dataset.train_size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     slow_but(("adaptive_clip", "correlated_noise"), METHODS),
@@ -112,6 +114,7 @@ def test_what_is_dp_sgd_with_poisson_sampling_needs_the_noise_of_dp_sgd(name):
 EACH = ("adaptive_clip", "augmented_disk", "fixed_point", "singular_values", "scale_then_privatize")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(EACH, DP_SGD))
 def test_what_is_dp_sgd_with_poisson_sampling_spends_what_was_planned(name):
     config = tiny(**METHODS[name])
@@ -233,7 +236,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
     plan = make_plan(config, dataset.train_size)
     got = train(config, dataset, plan).params
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-    model = models.build_model(config, 10, dataset.kind)
+    model = config.build_model(10)
     example = jax.tree.map(lambda x: x[0], dataset.train)
     params = models.init_variables(model, example["inputs"], init_key).params
     state = chain.build_chain(config, 0.0, Keys.of(noise_key)).optimizer.init(params)
@@ -313,6 +316,7 @@ def test_shifts_are_all_alike_and_bring_in_zeros():
         shifted(1)({"inputs": jnp.zeros(5)}, jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_flips_are_of_every_other_copy_and_of_its_width():
     image = np.arange(1.0, 13.0).reshape(3, 4, 1)
     example = {"inputs": jnp.asarray(image), "labels": 3}
@@ -401,7 +405,7 @@ def test_a_config_of_a_ciphers_seed_is_audited():
     dataset = load_dataset("digits")
     config = tiny(generator="chacha20", seed=2**255)
     plan = make_plan(config, dataset.train_size)
-    own = resolve(config, plan, num_classes=10, kind=dataset.kind)
+    own = resolve(config, plan, num_classes=10)
     game = audit._model(own, dataset)
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
     want = models.init_variables(own.model, first, own.init_key).params
@@ -446,6 +450,7 @@ def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
 
 
+@pytest.mark.slow
 def test_the_kernels_of_convolutions_are_muon_s_too():
     direction = Muon().direction(0.1)
     params = {"conv": jnp.zeros((3, 3, 2, 8)), "bias": jnp.zeros(8)}

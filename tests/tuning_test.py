@@ -119,5 +119,5 @@ def test_rejects_candidates(candidates):
 
 
 def test_rejects_rounds():
-    with pytest.raises(ValueError, match="rounds=0"):
+    with pytest.raises(ValueError, match="`rounds` must .* got 0"):
         tune_microbatch_size(lambda size: None, batch_size=16, rounds=0)

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
-from dpoptax.training.data.owners import read_owners
-from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
-from dpoptax.training.models import models
 from dpoptax.training.run import devices, seeds
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.planning import plan_run, text
@@ -26,9 +24,12 @@ from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.sweep import Sweep, run_sweep
+from experiments.data.published_data import load_published
+from experiments.data.tokens import Tokens
 from tests.fine_tuning_test import config_for
 from tests.published_texts import write_glue, write_published_model
 from tests.resume_test import StoppedError, outcome, run
+from tests.runs import memory_mapped
 
 USERS = 50
 # Of digits the writers are not published. From 1 to 73 examples a user, as they come.
@@ -36,16 +37,17 @@ MADE_UP = [f"writer {place**2 % 101 % USERS}" for place in range(1438)]
 OF_USERS = {"unit": "user", "records_per_user": 4, "batch_size": 10, "steps": 2, "delta": 1e-4}
 
 
-@pytest.fixture(scope="module")
-def owners(tmp_path_factory):
-    path = tmp_path_factory.mktemp("owners") / "owners.txt"
-    path.write_text("\n".join(MADE_UP) + "\n")
-    return path
+@data.register_dataset
+def digits_of_writers():
+    return dataclasses.replace(data.digits(), owners=np.array(MADE_UP))
+
+
+OWNED = {"dataset": "digits_of_writers"}
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return dataclasses.replace(data.digits(), owners=np.array(MADE_UP))
+    return digits_of_writers()
 
 
 def config_of_users(**changes):
@@ -65,8 +67,8 @@ def trained(config, dataset, **options):
 
 
 @pytest.mark.slow
-def test_a_run_says_users_and_goes_on_after_a_stop(owners, tmp_path):
-    changes = {**OF_USERS, "steps": 4, "owners": owners}
+def test_a_run_says_users_and_goes_on_after_a_stop(tmp_path):
+    changes = {**OF_USERS, "steps": 4, **OWNED}
     whole = run(tmp_path / "whole", **changes)
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["unit"] == "user"
@@ -79,7 +81,7 @@ def test_a_run_says_users_and_goes_on_after_a_stop(owners, tmp_path):
     assert outcome(run(tmp_path / "stopped", **changes)) == outcome(whole)
     with pytest.raises(ConfigError, match="records_per_user=3 differs from 4"):
         run(tmp_path / "stopped", **{**changes, "records_per_user": 3})
-    of_examples = {"unit": "example", "records_per_user": None, "owners": None}
+    of_examples = {"unit": "example", "records_per_user": None}
     with pytest.raises(ConfigError, match="dataset_size=1438 differs"):
         run(tmp_path / "stopped", **{**changes, **of_examples})
 
@@ -91,9 +93,9 @@ def test_a_step_is_that_of_users_means_each_clipped_once(digits, method, no_room
     )
     plan = make_plan(config, digits.units("user"))
     result = train(config, digits, plan)
-    model = resolve(config, plan, num_classes=10, kind="images")
+    model = resolve(config, plan, num_classes=10)
     inputs = jnp.zeros((8, 8, 1))
-    params, _ = models.start_variables(config, model.model, inputs, model.init_key)
+    params, _ = config.initial_variables(model.model, inputs, model.init_key)
     loss, total = models.example_loss(model.model), jax.tree.map(jnp.zeros_like, params)
     drawn = digits.users(4, seed=plan.sampler.seed).sample(plan.sampler, 0)
     gradient = jax.jit(jax.grad(loss))
@@ -121,7 +123,7 @@ def test_users_that_are_streamed_or_split_among_devices_train_as_resident_ones(d
     config = config_of_users(method=Disk(), microbatch_size=4)
     for name, array in digits.train.items():
         np.save(tmp_path / f"{name}.npy", array)
-    mapped = dataclasses.replace(digits, train=streaming.open_memory_mapped(tmp_path))
+    mapped = dataclasses.replace(digits, train=memory_mapped(tmp_path))
     resident = trained(config, digits)
     assert trained(config, mapped).summary["params_sha256"] == resident.summary["params_sha256"]
     split = trained(config, digits, place=devices.start("devices"))
@@ -144,8 +146,8 @@ def test_records_of_users_are_read_from_arrays_and_sources_alike():
 @pytest.mark.parametrize("generator", ["threefry", "chacha20"])
 def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, generator):
     config = config_of_users(seed=7, generator=generator)
-    plan = make_plan(config, digits.num_users)
-    run = resolve(config, plan, num_classes=10, kind=digits.kind)
+    plan = make_plan(config, digits.units("user"))
+    run = resolve(config, plan, num_classes=10)
     drawn, _ = Feed(run, digits, devices.Devices())(0)
     seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7
     own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))
@@ -153,8 +155,8 @@ def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, gener
     assert not np.array_equal(drawn.rows, other)
 
 
-def test_a_plan_is_in_users(owners):
-    cost = plan_run(config_of_users(owners=owners))
+def test_a_plan_is_in_users():
+    cost = plan_run(config_of_users(**OWNED))
     assert cost.dataset_size == len(set(MADE_UP))
     assert cost.sampling_probability == 10 / cost.dataset_size
     printed = text("of users", cost)
@@ -162,6 +164,7 @@ def test_a_plan_is_in_users(owners):
     assert "add-or-remove-one user, poisson" in printed
 
 
+@pytest.mark.slow
 def test_the_shipped_config_is_planned_in_users(capsys):
     path = Path(__file__).parents[1] / "configs" / "users.py"
     assert main(["plan", str(path), "--accountant", "rdp"]) == 0
@@ -169,18 +172,19 @@ def test_the_shipped_config_is_planned_in_users(capsys):
     assert "made up" in path.read_text(encoding="utf-8")
 
 
-def test_the_command_line_says_users(owners, tmp_path, capsys):
+@pytest.mark.slow
+def test_the_command_line_says_users(tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
         "from dpoptax.training.config import TrainConfig\n"
         "def get_config():\n    return TrainConfig(unit='user', records_per_user=4, steps=2, "
         "batch_size=10, model='linear', accountant='rdp', epsilon=None, noise_multiplier=1.0)\n"
     )
-    options = ["--owners", str(owners), "--workdir", str(tmp_path / "run")]
+    options = ["--dataset", "digits_of_writers", "--workdir", str(tmp_path / "run")]
     assert main(["train", str(path), *options]) == 0
     assert "1e-05)-differentially private for each user; written to " in capsys.readouterr().out
     assert main(["train", str(path), "--workdir", str(tmp_path / "other")]) != 0
-    assert "give --owners, a text file" in capsys.readouterr().err
+    assert "register a Dataset with owners" in capsys.readouterr().err
 
 
 TEXTS_OF = [f"user {place % 7}" for place in range(20)]
@@ -213,16 +217,12 @@ def test_texts_are_trained_on_by_user(texts, tmp_path):
 
 def test_a_column_of_texts_says_whose_they_are(texts, tmp_path):
     write = texts[1]
-    dataset = data.load_dataset("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
+    dataset = load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
     assert dataset.owners.tolist() == TEXTS_OF
     assert dataset.units("user") == 7
-    other = tmp_path / "owners.txt"
-    other.write_text("\n".join(TEXTS_OF))
-    with pytest.raises(ConfigError, match="says itself whose its examples are"):
-        data.load_dataset("sst2", tmp_path, Tokens(tmp_path / "roberta", 12), owners=other)
     write([*TEXTS_OF[:-1], " "])
     with pytest.raises(ConfigError, match="line 21 has no user"):
-        data.load_dataset("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
+        load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,6 @@ def test_a_column_of_texts_says_whose_they_are(texts, tmp_path):
         ({"records_per_user": None}, "records_per_user=None with unit='user'"),
         ({"records_per_user": 0}, "records_per_user=0"),
         ({"unit": "example"}, "records_per_user=4 is for unit='user'"),
-        ({"unit": "example", "records_per_user": None, "owners": "x"}, "owners=x is for unit"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(changes, message):
@@ -240,17 +239,7 @@ def test_fields_that_do_not_fit_are_refused(changes, message):
         config_of_users(**changes)
 
 
-def test_owners_that_do_not_fit_are_refused(digits, tmp_path):
-    path = tmp_path / "owners.txt"
-    path.write_text("a\nb\n")
-    assert read_owners(path, 2).tolist() == ["a", "b"]
-    with pytest.raises(ConfigError, match="has 2 lines, and the data set 3 training examples"):
-        read_owners(path, 3)
-    path.write_text("a\n\nb")
-    with pytest.raises(ConfigError, match="line 2 is empty"):
-        read_owners(path, 3)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_owners(tmp_path / "none.txt", 3)
+def test_owners_that_do_not_fit_are_refused(digits):
     with pytest.raises(ConfigError, match="does not say whose its examples are"):
         data.digits().units("user")
     with pytest.raises(ConfigError, match="has 3 owners for 1438"):
@@ -274,19 +263,19 @@ def test_owners_stay_with_their_examples_where_some_are_held_out(digits):
     np.testing.assert_array_equal(part.owners, part.train["labels"])
 
 
-def test_what_is_not_priced_in_users_is_refused(owners, tmp_path):
-    of_users = config_of_users(owners=owners, epsilon=3.0, noise_multiplier=None)
+def test_what_is_not_priced_in_users_is_refused(tmp_path):
+    of_users = config_of_users(**OWNED, epsilon=3.0, noise_multiplier=None)
     with pytest.raises(ConfigError, match="unit='user', and a user may own examples"):
         run_sweep({"a": of_users}, Sweep(tmp_path, grid=("steps=1,2",)), progress=False)
-    of_examples = dataclasses.replace(of_users, unit="example", records_per_user=None, owners=None)
+    of_examples = dataclasses.replace(of_users, unit="example", records_per_user=None)
     with pytest.raises(ConfigError, match="no common unit"):
         compare({"a": of_users, "b": of_examples}, Comparison(tmp_path), progress=False)
 
 
 @pytest.mark.slow
-def test_a_comparison_of_users_says_so(owners, tmp_path):
+def test_a_comparison_of_users_says_so(tmp_path):
     configs = {
-        name: config_of_users(method=method, owners=owners, epsilon=8.0, noise_multiplier=None)
+        name: config_of_users(method=method, **OWNED, epsilon=8.0, noise_multiplier=None)
         for name, method in (("a", DPSGD()), ("b", Disk()))
     }
     comparison = Comparison(tmp_path, seeds=1, factors=(1.0, 2.0), processes=1)

@@ -1,5 +1,6 @@
 """Parameters whose gradients a loss makes exactly zero, as below batch normalization, are named."""
 
+import functools
 import warnings
 
 import flax.linen as nn
@@ -202,26 +203,44 @@ def _nnx(first, features, **options):
 
 _OF_LINEN = ["['first']['bias']", "['first']['kernel']", "['norm']['scale']"]
 _OF_NNX = [f"['layers'][{i}]['{k}']" for i, k in ((0, "bias"), (0, "kernel"), (1, "scale"))]
-_LINEAR, _CONV = nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0))
+
+
+def _linear():
+    return nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+
+def _conv():
+    return nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0))
+
+
+# Made when a test asks for them: their parameters are drawn by compiled programs.
 _CASES |= {
-    "linen": (*_linen(nn.Dense(3), _VECTOR), _VECTOR, _OF_LINEN),
-    "linen, variance by itself": (
+    "linen": lambda: (*_linen(nn.Dense(3), _VECTOR), _VECTOR, _OF_LINEN),
+    "linen, variance by itself": lambda: (
         *_linen(nn.Dense(3), _VECTOR, use_fast_variance=False), _VECTOR, _OF_LINEN,
     ),
-    "linen, of an image": (*_linen(nn.Conv(3, (3, 3)), _IMAGE), _IMAGE, []),
-    "linen, frozen": (
+    "linen, of an image": lambda: (*_linen(nn.Conv(3, (3, 3)), _IMAGE), _IMAGE, []),
+    "linen, frozen": lambda: (
         *_linen(nn.Dense(3), _VECTOR, use_running_average=True), _VECTOR, [],
     ),
-    "nnx": (*_nnx(_LINEAR, 3), _VECTOR, _OF_NNX),
-    "nnx, variance by itself": (*_nnx(_LINEAR, 3, use_fast_variance=False), _VECTOR, _OF_NNX),
-    "nnx, of an image": (*_nnx(_CONV, 3), _IMAGE, []),
-    "nnx, frozen": (*_nnx(_LINEAR, 3, use_running_average=True), _VECTOR, []),
+    "nnx": lambda: (*_nnx(_linear(), 3), _VECTOR, _OF_NNX),
+    "nnx, variance by itself": lambda: (
+        *_nnx(_linear(), 3, use_fast_variance=False), _VECTOR, _OF_NNX,
+    ),
+    "nnx, of an image": lambda: (*_nnx(_conv(), 3), _IMAGE, []),
+    "nnx, frozen": lambda: (*_nnx(_linear(), 3, use_running_average=True), _VECTOR, []),
 }  # fmt: skip
+
+
+@functools.cache
+def _made(name):
+    made = _CASES[name]
+    return made() if callable(made) else made
 
 
 @pytest.mark.parametrize("name", _CASES)
 def test_parameters_whose_gradients_vanish_are_named(name):
-    loss, params, example, vanishing = _CASES[name]
+    loss, params, example, vanishing = _made(name)
     explanation = dpoptax.explain(loss, params, example)
     assert sorted(row.parameter for row in explanation.vanishing) == vanishing
     assert all(row.rule == "zero" for row in explanation.vanishing)
@@ -234,7 +253,7 @@ def test_parameters_whose_gradients_vanish_are_named(name):
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("name", ["linen", "linen, of an image"])
 def test_clipped_grad_warns_of_them_when_it_is_compiled(name, method):
-    loss, params, example, vanishing = _CASES[name]
+    loss, params, example, vanishing = _made(name)
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method, microbatch_size=1)
     args = dpoptax.gradient_points((), params), jnp.stack([example, example])
     with warnings.catch_warnings(record=True) as caught:
@@ -250,7 +269,7 @@ def test_clipped_grad_warns_of_them_when_it_is_compiled(name, method):
 
 
 def test_the_note_stands_below_the_table_and_shortens_long_lists():
-    loss, params, example, _ = _CASES["linen"]
+    loss, params, example, _ = _made("linen")
     text = str(dpoptax.explain(loss, params, example))
     assert "(1, 3) in _Linen/norm" in text.splitlines()[-1]
 

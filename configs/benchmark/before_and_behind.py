@@ -1,27 +1,30 @@
-r"""What comes before the clip, how batches are drawn, and what is not linear behind the noise.
+r"""Compares scaling before the clip, sampling, and nonlinear post-processing.
 
-With model, batches and steps of `scattering_linear.py`, beside DP-SGD with three optimizers:
+Model, batch size and steps are those of `scattering_linear.py`. DP-SGD with three optimizers is the
+baseline:
 
     dpoptax compare configs/benchmark/before_and_behind.py --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/before-mnist-1 \
-      --records docs/before-and-behind/linear-mnist.jsonl
+      --data-dir DIR --workdir runs/before-mnist-1
+    python -m experiments record runs/before-mnist-1 \
+      --output experiments/results/before-and-behind/linear-mnist.jsonl
 
-Rates of what has none in `scattering_linear.py` are the best of five, factors of four apart, that
-one trial each on the held-out part tried before, that of entries the sides'. At ε = 3 and 8 without
-`scales_of_entries_adam`, whose gradients are formed so that a run takes six times as long, and with
-`--factors 0.25 0.5 1 2 4 8`.
+For methods without a learning rate in `scattering_linear.py`, the rate is the best of five that
+differ by factors of four. One trial each on held-out training data selected it. Scales per entry
+use the rate of scales per row and column.
+
+The runs at ε = 3 and 8 use `--factors 0.25 0.5 1 2 4 8` and leave out `scales_of_entries_adam`.
+That method forms per-example gradients, so its runs take six times as long.
 """
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.methods import (
-    DPSGD,
-    CorrelatedNoise,
+from dpoptax.training.config import load_config
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, Method
+from experiments.config import ExperimentConfig
+from experiments.methods import (
     JamesStein,
-    Method,
     Muon,
     ScaleThenPrivatize,
     ShrunkMuon,
@@ -54,11 +57,11 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
     "shrunk_muon": (ShrunkMuon(), 0.1, {}),
     "sign_momentum": (SignSGD(decay=0.9), 0.002, {}),
 }
-"""Method, rate, and what else it needs."""
+"""Method, learning rate, and other fields of the config."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Evaluated at the end alone."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the configs, which evaluate at the end only."""
     base = load_config(f"{Path(__file__).with_name('scattering_linear.py')}:mnist/dp_sgd")
     return {
         f"mnist/{name}": dataclasses.replace(base, method=method, learning_rate=rate, **needs)

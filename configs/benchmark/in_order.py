@@ -1,29 +1,33 @@
-r"""Data that come in a fixed order, or once: no batch is drawn, and nothing amplifies.
+r"""Compares methods on batches in a fixed order, without amplification.
 
     dpoptax compare "configs/benchmark/in_order.py:mnist/*" --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/mnist-1-46 --records docs/on-images/in-order-mnist.jsonl
+      --data-dir DIR --workdir runs/mnist-1-46
+    python -m experiments record runs/mnist-1-46 \
+      --output experiments/results/on-images/in-order-mnist.jsonl
 
-A linear model on scattering features, C = 0.1 and B = 1024 as in `scattering_linear.py`. 46 steps
-are one pass over the four fifths of MNIST that trials train on (39 of CIFAR-10), so that no example
-is seen twice in any run; `--steps 230` are five of these passes (195). DP-SGD is alone, with
-heavy-ball momentum and with its low-pass filter; noise that is correlated over all steps of a pass
-likewise.
+The model is linear on scattering features, with C = 0.1 and B = 1024 as in `scattering_linear.py`.
+Trials train on four fifths of the training examples. One pass over these takes 46 steps on MNIST
+and 39 on CIFAR-10, so no run sees an example twice. `--steps 230` (195 on CIFAR-10) makes five
+passes.
+
+DP-SGD runs without momentum, with heavy-ball momentum, and with the corresponding low-pass filter.
+So does noise that is correlated over all steps of a pass.
 """
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Doppler, Method
+from experiments.config import ExperimentConfig
 
 STEPS = {"mnist": 46, "cifar10": 39}
-"""One pass over the four fifths of the training examples that trials see."""
+"""Steps of one pass over the four fifths of the training examples that trials see."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Evaluated at the end alone; names are DATASET/METHOD."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns DATASET/METHOD configs, which evaluate at the end only."""
     configs = {}
     for dataset, steps in STEPS.items():
-        base = TrainConfig(
+        base = ExperimentConfig(
             dataset=dataset,
             features="scattering",
             model="linear",

@@ -1,24 +1,27 @@
-r"""DP-PMLF on its paper's own network, data and hyper-parameters, beside DP-SGD.
+r"""Compares DP-PMLF with DP-SGD on the network and hyper-parameters of its paper.
 
     dpoptax compare configs/benchmark/pmlf_cnn.py --epsilon 1 --seeds 1 --factors 1 \
-      --data-dir DIR --workdir runs/pmlf-cnn --records docs/on-images/pmlf-cnn-mnist.jsonl
+      --data-dir DIR --workdir runs/pmlf-cnn
+    python -m experiments record runs/pmlf-cnn \
+      --output experiments/results/on-images/pmlf-cnn-mnist.jsonl
 
-The 5-layer CNN on MNIST, 1,500 steps of 1,000, C = 1, η = 0.5, δ = 1/N, of
-`configs/papers/pmlf/table_1_3.py`, which has the places in the paper and what it does not state.
-DP-SGD also at rates that are half, twice and four times theirs.
+The setting is that of `configs/papers/pmlf/table_1_3.py`: the 5-layer CNN on MNIST, 1,500 steps,
+B = 1,000, C = 1, η = 0.5, δ = 1/N. That file cites the places in the paper and lists the
+assumptions. DP-SGD also runs at half, twice and four times this learning rate.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
+from experiments.config import ExperimentConfig
 
 PAPER = Path(__file__).parents[1] / "papers" / "pmlf" / "table_1_3.py"
 RATES = 0.25, 1.0, 2.0
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Evaluated at the end alone; microbatches are as fast as they get on two cores."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the configs, with the fastest micro-batches on two cores."""
     published = load_configs(PAPER)
     configs = {
         f"mnist/{method}_as_published": dataclasses.replace(

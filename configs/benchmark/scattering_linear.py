@@ -1,26 +1,33 @@
-r"""The methods on one recipe: a linear model on scattering features. Names are DATASET/METHOD.
+r"""Compares all methods on a linear model on scattering features.
+
+Names are DATASET/METHOD.
 
     dpoptax compare "configs/benchmark/scattering_linear.py:mnist/*" --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/mnist-1-120 --records docs/on-images/linear-mnist.jsonl
+      --data-dir DIR --workdir runs/mnist-1-120
+    python -m experiments record runs/mnist-1-120 \
+      --output experiments/results/on-images/linear-mnist.jsonl
 
-Each method has its paper's hyper-parameters, DiSK also the one-gradient form at κ = 0.3, and a rate
-that `--factors` multiplies: those of SGD, a tenth where momentum adds up ten gradients, and Adam's.
-C = 0.1 is the recipe's; B = 1024 and 120 steps, a tenth of its gradients, make room for many
-methods. With `--steps 30` and 10 the factors were 0.0625 0.125 0.25 0.5 1 2 4 8; on CIFAR-10 at
-ε = 1 Adam's and the non-private one's went on from 0.25 by halves to 0.015625, and at ε = 3 and 8
-Adam's were 0.03125 0.0625 0.125 0.25 0.5.
+Each method has the hyper-parameters of its paper. DiSK also runs in its one-gradient form at
+κ = 0.3. `--factors` multiplies the learning rate: that of SGD, a tenth of it for momentum, which
+adds up ten gradients, or that of Adam. C = 0.1 is the bound of the recipe. B = 1024 and 120 steps
+take a tenth of the recipe's gradients, which leaves time for many methods.
 
-On another kind of features, with factors 0.125 0.25 0.5 1 2 4, and Adam's 0.015625 0.03125 0.0625
-0.125 0.25 0.5:
+With `--steps 30` and `--steps 10` the factors were 0.0625 0.125 0.25 0.5 1 2 4 8. On CIFAR-10 at
+ε = 1, the grids of Adam and of non-private training continued below 0.25 by halves to 0.015625. At
+ε = 3 and 8 the factors for Adam were 0.03125 0.0625 0.125 0.25 0.5.
+
+Dictionary features use the factors 0.125 0.25 0.5 1 2 4, and Adam 0.015625 0.03125 0.0625 0.125
+0.25 0.5:
 
     dpoptax compare "configs/benchmark/scattering_linear.py:cifar10/*" --set features=dictionary \
       --epsilon 3 --factors 0.125 0.25 0.5 1 2 4 --trial-seeds 1 --data-dir DIR \
-      --workdir runs/dictionary-3 --records docs/on-images/dictionary-cifar10.jsonl
+      --workdir runs/dictionary-3
+    python -m experiments record runs/dictionary-3 \
+      --output experiments/results/on-images/dictionary-cifar10.jsonl
 """
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
@@ -30,11 +37,12 @@ from dpoptax.training.methods import (
     Disk,
     Doppler,
     GeoDP,
-    InnerOuter,
     LPAdam,
     Method,
     NonPrivate,
 )
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),
@@ -52,12 +60,12 @@ METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "geodp": (GeoDP(), 32.0, {}),
     "non_private": (NonPrivate(), 0.05, {}),
 }
-"""Method, rate, and what else it needs."""
+"""Method, learning rate, and other fields of the config."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Evaluated at the end alone."""
-    base = TrainConfig(
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the configs, which evaluate at the end only."""
+    base = ExperimentConfig(
         features="scattering",
         model="linear",
         steps=120,

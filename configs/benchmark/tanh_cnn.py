@@ -1,16 +1,17 @@
-r"""Methods on a network that learns its features: the small CNN with tanh, on MNIST.
+r"""Compares methods on a network that learns features: a small tanh CNN on MNIST.
 
     dpoptax compare "configs/benchmark/tanh_cnn.py:mnist/*" --epsilon 1 --seeds 3 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/cnn-mnist-1 --records docs/on-images/cnn-mnist.jsonl
+      --data-dir DIR --workdir runs/cnn-mnist-1
+    python -m experiments record runs/cnn-mnist-1 \
+      --output experiments/results/on-images/cnn-mnist.jsonl
 
-The model, and C = 0.1, are those of the recipe (`configs/recipes/tanh_cnn_mnist.py`); the methods
-are eight of `scattering_linear.py`, all but DP-PMLF of one gradient. A pilot of DP-SGD's rates,
-2 to 32 of which the largest was best, placed the grid.
+The model and C = 0.1 are those of the recipe, `configs/recipes/tanh_cnn_mnist.py`. The methods are
+eight of `scattering_linear.py`. All except DP-PMLF take one gradient per example. The grid is based
+on a pilot run of DP-SGD with learning rates from 2 to 32, where the largest was best.
 """
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
@@ -21,6 +22,7 @@ from dpoptax.training.methods import (
     LPAdam,
     Method,
 )
+from experiments.config import ExperimentConfig
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),
@@ -32,12 +34,12 @@ METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "correlated_filtered": (CorrelatedNoise(preset="momentum"), 32.0, {"sampling": "cyclic"}),
     "pmlf": (PMLF(), 32.0, {}),
 }
-"""Method, rate, and what else it needs."""
+"""Method, learning rate, and other fields of the config."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Evaluated at the end alone."""
-    base = TrainConfig(
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the configs, which evaluate at the end only."""
+    base = ExperimentConfig(
         dataset="mnist",
         model="tanh_cnn_mnist",
         steps=240,

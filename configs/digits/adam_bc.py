@@ -1,9 +1,9 @@
-"""Adam on the handwritten digits that knows the noise in its second moment."""
+"""Configures DP-AdamBC on digits: Adam with noise-corrected second moments."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import AdamBC
 
 
 def get_config() -> TrainConfig:
-    """The method's defaults."""
+    """Returns the config, with the method's defaults."""
     return TrainConfig(method=AdamBC(), learning_rate=0.005)

@@ -1,9 +1,9 @@
-"""A clip norm that follows the median gradient norm, on the handwritten digits."""
+"""Configures a clipping bound on digits that follows the median gradient norm."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import AdaptiveClip
 
 
 def get_config() -> TrainConfig:
-    """The method's defaults."""
+    """Returns the config, with the method's defaults."""
     return TrainConfig(method=AdaptiveClip(), learning_rate=0.75)

@@ -1,9 +1,9 @@
-"""DOPPLER on the handwritten digits with a filter that is estimated on the way."""
+"""Configures DOPPLER on digits with a filter that is estimated during training."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import AdaptiveFir
+from experiments.methods import AdaptiveFir
 
 
 def get_config() -> TrainConfig:
-    """The method's defaults."""
+    """Returns the config, with the method's defaults."""
     return TrainConfig(method=AdaptiveFir(), learning_rate=1.5)

@@ -1,9 +1,9 @@
-"""A Kalman filter on the handwritten digits that needs no gain."""
+"""Configures a Kalman filter on digits that estimates its gain."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import AdaptiveKalman
 
 
 def get_config() -> TrainConfig:
-    """The method's defaults."""
+    """Returns the config, with the method's defaults."""
     return TrainConfig(method=AdaptiveKalman(), learning_rate=1.5)

@@ -1,9 +1,9 @@
-"""Gradients on the handwritten digits that are means over shifted copies of an example."""
+"""Configures gradients on digits that are means over shifted copies of an example."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Augmented
 
 
 def get_config() -> TrainConfig:
-    """Four copies, each moved by a pixel at most."""
+    """Returns the config, with four copies that are shifted by at most one pixel."""
     return TrainConfig(method=Augmented(), learning_rate=0.75)

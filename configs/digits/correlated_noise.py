@@ -1,9 +1,9 @@
-"""Noise that later steps take back in part, on the handwritten digits."""
+"""Configures correlated noise on digits; later steps cancel part of the noise."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import CorrelatedNoise
 
 
 def get_config() -> TrainConfig:
-    """Four bands, and four groups of examples that take turns."""
+    """Returns the config, with four bands and four groups of examples in turn."""
     return TrainConfig(method=CorrelatedNoise(), learning_rate=1.5, sampling="cyclic")

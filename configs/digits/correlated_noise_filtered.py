@@ -1,11 +1,11 @@
-"""Correlated noise on the handwritten digits, and a low-pass filter behind it."""
+"""Configures correlated noise on digits, followed by a low-pass filter."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import CorrelatedNoise
 
 
 def get_config() -> TrainConfig:
-    """The noise is in the high frequencies, which the filter takes off."""
+    """Returns the config; the filter removes high frequencies, which hold the noise."""
     return TrainConfig(
         method=CorrelatedNoise(preset="momentum"), learning_rate=1.5, sampling="cyclic"
     )

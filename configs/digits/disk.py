@@ -1,9 +1,9 @@
-"""DiSK on the handwritten digits: gradients that look ahead, behind a Kalman filter."""
+"""Configures DiSK on digits: look-ahead gradients, followed by a Kalman filter."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
 
 
 def get_config() -> TrainConfig:
-    """One gradient per example: at this look-ahead the second weight is zero."""
+    """Returns the config, which needs one gradient per example: one weight is zero."""
     return TrainConfig(method=Disk(kappa=0.7, gamma=None), learning_rate=1.5)

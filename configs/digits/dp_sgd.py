@@ -1,9 +1,9 @@
-"""DP-SGD on the handwritten digits."""
+"""Configures DP-SGD on digits."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD
 
 
 def get_config() -> TrainConfig:
-    """The baseline of the comparison."""
+    """Returns the config, the baseline of the comparison."""
     return TrainConfig(method=DPSGD(), learning_rate=1.5)

@@ -1,9 +1,9 @@
-"""GeoDP's proven counterpart on the handwritten digits."""
+"""Configures the proven counterpart of GeoDP on digits."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import HypersphericalClip
+from experiments.methods import HypersphericalClip
 
 
 def get_config() -> TrainConfig:
-    """Each example clipped in hyperspherical coordinates; magnitude and angles share one noise."""
+    """Returns the config, which clips in hyperspherical coordinates with shared noise."""
     return TrainConfig(method=HypersphericalClip(), learning_rate=1.5)

@@ -1,9 +1,9 @@
-"""Inner-outer momentum on the handwritten digits: DP-PMLF without its normalisation."""
+"""Configures inner-outer momentum on digits: DP-PMLF without normalization."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import InnerOuter
+from experiments.methods import InnerOuter
 
 
 def get_config() -> TrainConfig:
-    """The method's defaults."""
+    """Returns the config, with the method's defaults."""
     return TrainConfig(method=InnerOuter(), learning_rate=0.15)

@@ -1,9 +1,9 @@
-"""The same training without privacy on the handwritten digits: the accuracy to aim for."""
+"""Configures the same training without privacy, as the accuracy to aim for."""
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import NonPrivate
 
 
 def get_config() -> TrainConfig:
-    """No clip and no noise; epsilon and delta have no meaning here."""
+    """Returns the config; without clip and noise, epsilon and delta have no effect."""
     return TrainConfig(method=NonPrivate(), learning_rate=1.0)

@@ -1,19 +1,20 @@
-"""A CNN with tanh on CIFAR-10, all examples in every batch (Dörmann et al., 2021).
+"""Configures a tanh CNN on CIFAR-10 with full batches (Dörmann et al., 2021).
 
-The authors report 58.6, 66.4 and 70.1 % at ε = 1.93, 4.21 and 7.42: where the noise of privacy
-replaces that of sampling, more of all the noise is accounted for. Of theirs this has the sampling
-alone: the network is that of Papernot et al. (2021); clip, rate and number of steps are assumed.
-Not trained here: 1.17e15 operations by
+The authors report 58.6, 66.4 and 70.1 % at ε = 1.93, 4.21 and 7.42. With full batches, privacy
+noise replaces sampling noise, so accounting covers a larger part of all the noise. This config
+shares only the full batches with their work. The network is that of Papernot et al. (2021);
+clipping bound, learning rate and number of steps are assumed. We did not train it. It takes 1.17e15
+operations according to
 
     dpoptax plan configs/recipes/all_batch_cifar10.py
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
-    """B = N = 50,000, 100 steps; C = 0.1, η = 4 and momentum 0.9 are assumed."""
-    return TrainConfig(
+def get_config() -> ExperimentConfig:
+    """Returns B = N = 50,000 and 100 steps; C = 0.1, η = 4, momentum 0.9 are assumed."""
+    return ExperimentConfig(
         dataset="cifar10",
         model="tanh_cnn",
         steps=100,

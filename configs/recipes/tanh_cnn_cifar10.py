@@ -1,16 +1,16 @@
-"""A CNN with tanh on CIFAR-10 (Papernot et al., 2021).
+"""Configures a tanh CNN on CIFAR-10 (Papernot et al., 2021).
 
-The authors report 66.2 % at ε = 7.53, δ = 1e-5; Tramèr and Boneh (2021) 59.2 % at ε = 3 for
-the same network, with the settings that are here: 59.85 % on the images of JPEG, one seed, 80
-minutes on two CPU cores (docs/on-images.md).
+The authors report 66.2 % at ε = 7.53, δ = 1e-5. Tramèr and Boneh (2021) report 59.2 % at ε = 3 for
+the same network with the settings used here. On images decoded from JPEG we measured 59.85 % with
+one seed, in 80 minutes on two CPU cores (experiments/results/on-images.md).
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
-    """B = 1024, 30 epochs, C = 0.1, η = 1, momentum 0.9, as the latter's repository runs it."""
-    return TrainConfig(
+def get_config() -> ExperimentConfig:
+    """Returns B = 1024, 30 epochs, C = 0.1, η = 1, momentum 0.9, as Tramèr and Boneh."""
+    return ExperimentConfig(
         dataset="cifar10",
         model="tanh_cnn",
         steps=30 * 50_000 // 1024,

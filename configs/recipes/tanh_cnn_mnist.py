@@ -1,15 +1,15 @@
-"""A small CNN with tanh on MNIST (Papernot et al., 2021).
+"""Configures a small tanh CNN on MNIST (Papernot et al., 2021).
 
-The authors report 98.1 % at ε = 2.93, δ = 1e-5; Tramèr and Boneh (2021) 98.1 % at ε = 3 for
-the same network, with the settings that are here.
+The authors report 98.1 % at ε = 2.93, δ = 1e-5. Tramèr and Boneh (2021) report 98.1 % at ε = 3 for
+the same network with the settings used here.
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
-    """B = 512, 40 epochs, C = 0.1, η = 0.5, momentum 0.9, as the latter's repository runs it."""
-    return TrainConfig(
+def get_config() -> ExperimentConfig:
+    """Returns B = 512, 40 epochs, C = 0.1, η = 0.5, momentum 0.9, as Tramèr and Boneh."""
+    return ExperimentConfig(
         dataset="mnist",
         model="tanh_cnn_mnist",
         steps=40 * 60_000 // 512,

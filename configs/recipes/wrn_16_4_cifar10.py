@@ -1,23 +1,25 @@
-"""A wide residual network on CIFAR-10 from augmented copies (De et al., 2022).
+"""Configures a wide residual network on augmented CIFAR-10 (De et al., 2022).
 
-The authors report 56.8 % at ε = 1, δ = 1e-5, and with larger networks 81.4 % at ε = 8. Weights of
-convolutions are standardised, group normalisation stands for batch normalisation, an example's
-gradient is the mean over 16 shifted and flipped copies, and the moving average of the parameters
-is evaluated. Not trained here: it needs a GPU, two hours of one that sustains 2e13 operations a
-second, for 875 steps on 16 copies of 4,096 images are 1.44e17 of them by
+The authors report 56.8 % at ε = 1, δ = 1e-5, and with larger networks 81.4 % at ε = 8. The weights
+of convolutions are standardized, and group normalization replaces batch normalization. An example's
+gradient is the mean over 16 shifted and flipped copies. The moving average of the parameters is
+evaluated.
+
+We did not train it, because it needs a GPU: two hours of one that sustains 2e13 operations a
+second. 875 steps on 16 copies of 4,096 images take 1.44e17 operations according to
 
     dpoptax plan configs/recipes/wrn_16_4_cifar10.py
 
-which has σ = 9.12 for ε = 1, where the published configuration has 10 by a looser accounting.
+which computes σ = 9.12 for ε = 1. The published configuration has 10, from a looser accountant.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Augmented
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
-    """B = 4096, 875 steps, C = 1, η = 2, decay 0.9999, as the published configuration of ε = 1."""
-    return TrainConfig(
+def get_config() -> ExperimentConfig:
+    """Returns the published settings for ε = 1: B = 4096, 875 steps, C = 1, η = 2."""
+    return ExperimentConfig(
         method=Augmented(multiplicity=16, shift=4, mirrored=True, flip=True),
         dataset="cifar10",
         model="wrn_16_4",

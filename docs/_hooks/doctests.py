@@ -1,4 +1,4 @@
-"""Examples in docstrings become code blocks: in Markdown `>>>` would be a quotation."""
+"""Turns doctest examples into code blocks; Markdown reads `>>>` as a quotation."""
 
 import griffe
 

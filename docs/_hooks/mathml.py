@@ -1,4 +1,4 @@
-"""Formulas as MathML, made when the site is built: browsers draw it without any script."""
+"""Converts formulas to MathML at build time, so that pages need no script."""
 
 import html
 import re
@@ -11,7 +11,7 @@ _FORMULA = re.compile(
 
 
 def on_page_content(content, page, config, files):
-    """Replaces every formula that the Markdown extension marked."""
+    """Replaces every formula that the Markdown extension has marked."""
     del page, config, files
     return _FORMULA.sub(_mathml, content)
 
@@ -24,6 +24,6 @@ def _mathml(match):
 
 
 def _converted(formula, **options):
-    # Browsers ignore mathvariant="script" since MathML Core: the letter itself has to be one.
+    # Since MathML Core, browsers ignore mathvariant="script": write the script letter itself.
     made = convert(html.unescape(formula.strip()), **options)
     return made.replace('<mi mathvariant="script">N</mi>', "<mi>𝒩</mi>")

@@ -1,11 +1,11 @@
-"""The clipped sum of a batch from those of its parts."""
+"""Sums of clipped sums over the parts of a batch."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clip.block_sums import add_to, of_parts
+from dpoptax._clip.block_sums import compensated_add, parts_rounding
 from dpoptax._clip.bounds import check_rounding
 from dpoptax._clip.checksum import checksum, of_leaves
 from dpoptax._clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact, public_part
@@ -15,33 +15,33 @@ from dpoptax._xla import materialize
 
 
 def accumulate(*sums: ClippedSum) -> ClippedSum:
-    """Adds the clipped sums of disjoint parts of one batch: Σ_k S_k, under a seal of its own.
+    """Adds the clipped sums of disjoint parts of one batch.
 
-    For batches whose parts come one after the other, such as from files. Where the batch is at
-    hand, `clipped_grad(..., microbatch_size=...)` does the same in one call.
+    Use it if the parts arrive one after the other, for example from files. If the whole batch is
+    available, `clipped_grad(..., microbatch_size=...)` does the same in one call.
 
-    Privacy: the result is the clipped sum of the whole batch. Proof: a record is in at most one
-    part k. It moves S_k by at most C = `clip.sensitivity`, in l2 norm, by that part's own bound,
-    and none of the others. The parts are added with what rounding takes off, so that it changes in
-    the rounding of Σ_k S_k, of B examples together, at most τ C, τ = 1.01 · 2⁻²² B, whatever the
-    number of parts, and the total is multiplied by 1 − τ: in each call, so give one call all parts.
-    The sums must be of *parts of one draw of the sampler*. Those of several draws, or of several
-    losses on one batch, are not disjoint: a record would move their total by C for each one that it
-    is in. Nothing here can see that. For several losses, give `clipped_grad` one loss function that
-    returns their sum: its gradient is the joint one, clipped as one vector.
+    Privacy: the result is the clipped sum of the whole batch, with sensitivity C =
+    `clip.sensitivity`, because a record is in at most one part. The sums must be from *parts of one
+    draw of the sampler*. Sums of several draws, or of several losses on one batch, are not
+    disjoint: a record would change their total by C for each. This cannot be checked. For several
+    losses, give `clipped_grad` one loss that returns their sum, whose gradient is clipped as one
+    vector.
+
+    To cover rounding, each call multiplies the total by 1 − τ, τ = 1.01 · 2⁻²² B for B examples
+    (docs/developers/bound.md). Pass all parts in one call.
 
     Args:
-      sums: at least one `ClippedSum`, of one geometry and one reference, each as it was made.
+      sums: at least one `ClippedSum`, with the same geometry and reference, unchanged.
 
     Returns:
-      A `ClippedSum`. Its seal is broken, and so the release refused, where that of a part is, or
-      where the references differ.
+      A `ClippedSum`. Its seal is broken, so that the noise stage refuses it, if the seal of a part
+      is broken or references differ.
 
     Raises:
-      TypeError: something that is no `ClippedSum`, or one that was visibly changed.
-      ValueError: no sums, geometries that differ, one sum given twice, rows of a table that
-        were selected for each, a sum of nobody knows how many examples, or of so many that τ is
-        above 1/2, or on a grid that integers of 32 bits do not hold it.
+      TypeError: an argument is not a `ClippedSum`, or was visibly changed.
+      ValueError: no sum is given; geometries differ; a sum is given twice; rows of a table were
+        selected for each sum; the number of examples of a sum is unknown; there are so many
+        examples that τ exceeds 1/2; or a sum on a grid does not fit in int32.
 
     >>> import dpoptax
     >>> clip, params = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0)), jnp.zeros(1)
@@ -50,44 +50,50 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     Array([4.], dtype=float32)
     """
     if not sums:
-        raise ValueError("accumulate got no sums: want at least one ClippedSum")
+        raise ValueError("`accumulate` needs at least one `ClippedSum`, got none.")
     if isinstance(sums[0], list | tuple):
         raise TypeError(
-            f"accumulate got a {type(sums[0]).__name__}: want each ClippedSum as an argument of "
-            "its own, dpoptax.accumulate(*sums)"
+            f"Each `ClippedSum` must be a separate argument, got a {type(sums[0]).__name__}. Write "
+            "`dpoptax.accumulate(*sums)`."
         )
     parts = [check_clipped_sum(part) for part in sums]
     first = parts[0]
     if first.clip.selects:
         raise ValueError(
-            "the rows of each sum were selected for itself, by the same noise, and are others: "
-            "they can neither be added nor priced together. Give the whole batch to "
-            "dpoptax.tables.selected_grad(..., microbatch_size=...), or select rows once with "
-            "dpoptax.tables.select_rows"
+            "Sums with selected rows cannot be added, because the rows of each sum were selected "
+            "separately, with the same noise. Pass the whole batch to "
+            "`dpoptax.tables.selected_grad(..., microbatch_size=...)`, or select rows once with "
+            "`dpoptax.tables.select_rows`."
         )
     for i, part in enumerate(parts):
         if (part.clip, part.grid) != (first.clip, first.grid):
             raise ValueError(
-                f"sums[0] was made with clip={first.clip}, sums[{i}] with clip={part.clip} (grids "
-                f"{first.grid} and {part.grid}): want parts of one batch, clipped by one geometry"
+                "All sums must have the same clip and grid, got sums[0] with "
+                f"clip={first.clip} and grid={first.grid}, sums[{i}] with clip={part.clip} and "
+                f"grid={part.grid}."
             )
         if any(part is other for other in parts[:i]):
-            raise ValueError(f"sums[{i}] is given twice: want disjoint parts of one batch")
+            raise ValueError(f"Sums must be of disjoint parts of one batch, got sums[{i}] twice.")
+    origins = {part.origin for part in parts}
+    if len(origins - {None}) > 1:
+        raise ValueError(
+            "All sums must be taken at the same gradient points, got points of different methods."
+        )
     structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
     if len(structures) > 1:
-        raise ValueError(f"the sums have different structures: {structures}")
+        raise ValueError(f"All sums must have the same structure, got {structures}.")
     sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
     references = jnp.stack([of_leaves(public_part(part), 0) for part in parts])
     sound &= jnp.all(references == references[0])
     counts = [part.examples for part in parts]
     if None in counts:
         raise ValueError(
-            f"sums[{counts.index(None)}] does not say how many examples it is of, and so not what "
-            "rounding can do: give dpoptax.extend.trust_clipped(..., examples=B)"
+            f"The number of examples of sums[{counts.index(None)}] must be known, to bound its "
+            "rounding. Call `dpoptax.extend.trust_clipped(..., examples=B)`."
         )
     examples = sum(count for count in counts if count is not None)
-    # Two roundings: of the total with what was taken off, and of the product.
-    change = of_parts(3, examples)
+    # Two roundings: adding the compensation to the total, and the product.
+    change = parts_rounding(3, examples)
     if first.grid is None:
         check_rounding(change)
     else:
@@ -96,16 +102,18 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     def add(*leaves: jax.Array) -> jax.Array:
         if first.grid is not None or len(leaves) == 1:
             return sum(leaves[1:], leaves[0])
-        wide = float32_at_least(*leaves)  # whose rounding τ is of
+        wide = float32_at_least(*leaves)  # τ bounds the rounding of this dtype
         total, *rest = (leaf.astype(wide) for leaf in leaves)
         lost = jnp.zeros_like(total)
         for leaf in rest:
-            total, lost = add_to(total, lost, leaf)
+            total, lost = compensated_add(total, lost, leaf)
         return (total + lost) * (1.0 - change)
 
     total = materialize(jax.tree.map(add, *(part.sum for part in parts)))
     seal = checksum(total, first.clip, public_part(first), first.grid, examples)
     seal = jnp.where(sound, seal, ~seal)
-    # Not `as_made`: whether the parts were sound is in the seal alone.
     unmasked = any(part.unmasked for part in parts)
-    return dataclasses.replace(first, sum=total, seal=seal, examples=examples, unmasked=unmasked)
+    origin = first.origin if len(origins) == 1 else None
+    return dataclasses.replace(
+        first, sum=total, seal=seal, examples=examples, unmasked=unmasked, origin=origin
+    )

@@ -1,10 +1,11 @@
-"""Sums over examples, and what one example changes in their rounding at most.
+"""Sums over examples, and bounds how one example changes the rounding of the sum.
 
-What an example moves in a sum is what it adds, and what it changes in the rounding of the terms
-behind it. One after the other, B of them can be chosen so that each rounds the other way: in pairs
-of blocks of b examples, those of its block alone do, and one addition in each level above. So much
-is bounded for any data and any order within a block: with S_i the absolute size of what example i
-adds, f_i S_i ≤ M C, the sum of a block of k terms is off by at most γ_k Σ_i f_i S_i ≤ γ_k b M C.
+An example moves a sum by its own summand, and by changing the rounding of all terms added after it.
+If B terms are added one after the other, an adversary can choose them so that each rounds the other
+way. In pairs of blocks of b examples, this affects only the terms of the same block, and one
+addition in each level above. The change is then bounded for any data and any order within a block.
+Let S_i be the absolute size of the summand of example i, with f_i S_i ≤ M C. The sum of a block
+with k terms errs by at most γ_k Σ_i f_i S_i ≤ γ_k b M C.
 """
 
 import dataclasses
@@ -16,157 +17,165 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clip.bounds import UNIT, gamma, ldexp
+from dpoptax._clip.bounds import UNIT_ROUNDOFF, gamma, ldexp
 from dpoptax._tree import float32_at_least
 
-BLOCK = 32
+BLOCK_LENGTH = 32
 """The most examples of one term each that are summed in one piece."""
 
-MOST = 2.0**-7
-"""What one example may change in the rounding of a part of a sum, relative to C.
+ROUNDING_LIMIT = 2.0**-7
+"""The most that one example may change the rounding of a part of a sum, relative to C.
 
-Blocks are as short as that takes, and sums that could not keep it are taken in whole numbers.
+Blocks are short enough to keep it. Sums that could not are taken over integers.
 """
 
-FEW = 8
-"""So many totals, of microbatches or devices, are added in floating point."""
+FLOAT_TOTALS = 8
+"""Up to this number of micro-batches or devices, totals are added in floating point."""
 
-# Terms that a block has at least, and numbers that the results of blocks that are shorter than they
-# may be have at most: so many stay in a cache.
-_LEAST_TERMS = 128
-_ENTRIES_IN_CACHE = 2**16
-# A sum is rounded once with an example and once without, relative to what rounding made of it.
-_TWICE = 2.02 * UNIT
-# The sums above its block that an example is in have so many times B examples, all together.
-_ABOVE = 3
+# A block has at least this many terms. Blocks become longer if their results would have more than
+# `_CACHED_ENTRIES` entries, so that the results stay in a cache.
+_MINIMUM_TERMS = 128
+_CACHED_ENTRIES = 2**16
+# A sum is rounded once with an example and once without, relative to the rounded sum.
+_TWO_ROUNDINGS = 2.02 * UNIT_ROUNDOFF
+# The sums above its block that include an example have at most this many times B examples together.
+_PAIR_SUMS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """What one example changes in the rounding of a sum, relative to C, but for what it adds.
+    """Says how one example changes the rounding of a sum, relative to C.
+
+    Its own summand is not included.
 
     Attributes:
-      length: of the blocks, the most examples of one.
-      in_blocks: what it changes in its block.
-      joined: in the sums above blocks, and in what is added one after the other.
-      own: in what is rounded of its own summand, and of the entries that it adds to.
-      by_terms: whether what is joined are terms, f S ≤ M C, and not whole summands, f n ≤ C.
+      length: the most examples of a block.
+      blocks: the change within its block.
+      joined: the change in the sums above blocks, and in sums taken one term after the other.
+      own: the rounding of the summand itself, and of the entries that it adds to.
+      termwise: whether `joined` counts terms, f S ≤ M C, instead of whole summands, f n ≤ C.
     """
 
     length: int = 0
-    in_blocks: float = 0.0
+    blocks: float = 0.0
     joined: float = 0.0
     own: float = 0.0
-    by_terms: bool = False
+    termwise: bool = False
 
 
-def together(roundings: Iterable[Rounding]) -> float:
-    """τ of sums that share no coordinate, such as those of parameters.
+def combine_roundings(roundings: Iterable[Rounding]) -> float:
+    """Returns τ of sums that share no coordinate, such as the sums of several parameters.
 
-    Of blocks of one length, what is lost in all is at most γ Σ_i f_i S_i, with S_i that of the
-    whole gradient (Minkowski), so that the largest counts. Those of different lengths are of
-    different coordinates: the root of the sum of squares. So are, above blocks, those that count by
-    their norms and those that count by their terms: an example may have C of either.
+    For blocks of one length, the total error is at most γ Σ_i f_i S_i, with S_i of the whole
+    gradient (Minkowski), so the largest counts. Blocks of different lengths cover different
+    coordinates, so their squares add up. The same holds above blocks for sums that count norms and
+    sums that count terms, since an example may have C of each.
     """
-    by_length: dict[int, float] = {}
+    block_changes: dict[int, float] = {}
     joined = {False: 0.0, True: 0.0}
     own = 0.0
     for each in roundings:
-        by_length[each.length] = max(each.in_blocks, by_length.get(each.length, 0.0))
-        joined[each.by_terms] = max(each.joined, joined[each.by_terms])
+        block_changes[each.length] = max(each.blocks, block_changes.get(each.length, 0.0))
+        joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
-    return math.hypot(*by_length.values()) + math.hypot(*joined.values()) + own
+    return math.hypot(*block_changes.values()) + math.hypot(*joined.values()) + own
 
 
-class Whole(NamedTuple):
-    """The batch that a sum is a part of.
+class WholeBatch(NamedTuple):
+    """Describes the batch that a sum is a part of.
 
     Attributes:
-      examples: B, those of all microbatches and devices.
-      devices: that share them.
+      examples: B, the examples of all micro-batches and devices.
+      devices: the number of devices that share them.
     """
 
     examples: int
     devices: int = 1
 
 
-def of_layouts(whole: Whole) -> float:
-    """τ of adding up the totals of microbatches and devices: the same for up to FEW of each.
+def layout_rounding(whole: WholeBatch) -> float:
+    """Returns τ of adding the totals of micro-batches and devices.
 
-    So many are added in any order: the sums that an example is in have at most (FEW + 1)/2 · B
-    examples together and an eighth as many more, on a device and over devices. More devices are,
-    too, as long as that changes little, and then in whole numbers, which rounds once; so do more
-    microbatches, with what rounding takes off carried along (`add_to`).
+    It is the same for up to `FLOAT_TOTALS` of each. These are added in any order: the sums that
+    include an example have at most (`FLOAT_TOTALS` + 1)/2 · B examples together over devices, and
+    an eighth as many on a device. More devices are also added in floating point while this changes
+    little, and over integers beyond, which rounds once. More micro-batches carry the rounding error
+    along (`compensated_add`).
     """
-    devices = FEW if in_whole_numbers(whole) else max(FEW, whole.devices)
-    return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW)
+    # At least FLOAT_TOTALS, so that τ does not depend on a small number of devices.
+    devices = FLOAT_TOTALS if uses_integer_totals(whole) else max(FLOAT_TOTALS, whole.devices)
+    return _device_rounding(devices, whole.examples) * (1.0 + 1.0 / FLOAT_TOTALS)
 
 
-def tau(whole: Whole, roundings: Iterable[Rounding] = ()) -> float:
-    """τ of the clipped sum of a batch: of formed gradients, of such sums beside, and of layouts."""
-    formed = rounding_in_blocks(whole.examples, BLOCK)
-    return together([*roundings, formed]) + of_layouts(whole)
+def tau(whole: WholeBatch, roundings: Iterable[Rounding] = ()) -> float:
+    """Returns τ of the clipped sum of a batch: of formed gradients, other sums, and layouts."""
+    formed = block_rounding(whole.examples, BLOCK_LENGTH)
+    return combine_roundings([*roundings, formed]) + layout_rounding(whole)
 
 
-def in_whole_numbers(whole: Whole) -> bool:
-    """Whether the totals of devices are added as integers."""
-    return whole.devices > FEW and _over_devices(whole.devices, whole.examples) > 2.0 * MOST
+def uses_integer_totals(whole: WholeBatch) -> bool:
+    """Returns whether the totals of devices are added as integers."""
+    return (
+        whole.devices > FLOAT_TOTALS
+        and _device_rounding(whole.devices, whole.examples) > 2.0 * ROUNDING_LIMIT
+    )
 
 
-def _over_devices(devices: int, examples: int) -> float:
-    return _TWICE * (devices + 1) / 2 * examples
+def _device_rounding(devices: int, examples: int) -> float:
+    return _TWO_ROUNDINGS * (devices + 1) / 2 * examples
 
 
-def of_parts(parts: int, examples: int) -> float:
-    """τ of adding up as many totals, of so many examples together, one after the other."""
-    return _TWICE * (parts - 1) * examples
+def parts_rounding(parts: int, examples: int) -> float:
+    """Returns τ of adding this many totals of all examples, one after the other."""
+    return _TWO_ROUNDINGS * (parts - 1) * examples
 
 
 def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
-    """How many examples are summed in one piece, in which each has so many terms.
+    """Returns the number of examples that are summed in one piece.
 
     Args:
       examples: B.
-      terms: of each entry of an example's summand.
-      entries: of the sum.
-      ratio: M, at which f S ≤ M C.
+      terms: the terms of each entry of an example's summand.
+      entries: the number of entries of the sum.
+      ratio: M, such that f S ≤ M C.
     """
-    most = math.isqrt(int(MOST / (2.0 * UNIT * terms * ratio)))
-    least = max(-(-_LEAST_TERMS // terms), -(-examples * entries // _ENTRIES_IN_CACHE))
+    # `block_rounding` is about 2 u b² L M: this is the longest block within the limit.
+    most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
+    least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
 
 
-def rounding_in_blocks(
+def block_rounding(
     examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, whole: float = 1.0
 ) -> Rounding:
-    """What one example changes in a sum by `in_blocks`, or in several with parts of its terms.
+    """Returns how one example changes a sum by `sum_in_blocks`, or several of its parts.
 
     Args:
       examples: B.
       block: b, the most examples of a block.
-      terms: of each entry of an example's summand.
-      ratio: M, at which f S ≤ M C.
-      whole: what an example's summand is at most, relative to C.
+      terms: the terms of each entry of an example's summand.
+      ratio: M, such that f S ≤ M C.
+      whole: an upper bound of an example's summand, relative to C.
     """
     length = min(block, examples)
-    above = _TWICE * _ABOVE * examples * whole if examples > block else 0.0
+    above = _TWO_ROUNDINGS * _PAIR_SUMS * examples * whole if examples > block else 0.0
     return Rounding(length, 2.0 * gamma(length * terms) * length * ratio, above)
 
 
-def in_blocks(
-    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK
+def sum_in_blocks(
+    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK_LENGTH
 ) -> jax.Array:
-    """Sums over the leading axis by `block_sum` of parts of it, and the results in pairs.
+    """Sums over the leading axis: `block_sum` of each block, then their results in pairs.
 
     Args:
-      block_sum: of arrays (b, …), the sum over the first axis; rows of zeros add nothing.
+      block_sum: maps arrays (b, …) to the sum over the first axis; rows of zeros add nothing.
       terms: arrays (B, …).
-      block: the most examples of a part.
+      block: the most examples of a block.
     """
     size = terms[0].shape[0]
     if size <= block:
         return block_sum(*terms)
-    # Where no length down to a quarter divides the batch, it is padded.
+    # If no length down to a quarter divides the batch, it is padded.
     lengths = (n for n in range(block, block // 4 - 1, -1) if size % n == 0)
     length = next(lengths, block)
 
@@ -175,110 +184,110 @@ def in_blocks(
             x = jnp.pad(x, [(0, -size % length)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, length, *x.shape[1:])
 
-    return _in_pairs(jax.vmap(block_sum)(*map(cut, terms)))
+    return _sum_in_pairs(jax.vmap(block_sum)(*map(cut, terms)))
 
 
-def _in_pairs(x: jax.Array) -> jax.Array:
+def _sum_in_pairs(x: jax.Array) -> jax.Array:
     while x.shape[0] > 1:
         half = x.shape[0] // 2
         sums = x[:half] + x[half : 2 * half]
-        # The barrier keeps the compiler from writing all levels out for each entry.
+        # The barrier keeps the compiler from writing out all levels for each entry.
         x = lax.optimization_barrier(jnp.concatenate([sums, x[2 * half :]]))
     return x[0]
 
 
-def weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK) -> jax.Array:
-    """Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
+def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH) -> jax.Array:
+    """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
 
-    What one example changes in its rounding is `rounding_in_blocks(B, block)`.
+    `block_rounding(B, block)` bounds how one example changes its rounding.
     """
 
     def block_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
         return jnp.einsum("b,b...->...", weights, values, precision=lax.Precision.HIGHEST)
 
-    return in_blocks(block_sum, weights, values, block=block)
+    return sum_in_blocks(block_sum, weights, values, block=block)
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
-    """Numbers as whole multiples of two powers of two, whose sums are exact in any order.
+class IntegerSteps:
+    """Represents numbers as multiples of two powers of two, whose sums are exact in any order.
 
-    A number is rounded to whole steps g = 2^-exponent, and what that takes off it to fine ones of
-    2^-finer g. Whole steps that overflow on the way come back: integers add up modulo their range,
-    in which the total is. The fine ones do not overflow.
+    A number is rounded to multiples of a step g = 2^-exponent. The remainder is rounded to
+    multiples of the fine step 2^-finer g. Whole steps may overflow on the way, since integers add
+    modulo their range and the total is within it. Fine steps do not overflow.
 
     Attributes:
-      exponent: such that totals and all that is added are at most 2³⁰ steps (2⁶² in float64).
+      exponent: chosen so that totals and summands are at most 2³⁰ steps (2⁶² in float64).
       finer: 30 − ⌈log₂ N⌉ for N numbers that are added to an entry.
     """
 
     exponent: int
     finer: int
 
-    def of(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Whole and fine steps of values in float32 or float64."""
+    def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns whole and fine steps of values in float32 or float64."""
         kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-        # Fused with a product, the difference below would include the rounding of `values`, and
-        # integers may not hold the sum of that.
+        # The difference below must be exact. `ldexp` is not a product, which XLA could fuse with
+        # it, so that the difference would include the rounding of `values`.
         scaled = ldexp(values, jnp.int32(self.exponent))
         whole = jnp.round(scaled)
         return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
 
-    def numbers(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
-        """The sums of both as numbers, rounded once."""
+    def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
+        """Returns the sums of whole and fine steps as numbers, rounded once."""
         kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        # Carry whole steps out of the fine ones; the shift rounds down, so the rest is positive.
         whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
-        high = (whole >> 12) << 12  # a float holds it, and the rest
+        high = (whole >> 12) << 12  # a float holds both parts exactly
         low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
         return (high.astype(kind) + low) * 2.0**-self.exponent
 
 
-def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
-    """Steps for `count` numbers at each entry, that and whose totals are at most `largest`.
+def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
+    """Returns steps for `count` numbers at each entry, each and in total at most `largest`.
 
     Raises:
-      ValueError: numbers for which the power of two is none of float32's.
+      ValueError: the step is not a power of two of float32's range.
     """
+    # The largest total must fit into 2^bits whole steps.
     exponent = bits - math.ceil(math.log2(largest))
     if abs(exponent) > 126:
         raise ValueError(
             f"sums of up to {largest:g}, from the clip's bound, are too far from 1 for float32: "
             "scale the loss, and the bound with it"
         )
-    return Steps(exponent, _finer(count, bits))
+    return IntegerSteps(exponent, _fine_bits(count, bits))
 
 
-def _finer(count: int, bits: int = 30) -> int:
-    """Bits of the fine steps, such that so many of at most half a whole step fit."""
+def _fine_bits(count: int, bits: int = 30) -> int:
+    """Returns the bits of fine steps such that `count` of at most half a whole step fit."""
     return max(0, bits - math.ceil(math.log2(count or 1)))
 
 
-def rounding_in_steps(
-    count: int, rows: int, columns: int, largest: float, examples: float
-) -> Rounding:
-    """What one example changes in a sum by `steps`, each relative to C.
+def step_rounding(count: int, rows: int, columns: int, largest: float, examples: float) -> Rounding:
+    """Returns how one example changes a sum by `make_steps`, relative to C.
 
-    Half a fine step for each number that it adds, and what rounds where the sums of the entries
-    that it adds to become floats: fine steps below a whole one, these with the 2¹² whole ones that
-    are not in the high part, and all. Steps are relative to C, where the rest is to C/(1 + τ),
-    τ ≤ 1/2: half as much more.
+    The change has half a fine step for each number that it adds, and the conversion of the sums
+    back to floats. There, the fine steps below a whole one round, the 2¹² whole ones outside of the
+    high part, and the total. Steps are relative to C and the rest to C/(1 + τ) with τ ≤ 1/2, which
+    makes half as much more.
 
     Args:
-      count: of numbers at an entry, all examples together.
-      rows: T, how many an example adds, which may be one so many times.
+      count: the numbers at an entry, of all examples together.
+      rows: L, the numbers that an example adds, possibly all to one entry.
       columns: the entries of a row.
-      largest: as for `steps`.
-      examples: what the sum is at most.
+      largest: as for `make_steps`.
+      examples: an upper bound of the sum.
     """
-    # Steps are at most twice what they need to be.
+    # A step is at most twice as long as necessary.
     whole = 2.0**-29 * largest
-    fine = whole * 2.0 ** -_finer(count)
+    fine = whole * 2.0 ** -_fine_bits(count)
     added = 0.5 * fine * rows * math.sqrt(columns)
-    low = _TWICE * 2**12 * whole * math.sqrt(rows * columns)
-    return Rounding(joined=_TWICE * examples, own=1.5 * (added + low))
+    low = _TWO_ROUNDINGS * 2**12 * whole * math.sqrt(rows * columns)
+    return Rounding(joined=_TWO_ROUNDINGS * examples, own=1.5 * (added + low))
 
 
-def of_lookups(
+def sum_lookups(
     lookups: Sequence[tuple[jax.Array, jax.Array]],
     size: int,
     *,
@@ -288,60 +297,62 @@ def of_lookups(
     ratio: float,
     whole: float,
 ) -> jax.Array:
-    """Σ over lookups, of one row each, of what they add to it: a table (size, C).
+    """Returns a table (size, D) with the sum of the values of all lookups, each of one row.
 
-    A scatter adds one after the other. Where one example could change much in that, numbers are
-    added as `steps`. See `rounding_of_lookups`.
+    A scatter adds one after the other. If one example could change too much of its rounding,
+    numbers are added as `IntegerSteps`. `lookup_rounding` bounds the change.
 
     Args:
-      lookups: rows (N,), integers, and values (N, C). No value is above `ratio` · `bound`.
+      lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
       size: the number of rows.
-      terms: T, the lookups of one example.
-      examples: B, at least those of the lookups: of all microbatches and devices.
+      terms: L, the lookups of one example.
+      examples: B, at least the examples of the lookups: those of all micro-batches and devices.
       bound: C.
-      ratio: M, at which f S ≤ M C.
-      whole: what all lookups of one example add to an entry at most, relative to C.
+      ratio: M, such that f S ≤ M C.
+      whole: the most that all lookups of one example add to an entry, relative to C.
 
     Raises:
-      ValueError: a `bound` for which the power of two is none of float32's.
+      ValueError: a `bound` whose step is not a power of two of float32's range.
     """
     wide = float32_at_least(*(values for _, values in lookups))
     table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
     count = terms * examples
-    if _by_scatter(terms, examples, ratio) is not None:
+    if _scatter_rounding(terms, examples, ratio) is not None:
         for rows, values in lookups:
             table = table.at[rows].add(values.astype(wide))
         return table
     bits = 62 if wide == jnp.float64 else 30
-    exact = steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    exact = make_steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    # Two integers hold a number: whole steps may wrap around, and fine ones have room for all.
     coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
     for rows, values in lookups:
-        parts = exact.of(values.astype(wide))
+        parts = exact.split(values.astype(wide))
         coarse, fine = coarse.at[rows].add(parts[0]), fine.at[rows].add(parts[1])
-    return exact.numbers(coarse, fine)
+    return exact.join(coarse, fine)
 
 
-def rounding_of_lookups(
+def lookup_rounding(
     columns: int, *, terms: int, examples: int, ratio: float, whole: float
 ) -> Rounding:
-    """What one example changes in a sum by `of_lookups`, of rows of so many entries."""
-    rounding = _by_scatter(terms, examples, ratio)
+    """Returns how one example changes a sum by `sum_lookups`, with rows of `columns` entries."""
+    rounding = _scatter_rounding(terms, examples, ratio)
     if rounding is None:
         largest = max(examples * whole, ratio)
-        rounding = rounding_in_steps(terms * examples, terms, columns, largest, examples * whole)
+        rounding = step_rounding(terms * examples, terms, columns, largest, examples * whole)
     return rounding
 
 
-def _by_scatter(terms: int, examples: int, ratio: float) -> Rounding | None:
-    """What one example changes where one lookup is added after the other; `None` for too much."""
-    if terms * examples * UNIT >= 0.5:
+def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | None:
+    """Returns how one example changes a scatter, or `None` if it changes too much."""
+    if terms * examples * UNIT_ROUNDOFF >= 0.5:
         return None
-    change = rounding_in_blocks(examples, examples, terms=terms, ratio=ratio).in_blocks
-    return Rounding(joined=change, by_terms=True) if change <= MOST else None
+    # A scatter is one block with all examples in it.
+    change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
+    return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
 
 
-def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum of two arrays of floats, and what its rounding took off, exactly.
+def two_sum(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the sum of two float arrays and its exact rounding error.
 
     Source: Knuth, "The Art of Computer Programming", volume 2, 4.2.2, theorem B.
     """
@@ -350,11 +361,13 @@ def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     return found, (total - (found - other)) + (value - other)
 
 
-def add_to(total: jax.Array, lost: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A total with a value more, and what rounding took off it and the totals before.
+def compensated_add(
+    total: jax.Array, lost: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a total with one more value, and the rounding error of it and of earlier totals.
 
-    What was taken off goes back where it counts, and so stays below the total's last place: left to
-    add up, that of K values would be rounded by K² of its own roundings.
+    The error is added back as soon as it counts, so it stays below the last place of the total. If
+    it accumulated, the error of K values would itself be rounded K² times.
     """
-    total, off = add(total, value)
-    return add(total, lost + off)
+    total, off = two_sum(total, value)
+    return two_sum(total, lost + off)

@@ -1,4 +1,4 @@
-"""Clip geometries: what bounds the sensitivity of a sum, and the plainest of them."""
+"""Defines clip geometries, which bound the sensitivity of a sum, and the plain l2 clip."""
 
 import abc
 import dataclasses
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from dpoptax._tree import PyTree
 
-# What a bound of 0 or infinity is written for, in libraries that take it for a geometry.
-_MEANT = {
+# Some libraries take a bound of 0 or infinity as a request for another geometry.
+_REMEDIES = {
     0.0: "want a number in (0, 1e9]; at 0 every gradient is cut to nothing. To scale all gradients "
     "to one length, the limit of a small clip bound, write dpoptax.automatic_clip(1.0, gamma=0.0)",
     math.inf: "want a number in (0, 1e9]; without a bound no noise makes the sum private. To have "
@@ -23,17 +23,17 @@ _MEANT = {
 
 
 class Clip(abc.ABC):
-    """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
+    """Defines how a per-example gradient is bounded. Subclasses are frozen dataclasses.
 
-    A geometry cuts the gradient's leaves into groups, and scales each group by a factor of its l2
-    norms, so that the whole has l2 norm at most `sensitivity`, for every input. One that bounds
-    something else than a scaled gradient encodes it first, and decodes the noisy mean.
+    A geometry assigns the gradient's leaves to groups, and scales each group by a factor of its l2
+    norms. The scaled gradient has an l2 norm of at most `sensitivity`, for every input. A geometry
+    that bounds another quantity encodes the gradient first, and decodes the noisy mean.
 
     Attributes:
-      encodes: whether `encode` is more than the identity.
-      by_norms: whether each gradient's norm is all that `encode` needs, as `scaling`, `statistic`
-        and `join` say; if not, and `encodes`, per-example gradients are needed.
-      followed: whether the reference is kept by a noise stage of the geometry's own.
+      encodes: whether `encode` differs from the identity.
+      by_norms: whether `encode` needs only each gradient's norm, as `scaling`, `statistic` and
+        `join` describe. Otherwise a geometry that encodes needs per-example gradients.
+      followed: whether a noise stage of the geometry keeps the reference.
       selects: whether rows of a table were released for the sum, which that noise stage prices.
     """
 
@@ -45,49 +45,49 @@ class Clip(abc.ABC):
     @property
     @abc.abstractmethod
     def sensitivity(self) -> float:
-        """The largest l2 norm that one example can add to a `ClippedSum`."""
+        """Returns the largest l2 norm that one example can add to a `ClippedSum`."""
 
     @abc.abstractmethod
     def factors(self, norms: jax.Array) -> jax.Array:
         """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
 
-        For every t ≥ 0, t · factor(t) is at most the group's bound: an example is scaled by the
-        factor of a number that its norm does not exceed, and so stays below the bound too. Where
-        the factor is not finite, as C/t at 0, the group adds zero.
+        For every t ≥ 0, t · factor(t) must be at most the group's bound. An example is scaled by
+        the factor of an upper bound of its norm, so it also stays below the bound. Where the factor
+        is not finite, such as C/t at 0, the group adds zero.
         """
 
     def groups(self, tree: PyTree) -> list[int]:
-        """The group of each leaf of `tree`, in the order of `jax.tree.leaves`; one group here."""
+        """Returns the group of each leaf of `tree`, in the order of `jax.tree.leaves`; here 0."""
         return [0] * len(jax.tree.leaves(tree))
 
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
-        """What is scaled and summed in place of the gradients, leaves (B, …); they themselves here.
+        """Encodes gradients before they are scaled and summed, leaves (B, …); here the identity.
 
-        Not finite where an example's gradient is not. `reference` is public.
+        The result is not finite for examples whose gradient is not. `reference` is public.
         """
         del reference
         return grads
 
     def scaling(self, reference: PyTree) -> "Clip":
-        """The geometry whose factors `encode` scales gradients by, at a reference; itself here."""
+        """Returns the geometry whose factors `encode` scales gradients by; here itself."""
         del reference
         return self
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """What `encode` puts beside each gradient, (B,), from its norm, (B,); nothing here.
+        """Returns the number that `encode` adds to each gradient, (B,), from its norm; here `None`.
 
-        Whole multiples of one number, of at most 2⁸ times it: sums of up to 2¹⁶ are exact.
+        Statistics are multiples of one number, up to 2⁸ times it, so sums of 2¹⁶ are exact.
         """
         del norms, reference
         return None
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Sums of scaled gradients and of statistics as the sum that `encode` makes."""
+        """Joins sums of scaled gradients and of statistics to the sum that `encode` defines."""
         del statistic
         return gradient
 
     def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
-        """The gradient, shaped like the parameters, that the noisy mean encodes; itself here."""
+        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
         del reference
         return mean
 
@@ -99,37 +99,37 @@ class UnitClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """1: the bound on what `encode` makes, whatever it is made of."""
+        """Returns 1, the bound of every encoded gradient."""
         return 1.0
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """Takes off what rounding put on top of 1."""
+        """Clamps the norm to 1 after rounding."""
         return jnp.minimum(1.0, 1.0 / norms)
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedClip(Clip):
-    """Base of geometries that bound the whole gradient's norm by a number C, and scale with it."""
+    """Base of geometries that bound the norm of the whole gradient by C, and scale with C."""
 
     l2_clip_norm: float
 
     @property
     def sensitivity(self) -> float:
-        """C, the clip bound."""
+        """Returns C, the clipping bound."""
         return self.l2_clip_norm
 
 
 @dataclasses.dataclass(frozen=True)
 class L2Clip(BoundedClip):
-    """min(1, C/‖g‖) g; see `l2_clip`."""
+    """Scales to min(1, C/‖g‖) g; see `l2_clip`."""
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """min(1, C/‖g‖)."""
+        """Returns min(1, C/‖g‖)."""
         return jnp.minimum(1.0, self.l2_clip_norm / norms)
 
 
 def l2_clip(l2_clip_norm: float) -> L2Clip:
-    """Clips each example's whole gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
+    """Clips each example's gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
 
     Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example with a
     non-finite gradient adds exactly zero.
@@ -149,7 +149,7 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
 
 
 def positive(name: str, value: float) -> float:
-    """Returns `value` as a float, or raises with its name where it is no positive number."""
+    """Returns `value` as a float, or raises an error with its name if it is not positive."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"{name} is a traced array: it is part of the privacy claim, so it must be a Python "
@@ -162,15 +162,15 @@ def positive(name: str, value: float) -> float:
 
 
 def clip_norm(name: str, value: float) -> float:
-    """`positive`, which for a bound that bounds nothing names the geometry that is meant."""
+    """Returns a positive bound; the error for 0 or infinity names the intended geometry."""
     found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
-    if found in _MEANT:
-        raise ValueError(f"{name}={found}: {_MEANT[found]}")
+    if found in _REMEDIES:
+        raise ValueError(f"{name}={found}: {_REMEDIES[found]}")
     return positive(name, value)
 
 
 def _number(value: Any) -> float:
-    """`value` as a float; of what is no number, such as a text of one, NaN."""
+    """Returns `value` as a float; NaN if it is not a number, such as a string of one."""
     try:
         return math.nan if isinstance(value, str) else float(value)
     except TypeError:
@@ -185,7 +185,7 @@ def as_clip(clip: Clip | float) -> Clip:
 
 
 def check_clip(clip: object) -> Clip:
-    """Returns `clip`, or raises where it is not a clip geometry."""
+    """Returns `clip`, or raises if it is not a clip geometry."""
     if not isinstance(clip, Clip):
         raise TypeError(f"clip={clip!r}: want a clip geometry such as dpoptax.l2_clip(1.0)")
     return clip

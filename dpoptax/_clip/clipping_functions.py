@@ -1,4 +1,4 @@
-"""Clip geometries next to `l2_clip`: other curves from norm to factor, and a clip per layer."""
+"""Provides clip geometries besides `l2_clip`: other functions of the norm, and per layer."""
 
 import dataclasses
 import math
@@ -9,27 +9,27 @@ import jax.numpy as jnp
 from dpoptax._clip.clip import BoundedClip, Clip, L2Clip, clip_norm, positive
 from dpoptax._tree import PyTree
 
-# Below this norm the factor C/‖g‖ grows no further, so that it stays a finite float32.
-_TINY = 2.0**-90
+# Below this norm the factor C/‖g‖ stays constant, so that it is a finite float32.
+_MINIMUM_NORM = 2.0**-90
 
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticClip(BoundedClip):
-    """C/(‖g‖ + γ) g; see `automatic_clip`."""
+    """Scales to C/(‖g‖ + γ) g; see `automatic_clip`."""
 
     gamma: float
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """C/(‖g‖ + γ)."""
-        return self.l2_clip_norm / jnp.maximum(norms + self.gamma, _TINY)
+        """Returns C/(‖g‖ + γ)."""
+        return self.l2_clip_norm / jnp.maximum(norms + self.gamma, _MINIMUM_NORM)
 
 
 def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
-    """Normalises each example's gradient: g ↦ C g/(‖g‖ + γ), with no threshold to tune.
+    """Normalizes each example's gradient: g ↦ C g/(‖g‖ + γ), without a threshold to tune.
 
-    AUTO-S for γ > 0, AUTO-V for γ = 0. C only scales the sum and its noise alike: with SGD it is
-    part of the learning rate, with Adam it does nothing. γ keeps what AUTO-V loses: a gradient much
-    shorter than γ stays proportionally short, and a zero gradient stays zero in both.
+    AUTO-S for γ > 0, AUTO-V for γ = 0. C scales the sum and its noise alike: with SGD it is part of
+    the learning rate, with Adam it has no effect. γ keeps information that AUTO-V loses: a gradient
+    much shorter than γ stays proportionally short. A zero gradient stays zero in both.
 
     Privacy: one example adds at most C to the sum, in l2 norm. An example with a non-finite
     gradient adds exactly zero.
@@ -55,21 +55,21 @@ def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
 
 @dataclasses.dataclass(frozen=True)
 class PsacClip(BoundedClip):
-    """C/(‖g‖ + r/(‖g‖ + r)) g; see `psac_clip`."""
+    """Scales to C/(‖g‖ + r/(‖g‖ + r)) g; see `psac_clip`."""
 
     r: float
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """C/(‖g‖ + r/(‖g‖ + r))."""
+        """Returns C/(‖g‖ + r/(‖g‖ + r))."""
         return self.l2_clip_norm / (norms + self.r / (norms + self.r))
 
 
 def psac_clip(l2_clip_norm: float, r: float = 0.1) -> PsacClip:
-    """Per-sample adaptive clipping: g ↦ C g/(‖g‖ + r/(‖g‖ + r)).
+    """Clips per sample adaptively: g ↦ C g/(‖g‖ + r/(‖g‖ + r)).
 
-    Long gradients are normalised to C. Short ones are multiplied by about C, as the denominator
-    tends to 1 where ‖g‖ tends to 0: unlike with `automatic_clip`, examples with vanishing gradients
-    do not outweigh the others.
+    Long gradients are normalized to C. Short ones are multiplied by about C, since the denominator
+    tends to 1 as ‖g‖ tends to 0. Unlike with `automatic_clip`, examples with vanishing gradients do
+    not outweigh the others.
 
     Privacy: one example adds at most C to the sum, in l2 norm. An example with a non-finite
     gradient adds exactly zero.
@@ -91,25 +91,25 @@ def psac_clip(l2_clip_norm: float, r: float = 0.1) -> PsacClip:
 
 @dataclasses.dataclass(frozen=True)
 class NormalizedClip(Clip):
-    """min(1/C, 1/‖g‖) g; see `normalized_clip`."""
+    """Scales to min(1/C, 1/‖g‖) g; see `normalized_clip`."""
 
     l2_clip_norm: float
 
     @property
     def sensitivity(self) -> float:
-        """1: the sum is in units of C."""
+        """Returns 1, since the sum is in units of C."""
         return 1.0
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """min(1/C, 1/‖g‖)."""
+        """Returns min(1/C, 1/‖g‖)."""
         return 1.0 / jnp.maximum(self.l2_clip_norm, norms)
 
 
 def normalized_clip(l2_clip_norm: float) -> NormalizedClip:
     """Clips to C and divides by C: g ↦ min(1/C, 1/‖g‖) g.
 
-    `l2_clip` in units of C: the noise and the learning rate no longer depend on C, so the two can
-    be tuned one after the other.
+    This is `l2_clip` in units of C. The noise and the learning rate no longer depend on C, so C and
+    the learning rate can be tuned one after the other.
 
     Privacy: one example adds at most 1 to the sum, in l2 norm. An example with a non-finite
     gradient adds exactly zero.
@@ -131,18 +131,18 @@ def normalized_clip(l2_clip_norm: float) -> NormalizedClip:
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerClip(Clip):
-    """A flat clip for each layer; see `per_layer_clip`."""
+    """Applies a clip to each layer; see `per_layer_clip`."""
 
     clips: tuple[Clip, ...]
     layers: jax.tree_util.PyTreeDef | None
 
     @property
     def sensitivity(self) -> float:
-        """√Σ C_l²; with one clip split over all leaves, its own."""
+        """Returns √Σ C_l², or C if one clip is split over all leaves."""
         return math.hypot(*(clip.sensitivity for clip in self.clips))
 
     def groups(self, tree: PyTree) -> list[int]:
-        """One group a layer: a subtree with a clip of its own, or every leaf."""
+        """Returns one group for each layer: a subtree with its own clip, or every leaf."""
         if self.layers is None:
             return list(range(len(jax.tree.leaves(tree))))
         try:
@@ -154,36 +154,36 @@ class PerLayerClip(Clip):
         return [i for i, layer in enumerate(subtrees) for _ in jax.tree.leaves(layer)]
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """Those of each layer's clip at the layer's norm."""
+        """Returns the factors of each layer's clip at the layer's norm."""
         if self.layers is None:
-            return _share(self.clips[0], norms.shape[-1]).factors(norms)
+            return _split_bound(self.clips[0], norms.shape[-1]).factors(norms)
         columns = [clip.factors(norms[..., i : i + 1]) for i, clip in enumerate(self.clips)]
         return jnp.concatenate(columns, axis=-1)
 
 
 def per_layer_clip(clips: PyTree) -> PerLayerClip:
-    """Clips each layer of each example's gradient by itself: g_l ↦ f_l(‖g_l‖) g_l.
+    """Clips each layer of each example's gradient separately: g_l ↦ f_l(‖g_l‖) g_l.
 
-    With numbers C_l, f_l is that of `l2_clip`, min(1, C_l/‖g_l‖): layer-wise vanilla clipping. With
-    flat geometries it is theirs: `per_layer_clip(automatic_clip(1.0))` is layer-wise automatic
-    clipping, f_l = C_l/(‖g_l‖ + γ). A layer whose gradients are long no longer shortens the others.
-    Clipping and the sum of one layer need no other layer's norm.
+    For a number C_l, f_l is the factor of `l2_clip`, min(1, C_l/‖g_l‖). For a flat geometry it is
+    that geometry's factor: `per_layer_clip(automatic_clip(1.0))` is layer-wise automatic clipping,
+    f_l = C_l/(‖g_l‖ + γ). A layer with long gradients no longer shortens the others. Clipping and
+    summing one layer needs no other layer's norm.
 
-    Privacy: one example adds at most C_l to the sum in layer l, and so at most √Σ C_l² to the
-    whole, in l2 norm; that is what the noise is scaled to, for every layer alike. An example with a
-    non-finite gradient in any layer adds exactly zero to all.
+    Privacy: one example adds at most C_l to the sum in layer l, and at most √Σ C_l² to the whole
+    sum, in l2 norm. The noise of every layer is scaled to the latter. An example with a non-finite
+    gradient in any layer adds exactly zero to all.
 
     Args:
       clips: a tree that is a prefix of the parameters, with one bound C_l, or one flat geometry of
-        sensitivity C_l, for each subtree, such as {"encoder": 1.0, "head": automatic_clip(0.1)}; or
-        a list of them where the parameters are a list; or a single one with bound C for the whole,
-        which makes every leaf of m a layer with C_l = C/√m and all else, such as γ, as it is.
+        sensitivity C_l, for each subtree, such as {"encoder": 1.0, "head": automatic_clip(0.1)}.
+        Use a list if the parameters are a list. A single bound or geometry with bound C makes every
+        one of the m leaves a layer with C_l = C/√m, and keeps other settings such as γ.
 
     Raises:
       TypeError: a geometry that is not flat: one that encodes, follows a threshold, or has layers.
-      ValueError: a bound that is no positive, finite number, or none at all; a geometry for the
-        whole whose sensitivity does not follow its bound, such as `normalized_clip`; at the call,
-        gradients that the tree is no prefix of.
+      ValueError: a bound that is not positive and finite, or no bound at all; a single geometry
+        whose sensitivity does not follow its bound, such as `normalized_clip`; at the call,
+        gradients that the tree is not a prefix of.
 
     Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018; for
     automatic clipping, Bu et al., 2023.
@@ -196,15 +196,15 @@ def per_layer_clip(clips: PyTree) -> PerLayerClip:
     given, layers = jax.tree.flatten(clips)
     if not given:
         raise ValueError(f"clips={clips!r}: want at least one bound")
-    flat = tuple(_flat(clip) for clip in given)
+    flat = tuple(_flat_clip(clip) for clip in given)
     if not jax.tree_util.treedef_is_leaf(layers):
         return PerLayerClip(flat, layers)
-    _share(flat[0], 1)
+    _split_bound(flat[0], 1)
     return PerLayerClip(flat, None)
 
 
-def _flat(given: Clip | float) -> Clip:
-    """A geometry that scales whole gradients by their norm; that of a number is `l2_clip`."""
+def _flat_clip(given: Clip | float) -> Clip:
+    """Returns a geometry that scales whole gradients by their norm; `l2_clip` for a number."""
     if not isinstance(given, Clip):
         return L2Clip(clip_norm("clips", given))
     if given.encodes or given.followed or type(given).groups is not Clip.groups:
@@ -215,8 +215,8 @@ def _flat(given: Clip | float) -> Clip:
     return given
 
 
-def _share(clip: Clip, layers: int) -> Clip:
-    """The geometry with a bound of C/√layers, so that this many of them have sensitivity C."""
+def _split_bound(clip: Clip, layers: int) -> Clip:
+    """Returns the geometry with bound C/√layers, so that `layers` of them have sensitivity C."""
     if not isinstance(clip, BoundedClip):
         raise ValueError(
             f"clips={clip!r}: it is not known how to split its sensitivity among the layers; give "

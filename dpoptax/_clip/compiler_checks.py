@@ -1,4 +1,4 @@
-"""What the bound of a clipped sum assumes of the compiler, checked where a program can see it."""
+"""Checks the clipping bound's assumptions about the compiler."""
 
 import os
 import re
@@ -7,13 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Settings under which XLA or a library that it calls may reorder sums, ignore NaN, or round the
-# operands of products whose full precision was asked for.
+# With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
+# operands of products that need full precision.
 _FORBIDDEN_FLAGS = ("xla_cpu_enable_fast_math", "xla_enable_fast_math")
-_FORBIDDEN_VARIABLES = {
-    "NVIDIA_TF32_OVERRIDE": ("0",),
-    "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",),
-}
+_FORBIDDEN_VARIABLES = {"NVIDIA_TF32_OVERRIDE": ("0",), "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",)}
 
 
 def check_settings() -> None:
@@ -50,7 +47,7 @@ def keeps_order(values: jax.Array) -> jax.Array:
       values: integers that the compiler cannot know, such as exponents of private numbers.
     """
     mantissa = values.astype(jnp.int32) & 0x7FFFFF
-    number, nan = (  # in [1, 2), and not a number
+    number, nan = (  # in [1, 2), and NaN
         lax.bitcast_convert_type(mantissa | pattern, jnp.float32)
         for pattern in (jnp.int32(0x3F800000), jnp.int32(0x7FC00000))
     )

@@ -1,4 +1,4 @@
-"""Augmentation multiplicity: several augmented copies of an example in one clipped gradient."""
+"""Augmentation multiplicity, several augmented copies of an example per gradient."""
 
 from collections.abc import Callable
 
@@ -15,29 +15,30 @@ def augmented(
     *,
     has_aux: bool = False,
 ) -> Callable[[PyTree, PyTree, jax.Array], PyTree]:
-    """The mean loss of K random augmentations of an example, as a loss for `clipped_grad`.
+    """Returns the mean loss of K random augmentations of an example.
 
         ℓ_K(x; ξ, key) = (1/K) Σ_k ℓ(x; augment(ξ, key_k)),    key_k = split(key, K)[k]
 
-    Its gradient is the mean of the copies' gradients, taken before the clip. An example has less
-    variance then, and still adds one clipped gradient to the sum. Give `grad_fn` a key, a fresh one
-    for each step: every example folds its own from it.
+    Pass it to `clipped_grad`. Its gradient is the mean of the copies' gradients before the clip,
+    which reduces the variance. Pass `grad_fn` a new key in each step; each example folds its own
+    key from it.
 
-    Privacy: none of its own and no cost: the copies are of one example, and clipped as one. Costs K
-    times the computation.
+    Privacy: no extra cost, because each example still adds one clipped gradient. Time: K times the
+    computation.
 
     Args:
-      loss_fn: `loss_fn(params, example)`, scalar, or (scalar, aux) with `has_aux`.
-      augment_fn: `augment_fn(example, key)`, an example of the same structure for `loss_fn`, made
-        from that example and public data alone.
+      loss_fn: `loss_fn(params, example)`. Returns a scalar, or (scalar, aux) with `has_aux`.
+      augment_fn: `augment_fn(example, key)`. Returns an example of the same structure, computed
+        only from this example and public data.
       multiplicity: K.
-      has_aux: whether `loss_fn` returns auxiliary outputs; returned for all copies, (K, …).
+      has_aux: whether `loss_fn` returns auxiliary outputs, which are returned for all copies, (K,
+        …).
 
     Returns:
       `loss(params, example, key)`.
 
     Raises:
-      ValueError: `multiplicity` is no integer above 0.
+      ValueError: `multiplicity` is not a positive integer.
 
     Source: De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
     Scale", 2022, section 3.2.
@@ -52,7 +53,7 @@ def augmented(
     Array([-60., -60.], dtype=float32)
     """
     if not isinstance(multiplicity, int) or multiplicity < 1:
-        raise ValueError(f"multiplicity={multiplicity!r}: want an integer of at least 1")
+        raise ValueError(f"`multiplicity` must be an integer of at least 1, got {multiplicity!r}.")
 
     def loss(params: PyTree, example: PyTree, key: jax.Array) -> PyTree:
         keys = jax.random.split(key, multiplicity)

@@ -1,4 +1,4 @@
-"""The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
+"""Computes the sum of clipped per-example gradients of a loss."""
 
 import dataclasses
 import functools
@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._clip.block_sums import Whole
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clip_per_example import batch_axis, check_mask
-from dpoptax._clip.clipped_sum import ClippedSum, as_made, sealed
+from dpoptax._clip.clipped_sum import ClippedSum, sealed
 from dpoptax._clip.grid import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
@@ -24,12 +24,12 @@ from dpoptax._clipped_grad.sharding import (
     make_layout,
     sum_over_devices,
 )
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum, join_sums
-from dpoptax._ghost_clipping.trace.read_program import check_parameters
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
-from dpoptax._points import GradientPoints
+from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
-from dpoptax._tree import PyTree, kind_of
+from dpoptax._tree import PyTree
 
 
 def clipped_grad(
@@ -38,6 +38,7 @@ def clipped_grad(
     *,
     microbatch_size: int | None = None,
     has_aux: bool = False,
+    return_values: bool = False,
     method: Literal["auto", "vmap"] = "auto",
     precision: Literal["float32", "bfloat16"] = "float32",
     grid: float | None = None,
@@ -47,86 +48,89 @@ def clipped_grad(
 ) -> Callable[..., Any]:
     """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
 
-        grad_fn(points, batch, mask)  =  Σ_i mask_i clip( Σ_j w_j ∇ℓ(x_j; ξ_i) )
+        grad_fn(params, batch, mask)  =  Σ_i mask_i clip(∇ℓ(params; ξ_i))
+        grad_fn(points, batch, mask)  =  Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i))
 
-    `loss_fn(params, example)` is the scalar loss of one example; `batch` holds examples along the
-    leading axis of every leaf, (B, …). The result is a `ClippedSum`: a sum, not a mean, in float32
-    at least.
+    `loss_fn(params, example)` is the scalar loss of one example. `batch` holds the examples along
+    the leading axis of every leaf, (B, …). The result is a `ClippedSum`: a sum, not a mean, in
+    float32 or wider.
 
-    Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever the
-    data. This holds for the numbers as the machine computes them, with all rounding of the sum:
-    examples are clipped to C/(1 + τ), where τ depends on public shapes only and is about 0.01 for
-    batches of hundreds (docs/bound.md). All other examples must keep their places in the batch when
-    one is masked out, as they do in the draws of `dpoptax.sampling`. The sum is private until
-    `dpoptax.gaussian_noise` adds noise. The auxiliary outputs are private and stay so.
+    Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever its
+    data. This holds for the numbers as the machine computes them, including the rounding of the
+    sum. To make room for rounding, gradients are clipped to C/(1 + τ); τ depends on public shapes
+    only and is about 0.01 for batches of hundreds (docs/developers/bound.md). When one example is
+    masked out, all others must keep their places in the batch, as in the draws of
+    `dpoptax.sampling`. The sum is private until `dpoptax.gaussian_noise` adds noise. Auxiliary
+    outputs and losses are private and get no noise.
 
-    An example whose gradient is not finite adds exactly zero, like one that `mask` leaves out.
-    There is no error and no warning, as either would show private data. In float16 this can drop
-    many examples: a loss scaled by 2¹⁶ overflows where a cotangent exceeds 65,504.
+    An example whose gradient is not finite adds exactly zero, like a masked one. No error and no
+    warning reports it, because either would reveal private data. In float16 this can drop many
+    examples: a loss scaled by 2¹⁶ overflows where a cotangent exceeds 65,504.
     `dpoptax.dropped_examples` counts them.
 
     Args:
-      loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned
-        function is given a key; a scalar, or (scalar, aux) with `has_aux`.
-      clip: the geometry. A number C means `dpoptax.l2_clip(C)`.
-      microbatch_size: how many examples a device computes at once; `None` for all. Less memory, and
-        often more speed on CPU. The result does not depend on it but for rounding. A batch that it
-        does not divide is padded.
+      loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` if `grad_fn` is given
+        a key. Returns a scalar, or (scalar, aux) with `has_aux`.
+      clip: the clipping geometry. A number C means `dpoptax.l2_clip(C)`.
+      microbatch_size: the number of examples that a device computes at once; `None` for all. Small
+        values need less memory and are often faster on CPU. They change the result by rounding
+        only. A batch that is not a multiple of it is padded.
       has_aux: whether `loss_fn` returns auxiliary outputs.
-      method: "auto" computes norms and sums from the operands and cotangents of each layer, without
-        per-example gradients wherever the traced loss allows it; "vmap" has per-example gradients
-        for all, the reference. Equal but for rounding, the room that is left for it, and examples
-        whose gradient is a small rest of large terms, which "auto" clips more.
-      precision: what "auto" rounds the operands and cotangents to, once, before it measures and
-        contracts them: "float32", as they are, at the platform's full precision; or "bfloat16",
-        which halves their memory and takes one pass on matrix units where float32 takes three to
-        six. It rounds gradients and leaves the bound as it is.
-      grid: g, from `dpoptax.extend.fixed_point_grid`: each clipped gradient is rounded to whole
-        multiples of g, and these are summed as integers, exactly. For
-        `gaussian_noise(fixed_point=True)`, and a bound without room for rounding. It needs
-        per-example gradients.
-      mesh: the devices that share the batch; `None` for one device. Every device clips and sums the
-        gradients of its own examples, and the sums are added over the devices once. Noise comes
-        after that, so that its standard deviation does not depend on the number of devices. The
-        axes may be automatic or explicit.
-      axis_name: the mesh axis, or axes, over which the examples are split, evenly. Over other axes
-        the work is repeated: to use all devices, name all axes.
-      param_specs: how the parameters are split over the mesh, a `PartitionSpec` or a tree prefix of
-        them. They are gathered for the gradient, and the sum is split like them (but for
-        geometries that encode). `None` for what the types say on explicit axes, and for parameters
-        that are the same everywhere on automatic ones.
+      return_values: whether `grad_fn` also returns the losses of all examples, (B,).
+      method: "auto" computes norms and sums from the operands and cotangents of each layer (ghost
+        clipping), and forms per-example gradients only where the traced loss requires it. "vmap"
+        forms all of them and is the reference. The two differ by rounding. "auto" also clips more
+        where a gradient is the small remainder of large terms that cancel.
+      precision: the dtype that "auto" rounds operands and cotangents to before it measures and
+        contracts them. "bfloat16" halves their memory and takes one matrix-unit pass instead of
+        three to six. It rounds gradients and does not affect the bound.
+      grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
+        multiples of g, and these are added as integers, exactly. Required by
+        `gaussian_noise(fixed_point=True)`. It forms per-example gradients.
+      mesh: the devices that share the batch; `None` for one device. Each device clips and sums the
+        gradients of its own examples, and one all-reduce adds the sums. Noise is added afterwards,
+        so its standard deviation does not depend on the number of devices. Axes may be automatic
+        or explicit.
+      axis_name: the mesh axis or axes that the examples are sharded over, evenly. Other axes repeat
+        the work: to use all devices, name all axes.
+      param_specs: how the parameters are sharded over the mesh: a `PartitionSpec`, or a tree prefix
+        of them. Parameters are all-gathered for the gradient, and the sum is sharded like them,
+        except with geometries that encode. `None` reads explicit axes from the types, and means
+        replicated parameters on automatic axes.
 
     Returns:
-      `grad_fn(points, batch, mask=None, *, key=None, ids=None)`, with `points` from
-      `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding. It
-      returns a `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …),
-      taken at the first point. Without a mask every row is an example, once, and the noise stage
-      wants as many as it expects: a sampler's draw is padded with repetitions of a record, which
-      its mask, and nothing else, leaves out.
+      `grad_fn(params, batch, mask=None, *, key=None, ids=None)`. `params` are the parameters, or
+      the `GradientPoints` that `dpoptax.gradient_points(opt_state, params)` returns, which methods
+      with points of their own need (`disk`, `pmlf`). `mask`, (B,), is True for examples and False
+      for padding. The result is a `ClippedSum`; or a pair of it and the auxiliary outputs (B, …)
+      with `has_aux`, the losses with `return_values`, (losses, aux) with both. They are taken at
+      the first point.
 
-      `key` is for losses with randomness, and `ids`, (B,), integers, says which record each example
-      is: the sampler's indices. Record i gets `fold_in(key, i)`, wherever it stands in the batch.
-      By position, one record more in a Poisson draw would give all behind it other keys, and so
-      change what the *others* contribute, which no clip bounds. For the same reason the key must
-      be fresh for each step and secret: a record's randomness is its own only for who cannot
-      compute it, and a key that was used before repeats it.
+      Without a mask every row counts as an example, and the noise stage requires as many rows as
+      its `batch_size`. The draws of a sampler are padded with repeated records, so they need their
+      mask.
 
-      For several losses on one batch let one `loss_fn` return their sum: its gradient is the joint
-      one, and clipped as one vector. Two sums would move by C each.
+      `key` is for losses with randomness, and `ids`, (B,) integers, are the sampler's indices of
+      the records. Record i gets `fold_in(key, i)` at any place in the batch. A key by position
+      would let one record more in a Poisson draw change the randomness, and so the gradients, of
+      all records behind it, which no clip bounds. For the same reason the key must be secret and
+      new in each step.
+
+      For several losses on one batch, let one `loss_fn` return their sum: its gradient is clipped
+      as one vector. Two clipped sums would each move by C.
 
     Raises:
-      TypeError: `clip` is neither a `Clip` nor a number, `mesh` no mesh; at the call, `points` that
-        are not `GradientPoints`, parameters that are integers, complex, or floats of fewer than 16
-        bits, a `mask` of floats, a loss that is no scalar or with `has_aux` no pair, or one that
-        may mix the examples it is mapped over: with a collective over devices, a vmap rule of its
-        own, a callback for a whole batch, random numbers by the generator "rbg", or a series that
-        goes on until the last example has converged.
-      ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
-        `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
-        `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
-        with each other or with `mask`, a batch that the devices cannot share evenly, or one that
-        is split over devices where no mesh was given (inside `jit` this shows on explicit axes
-        only).
+      TypeError: `clip` is neither a `Clip` nor a number, or `mesh` is not a mesh. At the call:
+        parameters are integers, complex, or floats of fewer than 16 bits; `mask` is of floats; the
+        loss is not a scalar, or not a pair with `has_aux`; or the loss may mix the examples it is
+        mapped over, by a collective over devices, a vmap rule of its own, a callback for a whole
+        batch, random numbers of the generator "rbg", or a loop that runs until the last example has
+        converged.
+      ValueError: `method` is unknown, `microbatch_size` is below 1, `mesh` lacks an axis, or
+        `param_specs` is given without a mesh. At the call: `key` is given without `ids` or the
+        reverse; `ids` are not (B,) integers; leading axes of `batch` differ from each other or from
+        `mask`; the devices cannot share the batch evenly; or a batch is sharded although no mesh
+        was given (inside `jit` this is visible on explicit axes only).
 
     Warns:
       UserWarning: when a loss is compiled that makes the gradients of some parameters exactly zero,
@@ -135,9 +139,8 @@ def clipped_grad(
     >>> import jax.numpy as jnp
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
-    >>> grad_fn = clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
-    >>> points = dpoptax.gradient_points((), jnp.zeros(2))
-    >>> grad_fn(points, jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
+    >>> grad_fn = clipped_grad(loss_fn, 1.0)
+    >>> grad_fn(jnp.zeros(2), jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
     Array([0.899..., 1.199...], dtype=float32)
     """
     clip = as_clip(clip)
@@ -150,13 +153,15 @@ def clipped_grad(
             f"taken (method={method!r}, grid={grid}, clip={clip}): leave it out"
         )
     layout = make_layout(mesh, axis_name, param_specs)
+    if return_values:
+        loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
     def local_sum(
         points: GradientPoints, rows: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         batch, ids = rows
         devices = 1 if layout is None else layout.shards
-        whole = Whole(devices * mask.shape[0], devices)
+        whole = WholeBatch(devices * mask.shape[0], devices)
 
         def sums(rows: PyTree, mask: jax.Array) -> PyTree:
             batch, keys = rows
@@ -164,7 +169,7 @@ def clipped_grad(
             if by_examples:
                 return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
             dtype = jnp.bfloat16 if precision == "bfloat16" else None
-            return bookkept_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
+            return ghost_clipped_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
 
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         total, aux = in_microbatches(sums, microbatch_size)((batch, keys), mask)
@@ -193,20 +198,18 @@ def clipped_grad(
         total, aux = whole_sum(points, rows, mask, key)
         reference, linear_map = points.reference, points.linear_map
         clipped = sealed(total, clip, reference, grid, linear_map, mask.shape[0])
+        clipped = dataclasses.replace(clipped, origin=points.origin)
         return clipped, mark(aux, UNCLIPPED)
 
     def grad_fn(
-        points: GradientPoints,
+        params: PyTree | GradientPoints,
         batch: PyTree,
         mask: ArrayLike | None = None,
         *,
         key: jax.Array | None = None,
         ids: ArrayLike | None = None,
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
-        if not isinstance(points, GradientPoints):
-            raise TypeError(
-                f"points is {kind_of(points)}: want dpoptax.gradient_points(opt_state, params)"
-            )
+        points = ensure_points(params)
         check_parameters(points.points[0])
         for point in points.points:
             check_same_axes(point, batch)
@@ -220,10 +223,26 @@ def clipped_grad(
         first = points.weights[0]
         unweighted = len(points.weights) == 1 and isinstance(first, float) and first == 1.0
         clipped, aux = clipped_sum(points, batch, which, key, records, unweighted=unweighted)
-        clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
+        clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
+
+
+def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., PyTree]:
+    """Returns a loss whose auxiliary output is its value, or (value, aux) with `has_aux`."""
+
+    @functools.wraps(loss_fn)
+    def loss(*args: PyTree) -> PyTree:
+        found = loss_fn(*args)
+        if not has_aux:
+            return found, found
+        if not (isinstance(found, tuple) and len(found) == 2):
+            return found  # `grad_fn` raises an error that names the pair
+        value, aux = found
+        return value, (value, aux)
+
+    return loss
 
 
 def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints:

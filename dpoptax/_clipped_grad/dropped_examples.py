@@ -1,4 +1,4 @@
-"""Counts the examples of a batch that a clipped sum leaves out because they are not finite."""
+"""Counts of examples that a clipped sum drops because they are not finite."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from dpoptax._tree import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class _Count(UnitClip):
-    """Encodes each gradient as 1, so that the clipped sum is the number of examples in it."""
+    """Encodes each gradient as 1, so that the clipped sum counts its examples."""
 
     by_norms: ClassVar[bool] = True
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """Returns 1: a count leaves no room for rounding, and is never released."""
+        """Returns 1; a count needs no allowance for rounding, because it is not released."""
         return jnp.ones_like(norms)
 
     def encode(self, grads: PyTree, reference: PyTree) -> jax.Array:
@@ -51,33 +51,33 @@ def dropped_examples(
     ids: ArrayLike | None = None,
     **options: Any,
 ) -> jax.Array:
-    """Counts the examples that `clipped_grad` drops because their gradients are not finite.
+    """Counts the examples that `clipped_grad` drops because they are not finite.
 
         Σ_i mask_i 1[∇ℓ(x; ξ_i) overflows or is NaN]
 
-    `clipped_grad` adds exactly zero for such an example, without an error. A few are harmless.
-    Many bias the sum: in float16 a large loss scale can drop a large part of the batch. The count
-    is for the same arguments and options as the gradient, since "auto" and "vmap" compute different
-    intermediate values and so may drop different examples.
+    `clipped_grad` adds exactly zero for such an example, without an error. A few are harmless. Many
+    bias the sum: in float16 a large loss scale can drop a large part of the batch. Pass the
+    arguments and options of the gradient, because "auto" and "vmap" compute different intermediate
+    values and may drop different examples.
 
-    Privacy: the count is private data without noise. Use it for debugging, on public data where
-    possible, and do not publish it or choose hyperparameters by it.
+    Privacy: the count is private and has no noise. Use it for debugging, if possible on public
+    data, and do not publish it or choose hyperparameters by it.
 
     Args:
-      loss_fn: as for `clipped_grad`.
-      points: as for the function that `clipped_grad` returns, and so are the next four.
+      loss_fn: as in `clipped_grad`.
+      points: as in the function that `clipped_grad` returns, like the next four arguments.
       batch: the examples, leaves (B, …).
       mask: (B,), True for examples and False for padding; `None` if all rows are examples.
       key: the key of a loss with randomness.
-      ids: (B,) integers, the record of each example, where there is a key.
-      **options: of `clipped_grad`, such as `method` and `microbatch_size`, except `grid`.
+      ids: (B,) integers, the record of each example, if there is a key.
+      **options: options of `clipped_grad`, such as `method` and `microbatch_size`, except `grid`.
 
     Returns:
       The number of dropped examples in [0, B], an int32 scalar.
 
     Raises:
-      TypeError: as for `clipped_grad`.
-      ValueError: as for `clipped_grad`, and with more than 65,536 examples under "auto".
+      TypeError: as in `clipped_grad`.
+      ValueError: as in `clipped_grad`, or there are more than 65,536 examples under "auto".
 
     >>> import dpoptax, jax.numpy as jnp
     >>> loss_fn = lambda w, x: jnp.float16(2.0**14) * jnp.sum(w * x)

@@ -1,4 +1,4 @@
-"""Choosing the microbatch size by timing the user's own step."""
+"""Choice of the micro-batch size by timing the user's step."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,15 +7,15 @@ import jax
 
 from dpoptax._tree import PyTree
 
-# What is timed: a training step, whatever it takes and returns.
+# A training step with any arguments and results.
 Step = Callable[..., PyTree]
 
-# Times that differ by less than this factor are taken for equal.
+# Times that differ by less than this factor count as equal.
 _ALIKE = 1.05
-# A turn of fast steps has as many calls as fit into this time, but not more than so many.
+# A turn of fast steps makes as many calls as fit in this time, up to this many.
 _TURN_SECONDS = 0.05
 _TURN_CALLS = 20
-# One slow turn may be another program's doing.
+# One slow turn may be caused by another program.
 _TURNS_OF_ALL = 2
 
 
@@ -26,29 +26,30 @@ def tune_microbatch_size(
     candidates: Sequence[int] | None = None,
     rounds: int = 3,
 ) -> int:
-    """Returns the smallest microbatch size with which a step is about as fast as it can be here.
+    """Returns the smallest micro-batch size that is nearly as fast as possible.
 
-    Every candidate's step is compiled and run, then the candidates take `rounds` turns, so that a
-    change of the machine's pace meets all alike; one that is 1.5 times slower than the best after
-    two turns drops out. A turn is one call, or several in a row if they are fast, each with what
-    the one before returned, as in training: a result that looks like an argument takes its place.
-    The smallest time of each counts, and of those within 5 % of the fastest the smallest size wins,
-    as it needs the least memory. A candidate that does not fit into memory is left out.
+    It compiles and runs the step of every candidate. Candidates then take `rounds` turns each, so
+    that changes of the machine's speed affect all alike. A candidate drops out if it is 1.5 times
+    slower than the best after two turns. A turn is one call, or several if they are fast. As in
+    training, a result of a call replaces the argument that it looks like. The smallest time of each
+    candidate counts. Of those within 5 % of the fastest, the smallest size wins, because it needs
+    the least memory. Candidates that do not fit in memory are skipped.
 
-    The size changes memory and speed, not the result but for rounding, so that the choice, which
-    looks at times alone, costs no privacy. The outputs of the timed steps are thrown away.
+    Privacy: no cost. The choice depends only on times, the size changes the result only by
+    rounding, and the outputs of the timed steps are discarded.
 
     Args:
-      make_step: `make_step(microbatch_size)` returns the step, a function of `args`, best under
-        `jax.jit`. It may donate its arguments: it gets copies of them.
-      *args: what the step is called with, such as parameters, optimizer state, batch and mask.
-      batch_size: number of examples in the batch.
-      candidates: sizes to try; by default `batch_size` divided by 1, 4, 16, … down to 4.
-      rounds: turns of each candidate.
+      make_step: `make_step(microbatch_size)` returns the step, a function of `args`, preferably
+        under `jax.jit`. It may donate its arguments, which are copies.
+      *args: the arguments of the step, such as parameters, optimizer state, batch and mask.
+      batch_size: the number of examples in the batch.
+      candidates: the sizes to try. Defaults to `batch_size` divided by 1, 4, 16, … down to 4.
+      rounds: the number of turns of each candidate.
 
     Raises:
-      ValueError: no candidates, one that is not between 1 and `batch_size`, or `rounds` below 1.
-      MemoryError: no candidate fits into memory.
+      ValueError: `candidates` is empty, one is not between 1 and `batch_size`, or `rounds` is below
+        1.
+      MemoryError: every candidate exceeds the memory.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> clip = dpoptax.l2_clip(1.0)
@@ -63,9 +64,11 @@ def tune_microbatch_size(
     """
     sizes = _default_candidates(batch_size) if candidates is None else list(candidates)
     if not sizes or not all(1 <= size <= batch_size for size in sizes):
-        raise ValueError(f"candidates={sizes}: want sizes between 1 and batch_size={batch_size}")
+        raise ValueError(
+            f"`candidates` must be sizes between 1 and batch_size={batch_size}, got {sizes}."
+        )
     if rounds < 1:
-        raise ValueError(f"rounds={rounds}: want at least 1")
+        raise ValueError(f"`rounds` must be at least 1, got {rounds}.")
     steps = {}
     carried = [_copy(arg) for arg in args]
     for size in sizes:
@@ -78,7 +81,7 @@ def tune_microbatch_size(
         else:
             steps[size] = step
     if not steps:
-        raise MemoryError(f"no microbatch size of {sizes} fits into memory: try smaller ones")
+        raise MemoryError(f"No micro-batch size of {sizes} fits in memory. Try smaller ones.")
     best = dict.fromkeys(steps, float("inf"))
     for turn in range(rounds):
         for size in steps:
@@ -95,12 +98,12 @@ def _default_candidates(batch_size: int) -> list[int]:
 
 
 def _seconds(step: Step, args: tuple[PyTree, ...], carried: list[PyTree]) -> float:
-    """The time of a turn's fastest call. `carried` is what to call with, and is kept up to date."""
+    """Returns the time of a turn's fastest call, and updates `carried`, its arguments."""
     calls: list[float] = []
     while not calls or (sum(calls) < _TURN_SECONDS and len(calls) < _TURN_CALLS):
         for i, arg in enumerate(carried):
             if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(arg)):
-                carried[i] = _copy(args[i])  # donated, and nothing came back for it
+                carried[i] = _copy(args[i])  # donated, and no result replaced it
         jax.block_until_ready(carried)
         start = time.perf_counter()
         results = jax.block_until_ready(step(*carried))

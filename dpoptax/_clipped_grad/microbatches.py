@@ -1,4 +1,4 @@
-"""A batch in parts: less memory, the same sum but for rounding."""
+"""Computes a batch in micro-batches: less memory, the same sum up to rounding."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from optax import microbatching
 
-from dpoptax._clip import block_sums as of_examples
-from dpoptax._clipped_grad.rewriting import rewritten
+from dpoptax._clip import block_sums
+from dpoptax._clipped_grad.xla_rewrites import rewrite_for_xla
 from dpoptax._tree import PyTree
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
@@ -17,31 +17,31 @@ BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
 def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
-    """Returns `sums` as a loop over parts of the batch: less memory, the same but for rounding.
+    """Returns `sums` as a loop over micro-batches: less memory, the same up to rounding.
 
         (Σ_k total_k, (aux_1, …, aux_n)),  where  total_k, aux_k = sums(batch_k, mask_k)
 
-    `clipped_grad` takes its `microbatch_size` this way. By itself it is for what has no privacy,
-    such as the gradient of a baseline.
+    `clipped_grad` handles its `microbatch_size` in this way. Use it directly for sums without
+    privacy, such as the gradient of a baseline.
 
-    Privacy: none but that of `sums`; nothing is clipped here, and nothing noised.
+    Privacy: that of `sums`; nothing is clipped or noised here.
 
     Args:
-      sums: `sums(batch, mask) -> (total, aux)`: a sum over those examples that `mask`, (B,), has
-        True for, and outputs with a row for each example, (B, …); `None` where there are none.
-        Every leaf of `batch` has the examples as its leading axis.
-      microbatch_size: how many examples at once; `None` for all. A batch that it does not divide is
-        padded with its first example, masked out.
+      sums: `sums(batch, mask) -> (total, aux)`: a sum over the examples for which `mask`, (B,), is
+        True, and outputs with a row for each example, (B, …), or `None`. Every leaf of `batch` has
+        the examples as its leading axis.
+      microbatch_size: the number of examples computed at once; `None` for all. A batch that it does
+        not divide is padded with its first example, masked out.
 
     Raises:
-      ValueError: `microbatch_size` below 1.
+      ValueError: `microbatch_size` is below 1.
 
     >>> total = in_microbatches(lambda x, mask: (jnp.sum(x, where=mask), 2 * x), 2)
     >>> total(jnp.array([1.0, 2.0, 3.0]), jnp.array([True, True, False]))
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     check_microbatch_size(microbatch_size)
-    sums = rewritten(sums)  # this loop's, and those that the whole step may be in
+    sums = rewrite_for_xla(sums)  # also if no loop is here: the whole step may be in one
     if microbatch_size is None:
         return sums
 
@@ -57,14 +57,14 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
 
             batch = jax.tree.map(pad, batch)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
-        # One after the other is less to read and write.
-        few = len(mask) // microbatch_size <= of_examples.FEW
+        # A plain sum reads and writes less than a compensated one.
+        few = len(mask) // microbatch_size <= block_sums.FLOAT_TOTALS
         kinds = (
             microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
             microbatching.AccumulationType.CONCAT,
         )
         total, aux = microbatching.microbatch(
-            jax.jit(sums),  # traced for its shapes and for the loop: once, not twice
+            jax.jit(sums),  # traced once, for the shapes and for the loop
             argnums=(0, 1),
             microbatch_size=microbatch_size,
             accumulator=kinds,
@@ -81,10 +81,13 @@ def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
-    """Carries what rounding took off beside the total: many parts round as one would."""
+    """Adds a part to the total, and carries the rounding error with it.
+
+    Many parts then round as a single addition would.
+    """
     del part
     leaves = map(jax.tree.leaves, (*carry, value))
-    added = [of_examples.add_to(*each) for each in zip(*leaves, strict=True)]
+    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
     structure = jax.tree.structure(value)
     total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
     return total, lost
@@ -99,7 +102,7 @@ _COMPENSATED_SUM = microbatching.Accumulator(
 
 
 def check_microbatch_size(microbatch_size: int | None) -> None:
-    """Raises where no examples would be computed at once."""
+    """Raises if no example would be computed at once."""
     if microbatch_size is None:
         return
     if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:

@@ -1,11 +1,11 @@
-"""The clipped sum by per-example gradients: the reference, for any program."""
+"""Computes the clipped sum from per-example gradients: the reference, for any program."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clip.block_sums import Whole
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clip_per_example import sum_clipped
 from dpoptax._ghost_clipping.trace.read_program import read_program
@@ -23,18 +23,19 @@ def per_example_sum(
     keys: jax.Array | None,
     *,
     has_aux: bool,
-    whole: Whole | None = None,
+    whole: WholeBatch | None = None,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """The clipped sum by per-example gradients: the reference, for any program.
+    """Computes the clipped sum from per-example gradients; arguments as `ghost_clipped_sum`.
 
-    Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
-    `whole` is the batch of all microbatches and devices, `None` where this is it.
+    With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in its units.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
     tangent = points.tangent is not None
     params = points.points[0]
-    program = read_program(loss_fn, params, *one, has_aux=has_aux, tangent=tangent)  # may refuse
+    program = read_program(
+        loss_fn, params, *one, has_aux=has_aux, tangent=tangent
+    )  # raises for losses that mix examples
     warn_of_vanishing(program, params)
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:

@@ -1,4 +1,4 @@
-"""Clipped sums over the devices of a mesh: clip and sum on each device, then one sum over them."""
+"""Clipped sums over the devices of a mesh."""
 
 import dataclasses
 import functools
@@ -12,24 +12,24 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._clip import block_sums as of_examples
-from dpoptax._clip.block_sums import Whole
+from dpoptax._clip import block_sums
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
-# `sums(points, batch, mask, key)`, as `clipped_grad` makes it: the clipped sum, and aux.
+# `sums(points, batch, mask, key)` of `clipped_grad` returns the clipped sum and aux.
 Sums = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a computation lies on a mesh.
+    """Placement of a computation on a mesh.
 
     Attributes:
       mesh: the devices.
-      axes: the mesh axes that the examples are split over.
-      param_specs: a tree prefix of `PartitionSpec`s for the parameters; `None` for what the types
-        of explicit axes say.
+      axes: the mesh axes that the examples are sharded over.
+      param_specs: a tree prefix of `PartitionSpec`s for the parameters; `None` to read explicit
+        axes from the types.
     """
 
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
@@ -38,19 +38,19 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """The number of parts that the examples are split into."""
+        """Returns the number of shards of the examples."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
     def specs(self, params: PyTree) -> PyTree:
-        """A `PartitionSpec` for each leaf of `params`."""
+        """Returns a `PartitionSpec` for each leaf of `params`."""
         if self.param_specs is None:
             return jax.tree.map(lambda x: P(*jax.typeof(x).sharding.spec), params)
         return jax.tree.broadcast(self.param_specs, params)
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
-        """`tree` as `shard_map` wants it: explicit axes have to be resharded, automatic ones are.
+        """Reshards `tree` for `shard_map`, which does so itself only for automatic axes.
 
-        `specs` is a spec for all leaves, or one for each.
+        `specs` is one spec for all leaves, or one for each.
         """
         if AxisType.Explicit not in self.mesh.axis_types:
             return tree
@@ -68,21 +68,22 @@ def make_layout(
     axis_name: str | Sequence[str],
     param_specs: PyTree,
 ) -> Layout | None:
-    """The layout that the arguments of `clipped_grad` mean; `None` without a mesh."""
+    """Returns the layout for arguments of `clipped_grad`, `None` without a mesh."""
     if mesh is None:
         if param_specs is not None:
-            raise ValueError(f"param_specs={param_specs} without a mesh: give mesh too")
+            raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
         return None
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise TypeError(
-            f"mesh is {kind_of(mesh)}: want a mesh of devices, such as "
-            'jax.make_mesh((jax.device_count(),), ("data",))'
+            f"`mesh` must be a `jax.sharding.Mesh`, got {kind_of(mesh)}. Pass for example "
+            '`jax.make_mesh((jax.device_count(),), ("data",))`.'
         )
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     unknown = [axis for axis in axes if axis not in mesh.axis_names]
     if unknown or not axes or len(set(axes)) < len(axes):
         raise ValueError(
-            f"axis_name={axis_name!r}: want one or several of the mesh's axes {mesh.axis_names}"
+            f"`axis_name` must name one or several of the mesh's axes {mesh.axis_names}, got "
+            f"{axis_name!r}."
         )
     return Layout(mesh, axes, param_specs)
 
@@ -90,14 +91,14 @@ def make_layout(
 def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float) -> Sums:
     """Lets `sums(points, batch, mask, key)` run on each device's own examples.
 
-    Parameters that are split are gathered first, and the sums are added over `layout.axes` once;
-    with `scatter` each device keeps the part of the sum that belongs to its part of the parameters.
-    Where many devices share many examples, one could change much in the rounding of a sum in
-    floating point: it is taken in whole steps then, exactly, for summands of at most `bound`.
+    Sharded parameters are all-gathered first, and the sums are added over `layout.axes` once. With
+    `scatter`, each device keeps the part of the sum that belongs to its part of the parameters. If
+    many devices share many examples, one example could change the rounding of a floating-point sum
+    by much. The sum is then computed exactly, in integer steps, for summands of at most `bound`.
 
-    `check_vma=False` matters. With it set, parameters that are the same on all devices have the
-    sum over devices for their derivative, before anything is clipped: the clip would bound sums of
-    several examples, and the result would have no sensitivity.
+    `check_vma=False` is required. Otherwise the derivative with respect to replicated parameters is
+    the sum over devices, before anything is clipped. The clip would then bound sums of several
+    examples, and the result would have no finite sensitivity.
     """
     rows = P(layout.axes)
 
@@ -106,10 +107,15 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
     ) -> tuple[PyTree, PyTree]:
         if mask.shape[0] % layout.shards:
             raise ValueError(
-                f"a batch of {mask.shape[0]} examples cannot be split evenly over the "
-                f"{layout.shards} devices of axis {'+'.join(layout.axes)}: pad it with masked "
-                f"examples, such as a sampler with multiple_of={layout.shards} does"
+                f"The batch must split evenly over the {layout.shards} devices of axis "
+                f"{'+'.join(layout.axes)}, got {mask.shape[0]} examples. Pad it with masked "
+                f"examples, for example by a sampler with multiple_of={layout.shards}."
             )
+        # Weights that are Python numbers stay out of the operands of `shard_map`, which would make
+        # float32 arrays of them and so widen every cotangent of a computation in bfloat16.
+        fixed = points.weights if all(isinstance(w, float) for w in points.weights) else None
+        if fixed is not None:
+            points = dataclasses.replace(points, weights=())
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
         point_specs = dataclasses.replace(
@@ -119,22 +125,24 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
         )
 
         steps = None
-        if of_examples.in_whole_numbers(Whole(mask.shape[0], layout.shards)):
-            steps = of_examples.steps(mask.shape[0] * bound, layout.shards)
+        if block_sums.uses_integer_totals(WholeBatch(mask.shape[0], layout.shards)):
+            steps = block_sums.make_steps(mask.shape[0] * bound, layout.shards)
 
-        def over_devices(x: jax.Array, spec: P) -> jax.Array:
+        def sum_devices(x: jax.Array, spec: P) -> jax.Array:
             add = functools.partial(_scatter, spec=spec, layout=layout)
             if steps is None or not jnp.issubdtype(x.dtype, jnp.floating):
                 return add(x)
-            return steps.numbers(*map(add, steps.of(x)))
+            return steps.join(*map(add, steps.split(x)))
 
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
+            if fixed is not None:
+                points = dataclasses.replace(points, weights=fixed)
             total, aux = sums(points, batch, mask, key)
             own = specs if scatter else jax.tree.broadcast(P(), total)
-            return jax.tree.map(over_devices, total, own), aux
+            return jax.tree.map(sum_devices, total, own), aux
 
         mapped = jax.shard_map(
             local,
@@ -154,7 +162,7 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
 
 
 def check_one_device(batch: PyTree) -> None:
-    """Raises where the examples of `batch` are split over devices and no mesh was given."""
+    """Raises an error if the examples are sharded although no mesh was given."""
     for leaf in jax.tree.leaves(batch):
         sharding = jax.typeof(leaf).sharding
         split = any(axis is not None for axis in sharding.spec)
@@ -163,31 +171,31 @@ def check_one_device(batch: PyTree) -> None:
             split = not sharding.is_fully_replicated
         if split:
             raise ValueError(
-                f"the batch is split over devices ({sharding}): give the mesh to "
-                "dpoptax.clipped_grad(..., mesh=mesh, axis_name=...). Without it the compiler "
-                "splits the work, and gets per-example gradients of convolutions wrong"
+                f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
+                "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the "
+                "compiler shards the work, and its per-example gradients of convolutions are wrong."
             )
 
 
 def check_same_axes(params: PyTree, batch: PyTree) -> None:
-    """Raises where inside `shard_map` the examples vary over devices and a parameter does not.
+    """Raises an error if, in `shard_map`, a parameter does not vary like the examples.
 
-    The derivative by such a parameter is the sum over devices: see `sum_over_devices`.
+    The derivative with respect to this parameter is the sum over devices; see `sum_over_devices`.
     """
-    of_batch = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if missing := of_batch - _varying(leaf):
+        if missing := batch_axes - _varying(leaf):
             name = jax.tree_util.keystr(path) or "the parameter"
             raise ValueError(
-                f"inside jax.shard_map the batch varies over {sorted(missing)} and {name} does "
-                "not: the derivative by it is the sum over devices, taken before the clip, which "
-                "would bound sums of several examples. Give the mesh to "
-                "dpoptax.clipped_grad(..., mesh=mesh, axis_name=...) and call it outside"
+                f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} does "
+                "not. Its derivative is the sum over devices before the clip, which would bound "
+                "sums of several examples. Call `dpoptax.clipped_grad(..., mesh=mesh, "
+                "axis_name=...)` outside `jax.shard_map` instead."
             )
 
 
 def _varying(x: jax.Array) -> frozenset[str]:
-    """The manual axes that an array varies over, where `shard_map` keeps account of them."""
+    """Returns the manual axes that an array varies over, if `shard_map` tracks them."""
     kind: Any = jax.typeof(x)
     return kind.manual_axis_type.varying
 
@@ -200,14 +208,14 @@ def _gather(x: jax.Array, spec: P) -> jax.Array:
 
 
 def _scatter(x: jax.Array, spec: P, layout: Layout) -> jax.Array:
-    """The sum over devices of `x`, of which each keeps what `spec` gives it."""
+    """Returns the sum of `x` over devices, each device keeping its part by `spec`."""
     missing = list(layout.axes)
     for axis, names in enumerate(spec):
         for name in () if names is None else (names,) if isinstance(names, str) else names:
             if name in missing:
                 missing.remove(name)
                 x = lax.psum_scatter(x, name, scatter_dimension=axis, tiled=True)
-            else:  # an axis over which all compute the same
+            else:  # an axis over which all devices compute the same
                 size = x.shape[axis] // layout.mesh.shape[name]
                 x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * size, size, axis)
     return lax.psum(x, tuple(missing)) if missing else x

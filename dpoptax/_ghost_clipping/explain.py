@@ -1,4 +1,4 @@
-"""Says, before a run, how each parameter's per-example norms and clipped sum are computed."""
+"""Explains, before a run, how each parameter's norms and clipped sum are computed."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ from dpoptax._linear_map import LinearMap
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
 
-_RULES = {
+_METHOD_TEXTS = {
     "outer": "product of two norms",
     "gram": "inner products",
     "form": "formed, then summed again",
@@ -24,17 +24,17 @@ _HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """How one parameter is treated.
+class ParameterExplanation:
+    """Describes how one parameter is treated.
 
     Attributes:
       parameter: its path in the tree.
       shape: its shape.
       uses: the operations in which it meets data.
-      rule: how the norm of its per-example gradient is found.
-      cost: multiply-adds an example for norm and sum, about.
-      formed: whether a gradient of the parameter's shape is in memory for every example at once.
-      why: the reason where book-keeping could not be used, else empty.
+      rule: how the norm of its per-example gradient is computed.
+      cost: approximate multiply-adds per example for norm and sum.
+      formed: whether memory holds a gradient of the parameter's shape for every example.
+      why: the reason for per-example gradients, empty if ghost clipping applies.
       vanishes: whether the gradient is zero for every example, so that only noise is released.
     """
 
@@ -50,35 +50,35 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `dpoptax.explain` found; printing it gives a table.
+    """Lists how every parameter is treated; printing it gives a table.
 
     Attributes:
       rows: one for each parameter.
-      note: why some gradients are exactly zero and the remedy, else empty.
+      note: why some gradients are exactly zero and the remedy, otherwise empty.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ParameterExplanation, ...]
     note: str = ""
 
     @property
-    def fallbacks(self) -> tuple[Row, ...]:
-        """The parameters that need per-example gradients because the program could not be read."""
+    def fallbacks(self) -> tuple[ParameterExplanation, ...]:
+        """Returns the parameters that need per-example gradients for lack of a rule."""
         return tuple(row for row in self.rows if row.why)
 
     @property
-    def vanishing(self) -> tuple[Row, ...]:
-        """The parameters whose gradients are zero for every example; `note` says why."""
+    def vanishing(self) -> tuple[ParameterExplanation, ...]:
+        """Returns the parameters whose gradients are zero for every example."""
         return tuple(row for row in self.rows if row.vanishes)
 
     def __str__(self) -> str:
         cells = [_HEADER] + [
             (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
         ]
-        return in_columns(cells) + (f"\n\n{self.note}" if self.note else "")
+        return format_table(cells) + (f"\n\n{self.note}" if self.note else "")
 
 
-def in_columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """The rows of a table as lines of text, each column as wide as its widest cell."""
+def format_table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Returns the rows of a table as lines, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -95,9 +95,9 @@ def explain(
     tangent: bool = False,
     linear_map: LinearMap | None = None,
 ) -> Explanation:
-    """Explains how `clipped_grad` gets each parameter's norms and sums, and what fell back and why.
+    """Explains how `clipped_grad` computes each parameter's norms and sum.
 
-    Only traces; nothing is computed, and the result holds no data of the example.
+    The loss is traced and not run. The result holds no data of the example.
 
     Args:
       loss_fn: the loss of one example, as for `clipped_grad`.
@@ -105,20 +105,21 @@ def explain(
       example: one example (no batch axis), or its shape structs.
       key: a key, for a loss that takes one.
       has_aux: whether the loss returns (loss, aux).
-      batch_size: the number of examples computed at once: the microbatch. It decides which of two
-        ways is cheaper.
-      points: the number of gradient points, which decides with it: 2 for DiSK, k for DP-PMLF.
-      tangent: whether a Hessian-vector product is added, as DiSK's at γ = 0.
-      linear_map: that of the `GradientPoints`, if there is one.
+      batch_size: the number of examples computed at once, which is the micro-batch. The cheaper way
+        to a norm depends on it.
+      points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheaper way depends on
+        it.
+      tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
+      linear_map: the map of the `GradientPoints`, if there is one.
 
     Returns:
       An `Explanation`, which prints as a table. `rows` has one entry for each parameter.
-      `fallbacks` are those with per-example gradients for want of a rule. `vanishing` are those
-      whose gradients are zero for every example, and `note` says why.
+      `fallbacks` lists the parameters with per-example gradients for lack of a rule. `vanishing`
+      lists those whose gradients are zero for every example, and `note` says why.
 
     Raises:
-      TypeError: a loss that is no scalar, or parameters that are no real floats.
-      ValueError: fewer than one point.
+      TypeError: the loss is not a scalar, or a parameter is not a real float.
+      ValueError: `points` is below 1.
 
     >>> import jax.numpy as jnp
     >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
@@ -138,20 +139,22 @@ def explain(
     count = points + tangent
     rows = []
     for leaf, path in enumerate(paths):
-        row = _row(program, plan, count, leaf, path)
+        row = _explain_parameter(program, plan, count, leaf, path)
         if leaf in program.vanishing:
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)
     return Explanation(tuple(rows), describe_vanishing(program, params))
 
 
-def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row:
+def _explain_parameter(
+    program: Program, plan: Plan, points: int, leaf: int, path: str
+) -> ParameterExplanation:
     shape = tuple(program.parameters[leaf].shape)
     uses = [use for use in program.uses if leaf in use.value.leaves]
     named = ", ".join([*filter(None, [_operations(uses)]), *program.opaque.get(leaf, ())])
     size = math.prod(shape)
     if leaf in plan.formed:
-        # The gradient of a use that reads no data is a cotangent, as elementwise as the rest.
+        # If a use reads no data, its gradient is a cotangent: elementwise, like the others.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
         pulled = any(use.value.view is None for use in uses)
         kept = "formed and kept" + (", pulled back" if pulled else "")
@@ -159,33 +162,33 @@ def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row
         rule = "elementwise" if elementwise else rule
         work = sum(math.prod(u.layout.sizes) * u.positions for u in uses)
         cost = 2 * size + points * work
-        return Row(path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf])
+        return ParameterExplanation(
+            path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf]
+        )
     products = [p for p in plan.products if p.leaf == leaf]
     if not products:
-        return Row(path, shape, "none", "zero", 0, False, "")
-    rules = ", ".join(sorted({_rule(p) for p in products}))
+        return ParameterExplanation(path, shape, "none", "zero", 0, False, "")
+    rules = ", ".join(sorted({_method_text(p) for p in products}))
     formed = any(p.method == "form" for p in products)
-    cost = sum(_cost(product, points) for product in products)
-    return Row(path, shape, named, rules, cost, formed, "")
+    cost = sum(_product_cost(product, points) for product in products)
+    return ParameterExplanation(path, shape, named, rules, cost, formed, "")
 
 
 def _operations(uses: list[Use]) -> str:
-    """The operations of `uses`, counted."""
+    """Returns the names of the operations of `uses`, with their counts."""
     names = collections.Counter(use.rule.name for use in uses)
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 
-def _rule(product: Product) -> str:
-    return _RULES[product.method] + (", pulled back" if product.pulled else "")
+def _method_text(product: Product) -> str:
+    return _METHOD_TEXTS[product.method] + (", pulled back" if product.pulled else "")
 
 
-def _cost(product: Product, points: int) -> int:
+def _product_cost(product: Product, points: int) -> int:
     groups, rows, columns = product.layout.sizes
     positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
-    norm = {
-        "outer": rows + columns,
-        "gram": positions**2 * (rows + columns),
-        "form": work,
-    }[product.method]
+    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}[
+        product.method
+    ]
     return groups * (work + norm)

@@ -1,4 +1,4 @@
-"""Second moments of both sides of every kernel's gradients, on examples that are public."""
+"""Estimates second moments of both factors of every kernel's gradient on public examples."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._ghost_clipping.norms.factor_products import contract
-from dpoptax._ghost_clipping.norms.mapped_products import OnSide
-from dpoptax._ghost_clipping.passes.gradient_passes import run_passes
+from dpoptax._ghost_clipping.norms.mapped_products import MatrixStep
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import make_plan
-from dpoptax._ghost_clipping.sums.pieces import factors_of, segment_of
+from dpoptax._ghost_clipping.sums.scaled_gradients import collect_operands, make_segment
 from dpoptax._ghost_clipping.trace.read_program import read_program
 from dpoptax._linear_map import LinearMap, Sides, matrix_shape
 from dpoptax._points import GradientPoints
@@ -19,17 +19,17 @@ from dpoptax._tree import PyTree
 def side_moments(
     loss_fn: Callable[..., PyTree], params: PyTree, examples: PyTree
 ) -> dict[int, tuple[jax.Array, jax.Array]]:
-    """E Σ_t rows_t rows_tᵀ and E Σ_t columns_t columns_tᵀ of kernels' gradients, by leaf.
+    """Returns E Σ_t rows_t rows_tᵀ and E Σ_t columns_t columns_tᵀ for each kernel, by leaf.
 
-    Σ_t rows_t ⊗ columns_t is an example's gradient, its kernel read as (R, C). Kernels that the
-    loss does not contract so are left out.
+    Σ_t rows_t ⊗ columns_t is the gradient of one example, for a kernel read as (R, D). Kernels that
+    the loss does not contract in this form are omitted.
     """
     leaves = jax.tree.leaves(params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
     program = read_program(loss_fn, params, example, None, has_aux=False)
     batch = jax.tree.leaves(examples)
     size = batch[0].shape[0]
-    # As a map of both sides would go there: the plan says where it can, and in what order.
+    # The plan of a two-sided map says where the kernel has two sides, and in which order.
     shapes = [matrix_shape(p) if p.ndim > 1 else None for p in leaves]
     factors = [None if s is None else Sides(*map(jnp.eye, s)) for s in shapes]
     plan = make_plan(program, size, 1, LinearMap(tuple(factors)))
@@ -38,11 +38,11 @@ def side_moments(
     for product in plan.products:
         if product.mapping is None:
             continue
-        segments = [segment_of(*factors) for factors in factors_of(product, passes, False)]
+        segments = [make_segment(*factors) for factors in collect_operands(product, passes, False)]
         moments = []
         for step in product.mapping.steps:
-            assert isinstance(step, OnSide)
-            sides = [s.rows if step.of_rows else s.columns for s in segments]
+            assert isinstance(step, MatrixStep)
+            sides = [s.rows if step.acts_on_rows else s.columns for s in segments]
             total = sum(contract("bktr,bktd->rd", x, x) for x in sides) / size
             moments.append(jnp.zeros_like(total).at[step.order[:, None], step.order].set(total))
         found[product.leaf] = moments[0], moments[1]

@@ -1,1 +1,8 @@
-"""What of a step's results depends on private data, and whether by noise."""
+"""Finds which results of a step depend on private data or secrets other than through noise.
+
+`information_flow.information_flow` is the entry point. It traces the step, and a `LabelFollower`
+passes a `Label` along every equation. A label holds `Content` (the kinds of data that a value may
+depend on), `ExampleAxes` (where the examples are in private data) and `EntryFacts` (facts about
+public indices and keys). Marks that `clipped_grad` and noise stages leave in the program
+(`dpoptax._marks`) change labels. `Derivations` shows that no key draws noise twice.
+"""

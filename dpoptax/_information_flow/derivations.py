@@ -1,4 +1,4 @@
-"""What values are computed from, by number, and whether keys of noise can be one key."""
+"""Numbers the values of a program by how they are computed, and compares keys of noise."""
 
 import dataclasses
 import math
@@ -8,31 +8,32 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-Place: TypeAlias = tuple[int, ...]
-"""Where an operation is in a program: behind those around it, and the branches that these took."""
-_Chosen: TypeAlias = tuple[str, dict[str, Any], Sequence[Hashable], int]
+ProgramPath: TypeAlias = tuple[int, ...]
+"""The place of an operation: its enclosing operations and branches, from the outside."""
+_SelectedEntry: TypeAlias = tuple[str, dict[str, Any], Sequence[Hashable], int]
 
-# Of one operand: all of its entries, in another shape or type,
-_REARRANGING = {
+# These return all entries of one operand in another shape or type.
+_REARRANGING_PRIMITIVES = {
     *("broadcast_in_dim", "random_unwrap", "random_wrap", "reshape", "rev", "squeeze", "transpose")
 }
-# or some.
-_SELECTING = {"dynamic_slice", "gather", "slice", "unstack"}
-_ROOTS = {("argument",), ("constant",), ("random_seed",)}
+# These return some entries of one operand.
+_SELECTION_PRIMITIVES = {"dynamic_slice", "gather", "slice", "unstack"}
+_ROOT_KINDS = {("argument",), ("constant",), ("random_seed",)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """What a loop carries in one place, by number.
+class LoopCarry:
+    """Describes one carried value of a loop, by numbers.
 
     Attributes:
-      carried: what any turn gets.
-      later: what a turn behind that one gets.
-      last: what the last one leaves.
-      first: what the first one gets.
-      result: what the turn makes of `carried`.
-      turns: how many there are; infinity where it is not known.
-      later_result: what a turn behind it makes of `later`; `None` where none was followed.
+      carried: the value that any turn gets.
+      later: the value that a later turn gets.
+      last: the value that the last turn leaves.
+      first: the value that the first turn gets.
+      result: the value that the turn computes from `carried`.
+      turns: the number of turns; infinity if unknown.
+      later_result: the value that a later turn computes from `later`; `None` if no such turn was
+        followed.
     """
 
     carried: Hashable
@@ -43,124 +44,127 @@ class Loop:
     turns: float
     later_result: Hashable = None
 
-    def before(self, number: Hashable) -> tuple[Hashable, ...]:
-        """What each value is, or is derived from, or is not below, if each turn's result is."""
+    def predecessors(self, number: Hashable) -> tuple[Hashable, ...]:
+        """Returns the values that a number equals or is derived from, if each turn's result is.
+
+        For whole numbers, "derived from" means "not below".
+        """
         before = {self.carried: (self.first,), self.later: (self.result,)}
         found = before.get(number, (self.first, self.result, self.later_result))
         return tuple(each for each in found if each is not None)
 
 
 class Derivations:
-    """The operation of each number, and what follows for two keys.
+    """Stores the operation behind each number, and decides whether two keys differ.
 
-    Keys are different if that follows from this: arguments are keys that were drawn apart, and so
-    is each entry of one; `fold_in` and `split` are hashes, by which no two pairs of a key and a
-    number have one key, and nothing is derived from itself; and counters do not overflow.
+    Keys differ if this follows from these assumptions. Arguments are independent keys, and so is
+    each entry of an argument. `fold_in` and `split` are hashes: no two pairs of key and number give
+    one key, and no key is derived from itself. Counters do not overflow.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
-        self._whats: dict[Hashable, tuple[Any, ...]] = {}
-        self._loops: dict[Hashable, Loop] = {}
+        self._operations: dict[Hashable, tuple[Any, ...]] = {}
+        self._loops: dict[Hashable, LoopCarry] = {}
         self._unlike: set[frozenset[Hashable]] = set()
-        self._asked: list[Loop] = []
-        self._drawn: tuple[Place, ...] = ()
+        self._asked: list[LoopCarry] = []
+        self._drawn: tuple[ProgramPath, ...] = ()
 
     def number(self, *what: Hashable) -> int:
-        """The same for the same."""
+        """Returns a number, the same for equal arguments."""
         number = self._numbers.setdefault(what, len(self._numbers))
-        self._whats[number] = what
+        self._operations[number] = what
         return number
 
-    def what(self, number: Hashable) -> tuple[Any, ...]:
-        """Of an operation its name, parameters, the numbers of its operands, and which result."""
-        return self._whats.get(number, ())
+    def operation(self, number: Hashable) -> tuple[Any, ...]:
+        """Returns an operation's name, parameters, operands by number, and result index."""
+        return self._operations.get(number, ())
 
-    def add_loop(self, loop: Loop) -> None:
-        """What is carried through the turns of a loop."""
+    def add_loop(self, loop: LoopCarry) -> None:
+        """Records a value that is carried through the turns of a loop."""
         self._loops |= dict.fromkeys((loop.carried, loop.later, loop.last), loop)
 
     def add_later(self, later: Hashable, result: Hashable) -> None:
-        """What a later turn made of what it got."""
+        """Records the result that a later turn computes from its carry."""
         if later in self._loops:
             self.add_loop(dataclasses.replace(self._loops[later], later_result=result))
 
     def add_unlike(self, one: Hashable, other: Hashable) -> None:
-        """Of parts of an array without two equal entries."""
+        """Records two parts of an array without equal entries."""
         self._unlike.add(frozenset((one, other)))
 
     def differ(
-        self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[Place, ...] = ()
+        self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[ProgramPath, ...] = ()
     ) -> bool:
-        """Whether keys are different; of arrays of keys, all of one from all of the other.
+        """Returns whether keys differ; for arrays, whether all of one differ from all of the other.
 
         Args:
           one: the number of a key, or of an array of keys.
           other: likewise.
-          single: whether both are of a key alone.
-          drawn: where noise is drawn by them, so that branches on the way there were taken.
+          single: whether both are single keys.
+          drawn: where they draw noise, so that the branches leading there were taken.
         """
         self._drawn = drawn
         return self._differ(one, other, single)
 
     def source(self, number: Hashable) -> Hashable:
-        """The number of the key that a key is derived from; None where that is not known."""
-        return self._derived(self.rearranged(number))[0]
+        """Returns the number of the key that a key is derived from, or `None` if unknown."""
+        return self._derived(self.source_array(number))[0]
 
     def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
         if one is None or other is None:
             return False
-        one, other = self.rearranged(one), self.rearranged(other)
+        one, other = self.source_array(one), self.source_array(other)
         if one == other:
             return False
         if frozenset((one, other)) in self._unlike:
             return True
         ancestors, others = dict(self._ancestors(one)), dict(self._ancestors(other))
-        root, of_other = (next(filter(self._is_root, x), None) for x in (ancestors, others))
-        if None not in (root, of_other) and self._drawn_apart(root, of_other):
+        root, other_root = (next(filter(self._is_root, x), None) for x in (ancestors, others))
+        if None not in (root, other_root) and self._drawn_apart(root, other_root):
             return True
-        # Of arrays that are not of keys drawn apart, one entry may be derived from another.
+        # An entry of an array may be derived from another, unless its keys are independent.
         if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
             return True
         (key, index, _), (of, place, _) = self._derived(one), self._derived(other)
         if key is None or of is None:
             return False
         if self._unequal(index, place):
-            # Of arrays entry by entry: all of them differ where they are of keys drawn apart.
+            # Arrays are compared entry by entry: all pairs differ only for independent keys.
             literal = self._sum(index)[0] is self._sum(place)[0] is None
             if single or literal or (key == of and self._is_argument(key)):
                 return True
         return self._differ(key, of, single)
 
     def _is_root(self, number: Hashable) -> bool:
-        return self.what(number)[:1] in _ROOTS
+        return self.operation(number)[:1] in _ROOT_KINDS
 
     def _is_argument(self, number: Hashable) -> bool:
-        return self.what(number)[:1] == ("argument",)
+        return self.operation(number)[:1] == ("argument",)
 
     def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
-        """Of roots; a constant, or the key of a seed, may be that which an argument is."""
-        (kind, *of), (other_kind, *of_other) = self.what(one), self.what(other)
+        """Returns whether two roots are independent; a constant or a seed may equal an argument."""
+        (kind, *of), (other_kind, *other_root) = self.operation(one), self.operation(other)
         if one == other or kind != other_kind:
             return False
         if kind == "random_seed":
-            return self._unequal(of[1][0], of_other[1][0])
-        return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *of_other))
+            return self._unequal(of[1][0], other_root[1][0])
+        return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *other_root))
 
-    def rearranged(self, number: Hashable) -> Hashable:
-        """What an array is a rearrangement of."""
+    def source_array(self, number: Hashable) -> Hashable:
+        """Returns the array that an array is a rearrangement of."""
         while True:
-            match self.what(number):
-                case (str(name), _, (before,), _) if name in _REARRANGING:
+            match self.operation(number):
+                case (str(name), _, (before,), _) if name in _REARRANGING_PRIMITIVES:
                     number = before
-                case ("either", *_) if len(taken := self._taken(number)) == 1:
+                case ("either", *_) if len(taken := self._possible_values(number)) == 1:
                     number = taken[0]
                 case _:
                     return number
 
-    def _taken(self, number: Hashable) -> list[Hashable]:
-        """What a value may be of what the branches of a choice made; of others, nothing."""
-        match self.what(number):
+    def _possible_values(self, number: Hashable) -> list[Hashable]:
+        """Returns the values that a choice may have made, given the branches known to be taken."""
+        match self.operation(number):
             case ("either", choice, *branches):
                 known = [
                     made
@@ -171,27 +175,29 @@ class Derivations:
         return []
 
     def _derived(self, number: Hashable) -> tuple[Hashable, Hashable, bool]:
-        """The key that one is derived from, by which number, and whether it is another."""
-        match self.what(number):
+        """Returns the parent key of a key, the index used, and whether the keys surely differ."""
+        match self.operation(number):
             case ("random_fold_in", _, (key, index), _):
-                return self.rearranged(key), index, True
+                return self.source_array(key), index, True
             case ("random_split", _, (key,), _):
-                return self.rearranged(key), None, True
+                return self.source_array(key), None, True
             case (_, "part" | "other part", _, array):
                 return self._entry(array, None)
-            case (str(name), parameters, (array, *indices), place) if name in _SELECTING:
+            case (str(name), parameters, (array, *indices), place) if name in _SELECTION_PRIMITIVES:
                 return self._entry(array, (name, dict(parameters), indices, place))
         return None, None, False
 
-    def _entry(self, array: Hashable, chosen: _Chosen | None) -> tuple[Hashable, Hashable, bool]:
-        match self.what(array):
+    def _entry(
+        self, array: Hashable, chosen: _SelectedEntry | None
+    ) -> tuple[Hashable, Hashable, bool]:
+        match self.operation(array):
             case ("random_split", parameters, (key,), _):
                 of = dict(parameters)
                 index = chosen and self._index(of["shape"], of["axes"], *chosen)
-                return self.rearranged(key), index, True
+                return self.source_array(key), index, True
             case ("argument", *_, (length,)):
                 return array, chosen and self._index((length,), 0, *chosen), False
-        return self.rearranged(array), None, False
+        return self.source_array(array), None, False
 
     def _index(
         self,
@@ -202,7 +208,7 @@ class Derivations:
         indices: Sequence[Hashable],
         place: int,
     ) -> Hashable:
-        """The number of the one entry of `shape`, behind so many axes, that is selected."""
+        """Returns the number of the single selected entry of `shape`, after `axes` leading axes."""
         if name == "slice":
             starts, limits = (parameters[f"{of}_indices"][axes:] for of in ("start", "limit"))
             alone = all(limit == start + 1 for start, limit in zip(starts, limits, strict=True))
@@ -220,11 +226,11 @@ class Derivations:
         return self.number("literal", "integer", str(value))
 
     def _ancestors(self, number: Hashable) -> Iterator[tuple[Hashable, bool]]:
-        """What a key is or is derived from, and whether it is surely another."""
+        """Returns the keys that a key is or derives from, each with whether it surely differs."""
         waiting, seen = [(number, False)], set()
         while waiting:
             now, another = waiting.pop(0)
-            now = self.rearranged(now)
+            now = self.source_array(now)
             if now in seen:
                 continue
             seen.add(now)
@@ -232,41 +238,42 @@ class Derivations:
             key, _, strict = self._derived(now)
             if key is not None:
                 waiting.append((key, another or strict))
-            waiting += [(before, another) for before in self._before(now)]
+            waiting += [(before, another) for before in self._predecessors(now)]
 
-    def _before(self, number: Hashable) -> tuple[Hashable, ...]:
+    def _predecessors(self, number: Hashable) -> tuple[Hashable, ...]:
         loop = self._loops.get(number)
-        return loop.before(number) if loop and self._goes_on(loop) else ()
+        return loop.predecessors(number) if loop and self._is_monotone(loop) else ()
 
-    def _goes_on(self, loop: Loop) -> bool:
-        """Whether the result of each turn is, or is derived from, what it got, or not below it."""
+    def _is_monotone(self, loop: LoopCarry) -> bool:
+        """Returns whether each turn's result is derived from its carry, or is not below it."""
         if loop in self._asked:  # a loop within it asks
             return False
         self._asked.append(loop)
-        drawn, self._drawn = self._drawn, ()  # it has to be so in all turns
+        drawn, self._drawn = self._drawn, ()  # this must hold in all turns
         derived = any(number == loop.carried for number, _ in self._ancestors(loop.result))
-        above = any(base == loop.carried and n >= 0 for base, n in self._least(loop.result))
+        above = any(base == loop.carried and n >= 0 for base, n in self._minima(loop.result))
         self._asked.pop()
         self._drawn = drawn
         return derived or above
 
     def _unequal(self, one: Hashable, other: Hashable) -> bool:
-        """Whether whole numbers are."""
+        """Returns whether two whole numbers surely differ."""
         if one is None or other is None:
             return False
         (base, added), (of, more) = self._sum(one), self._sum(other)
         if base == of:
+            # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
             return (added - more) % 2**32 != 0
         if added == more and frozenset((base, of)) in self._unlike:
             return True
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:
             return True
-        above = any(below == base and n > added for below, n in self._least(other))
-        return above or any(below == of and n > more for below, n in self._least(one))
+        above = any(below == base and n > added for below, n in self._minima(other))
+        return above or any(below == of and n > more for below, n in self._minima(one))
 
-    def _least(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
-        """Sums of a number and a literal that a whole number is not below."""
+    def _minima(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
+        """Returns lower bounds of a whole number, as sums of a number and a literal."""
         waiting, seen = [self._sum(number)], set()
         while waiting:
             base, added = waiting.pop(0)
@@ -274,19 +281,19 @@ class Derivations:
                 continue
             seen.add(base)
             yield base, added
-            of_each = [dict(self._least(made)) for made in self._taken(base)]
-            for below in set.intersection(*map(set, of_each)) if of_each else ():
-                yield below, added + min(found[below] for found in of_each)
-            for before in self._before(base):
+            branches = [dict(self._minima(made)) for made in self._possible_values(base)]
+            for below in set.intersection(*map(set, branches)) if branches else ():
+                yield below, added + min(found[below] for found in branches)
+            for before in self._predecessors(base):
                 below, more = self._sum(before)
                 waiting.append((below, added + more))
 
     def _range(self, number: Hashable) -> tuple[float, float]:
-        """What a whole number is not below, and not above."""
+        """Returns a lower and an upper bound of a whole number."""
         base, added = self._sum(number)
         if base is None:
             return added, added
-        low = max((n for below, n in self._least(number) if below is None), default=-math.inf)
+        low = max((n for below, n in self._minima(number) if below is None), default=-math.inf)
         loop = self._loops.get(base)
         if loop is None or base == loop.last or None in (loop.first, loop.result):
             return low, math.inf
@@ -295,13 +302,13 @@ class Derivations:
         return low, first + step * (loop.turns - 1) + added if known else math.inf
 
     def _sum(self, number: Hashable) -> tuple[Hashable, int]:
-        """A number, or None for none, and the literal that is added to it."""
-        match self.what(number):
+        """Returns a whole number as a number, or `None` for zero, plus a literal."""
+        match self.operation(number):
             case ("literal", "integer", str(value)):
                 return None, int(value)
-            case ("either", *_) if len(taken := self._taken(number)) == 1:
+            case ("either", *_) if len(taken := self._possible_values(number)) == 1:
                 return self._sum(taken[0])
-            case ("broadcast_in_dim" | "squeeze", _, (before,), _):  # and entries in order
+            case ("broadcast_in_dim" | "squeeze", _, (before,), _):  # the order of entries is kept
                 return self._sum(before)
             case ("convert_element_type", parameters, (before,), _):
                 dtype = jnp.dtype(dict(parameters)["new_dtype"])
@@ -320,8 +327,8 @@ class Derivations:
     def _selected(
         self, number: Hashable, chosen: Hashable, one: Hashable, other: Hashable
     ) -> tuple[Hashable, int]:
-        """Of an index that is counted from the end if negative, and of a count that saturates."""
-        match self.what(chosen):
+        """Returns the sum behind an index counted from the end, or a count that saturates."""
+        match self.operation(chosen):
             case ("lt", _, (index, limit), _):
                 before, most = self._sum(index), self._sum(limit)
                 if most == (None, 0) and self._sum(one) == before and self._range(index)[0] >= 0:

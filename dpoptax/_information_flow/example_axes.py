@@ -1,93 +1,97 @@
-"""Where a batch's examples are in an array, also in a turn of a loop and on a device."""
+"""Describes where a batch's examples are in an array, also in loops and on devices."""
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+# The mesh axes of each axis of an array, as in a `jax.P`.
+Spec: TypeAlias = Sequence[Hashable]
 
 
 @dataclasses.dataclass(frozen=True)
-class Along:
-    """An axis on which entry n is of example n // run."""
+class AxisDigit:
+    """Represents an axis on which entry n belongs to example n // run."""
 
     axis: int
     run: int = 1
 
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """A turn of a loop, or a device: all of the array is of the examples that are its own.
-
-    Attributes:
-      of: the loop.
-      over: the axes of the mesh, of devices.
-    """
-
-    of: Hashable
-    over: tuple[Hashable, ...] = ()
+    def move(self, axis: int) -> "AxisDigit":
+        """Returns the digit on another axis."""
+        return AxisDigit(axis, self.run)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """An array made, in each entry, of the example alone that the entry's place names.
+class LoopTurn:
+    """Represents a turn of a loop, or a device: the array belongs to the examples of that turn.
 
     Attributes:
-      digits: where the example's number is read, its leading digit first.
-      drawn: which examples these are: () for those of the arguments, else what they were chosen
-        from these by. Arrays of equal `drawn` have the same ones, in the same order.
+      loop: the loop.
+      mesh_axes: for devices, the axes of the mesh.
     """
 
-    digits: tuple[Along | Turn, ...]
+    loop: Hashable
+    mesh_axes: tuple[Hashable, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleAxes:
+    """Says which example each entry of an array depends on, by the entry's position.
+
+    Attributes:
+      digits: the axes and turns that give the example's number, the leading digit first.
+      drawn: how these examples were selected: () for the arguments' own. Arrays of equal `drawn`
+        have the same examples in the same order.
+    """
+
+    digits: tuple[AxisDigit | LoopTurn, ...]
     drawn: tuple[Hashable, ...] = ()
 
     @property
-    def along(self) -> tuple[Along, ...]:
-        """The axes among the digits."""
-        return tuple(digit for digit in self.digits if isinstance(digit, Along))
+    def axes(self) -> tuple[AxisDigit, ...]:
+        """Returns the axes among the digits."""
+        return tuple(digit for digit in self.digits if isinstance(digit, AxisDigit))
 
     @property
-    def leading(self) -> bool:
-        """Whether each row, by the leading axis, is of one example."""
-        return self.along == (Along(0),)
+    def is_leading(self) -> bool:
+        """Returns whether each row along the leading axis belongs to one example."""
+        return self.axes == (AxisDigit(0),)
 
-    def moved(self, along: Sequence[Along]) -> "Rows":
-        """With each of its axes at another place."""
+    def permuted(self, along: Sequence[AxisDigit]) -> "ExampleAxes":
+        """Returns the same examples with each axis at another place."""
         new = iter(along)
-        digits = tuple(next(new) if isinstance(d, Along) else d for d in self.digits)
+        digits = tuple(next(new) if isinstance(d, AxisDigit) else d for d in self.digits)
         return dataclasses.replace(self, digits=digits)
 
-    def laid_out(self, along: Sequence[Along]) -> "Rows | None":
-        """With its examples along other axes; None where turns are between those before."""
-        first = self.digits.index(self.along[0])
-        if self.digits[first : first + len(self.along)] != self.along:
+    def placed(self, along: Sequence[AxisDigit]) -> "ExampleAxes | None":
+        """Returns the same examples along other axes, or `None` if turns separate the old."""
+        first = self.digits.index(self.axes[0])
+        if self.digits[first : first + len(self.axes)] != self.axes:
             return None
-        behind = self.digits[first + len(self.along) :]
+        behind = self.digits[first + len(self.axes) :]
         return dataclasses.replace(self, digits=(*self.digits[:first], *along, *behind))
 
 
-LEADING = Rows((Along(0),))
-"""Of an argument: a row for each example."""
+LEADING_AXIS = ExampleAxes((AxisDigit(0),))
+"""The axes of an argument: one row for each example."""
 
 
-def scanned(rows: Rows, turn: Turn) -> Rows | None:
-    """Of one of the slices along the leading axis that a loop gets, each in its turn."""
-    if any(digit.axis == 0 and digit.run > 1 for digit in rows.along):
+def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
+    """Returns the axes of a slice along the leading axis, as each turn of a scan gets one."""
+    if any(digit.axis == 0 and digit.run > 1 for digit in rows.axes):
         return None
     digits = (
-        digit
-        if isinstance(digit, Turn)
-        else dataclasses.replace(digit, axis=digit.axis - 1)
-        if digit.axis
-        else turn
+        digit if isinstance(digit, LoopTurn) else digit.move(digit.axis - 1) if digit.axis else turn
         for digit in rows.digits
     )
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def stacked(rows: Rows, turn: Turn) -> Rows:
-    """Of the results of all turns of a loop, along a new leading axis."""
+def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
+    """Returns the axes of the results of all turns, stacked along a new leading axis."""
     digits = (
-        dataclasses.replace(digit, axis=digit.axis + 1)
-        if isinstance(digit, Along)
-        else Along(0)
+        digit.move(digit.axis + 1)
+        if isinstance(digit, AxisDigit)
+        else AxisDigit(0)
         if digit == turn
         else digit
         for digit in rows.digits
@@ -95,34 +99,34 @@ def stacked(rows: Rows, turn: Turn) -> Rows:
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def split(rows: Rows, turn: Turn, *, spec: Sequence[Hashable]) -> Rows | None:
-    """Of the part of one device of those that share the axes of a `jax.P`."""
-    digits: list[Along | Turn] = []
+def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
+    """Returns the axes of one device's part, for an array with this `jax.P`."""
+    digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
-        if isinstance(digit, Along) and (over := _sharing(spec, digit)):
+        if isinstance(digit, AxisDigit) and (over := _sharing_axes(spec, digit)):
             if digit.run > 1:
                 return None
-            digits.append(dataclasses.replace(turn, over=over))
+            digits.append(dataclasses.replace(turn, mesh_axes=over))
         digits.append(digit)
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def united(rows: Rows, turn: Turn, *, spec: Sequence[Hashable]) -> Rows | None:
-    """Of the whole of which each device has a part, as `split` the other way round."""
-    digits: list[Along | Turn] = []
+def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
+    """Returns the axes of the whole array, whose parts the devices have; inverts a split."""
+    digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
-        over = _sharing(spec, digit) if isinstance(digit, Along) else ()
-        if over and (not digits or digits.pop() != dataclasses.replace(turn, over=over)):
+        over = _sharing_axes(spec, digit) if isinstance(digit, AxisDigit) else ()
+        if over and (not digits or digits.pop() != dataclasses.replace(turn, mesh_axes=over)):
             return None
         digits.append(digit)
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def _sharing(spec: Sequence[Hashable], digit: Along) -> tuple[Hashable, ...]:
-    """The axes of a mesh that an axis of an array is split over."""
-    return names(spec[digit.axis]) if digit.axis < len(spec) else ()
+def _sharing_axes(spec: Spec, digit: AxisDigit) -> tuple[Hashable, ...]:
+    """Returns the mesh axes that an axis of an array is split over."""
+    return mesh_axes(spec[digit.axis]) if digit.axis < len(spec) else ()
 
 
-def names(axes: Hashable) -> tuple[Hashable, ...]:
-    """The axes of a mesh that are named, one of them, several or none."""
+def mesh_axes(axes: Hashable) -> tuple[Hashable, ...]:
+    """Returns the named mesh axes: one, several or none."""
     return () if axes is None else axes if isinstance(axes, tuple) else (axes,)

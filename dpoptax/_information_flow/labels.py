@@ -1,4 +1,4 @@
-"""What a value may tell of, and what marks in a program make of that."""
+"""Describes the data that a value may depend on, and how marks in a program change it."""
 
 import dataclasses
 import enum
@@ -6,63 +6,63 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
-from dpoptax._information_flow.example_axes import Rows
-from dpoptax._information_flow.indices import UNKNOWN, Entries
+from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
+from dpoptax._information_flow.example_axes import ExampleAxes
 from dpoptax._information_flow.selections import Selection
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
 
-class Holds(enum.Flag):
-    """What a value may tell of."""
+class Content(enum.Flag):
+    """Lists the kinds of data that a value may depend on."""
 
     NOTHING = 0
     RELEASED = enum.auto()
-    SECRET = enum.auto()  # a noise key, or noise that was drawn
-    EXAMPLES = enum.auto()  # private data on their way through a clip
-    CLIPPED = enum.auto()  # what one example moves by a bounded amount
+    SECRET = enum.auto()  # a noise key, or drawn noise
+    EXAMPLES = enum.auto()  # private data on the way through a clip
+    CLIPPED = enum.auto()  # one example changes it by a bounded amount
     PRIVATE = enum.auto()
 
 
-DATA = Holds.EXAMPLES | Holds.CLIPPED | Holds.PRIVATE
+PRIVATE_DATA = Content.EXAMPLES | Content.CLIPPED | Content.PRIVATE
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """What is known of a value.
+    """Holds everything that is known about a value.
 
     Attributes:
-      holds: what it may tell of.
-      rows: where the examples are in private data; None: nowhere, each entry may be of several.
-        Within a clip it is in their `drawn` what rows are clipped there, and by which one.
-      joined: the operation that made it of several, and its line.
-      number: of what holds no data: equal for equal values; None where nothing is known.
-      entries: how its entries are to each other, of what holds no data.
-      apart: the axes of a mesh along which each device may have another.
-      selections: those that it tells of.
+      holds: the kinds of data that it may depend on.
+      rows: where the examples are in private data; `None` if an entry may depend on several. Within
+        a clip, its `drawn` names the clip and the rows that are clipped.
+      joined: the operation that combined examples, and its line.
+      number: for values without data, equal for equal values; `None` if nothing is known.
+      entries: for values without data, how the entries relate to each other.
+      varying: the mesh axes along which devices may have different values.
+      selections: the row selections that it depends on.
     """
 
-    holds: Holds = Holds.NOTHING
-    rows: Rows | None = None
+    holds: Content = Content.NOTHING
+    rows: ExampleAxes | None = None
     joined: str = ""
     number: Hashable = None
-    entries: Entries = UNKNOWN
-    apart: frozenset[Hashable] = frozenset()
+    entries: EntryFacts = UNKNOWN_FACTS
+    varying: frozenset[Hashable] = frozenset()
     selections: frozenset[Selection] = frozenset()
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds private data, clipped or not."""
-        return bool(self.holds & DATA)
+        """Returns whether the value depends on private data, clipped or not."""
+        return bool(self.holds & PRIVATE_DATA)
 
 
-NOTHING = Label()
+EMPTY_LABEL = Label()
 
 
-def either(labels: Iterable[Label]) -> Label:
-    """Of a value that may be any of these."""
+def join_labels(labels: Iterable[Label]) -> Label:
+    """Returns the label of a value that may be any of these."""
     labels = tuple(labels)
-    holds = functools.reduce(operator.or_, (each.holds for each in labels), Holds.NOTHING)
-    apart = frozenset[Hashable]().union(*(each.apart for each in labels))
+    holds = functools.reduce(operator.or_, (each.holds for each in labels), Content.NOTHING)
+    apart = frozenset[Hashable]().union(*(each.varying for each in labels))
     selections = frozenset[Selection]().union(*(each.selections for each in labels))
     data = [each for each in labels if each.has_data]
     if not data:
@@ -70,56 +70,60 @@ def either(labels: Iterable[Label]) -> Label:
         return Label(
             holds,
             number=numbers.pop() if len(numbers) == 1 else None,
-            entries=entries.pop() if len(entries) == 1 else UNKNOWN,
-            apart=apart,
+            entries=entries.pop() if len(entries) == 1 else UNKNOWN_FACTS,
+            varying=apart,
             selections=selections,
         )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
     rows = found.pop() if len(found) == 1 else None
-    return Label(holds, rows, joined, apart=apart, selections=selections)
+    return Label(holds, rows, joined, varying=apart, selections=selections)
 
 
-def decided(label: Label, by: Label) -> Label:
-    """Of a value that is there if another says so."""
-    both = either((label, by))
+def condition_label(label: Label, by: Label) -> Label:
+    """Returns the label of a value that exists only if another value says so."""
+    both = join_labels((label, by))
     if both.has_data:
-        return both if by.holds else dataclasses.replace(label, apart=both.apart)
+        return both if by.holds else dataclasses.replace(label, varying=both.varying)
     return dataclasses.replace(
-        label, holds=both.holds, apart=both.apart, selections=both.selections
+        label, holds=both.holds, varying=both.varying, selections=both.selections
     )
 
 
-def marked(label: Label, name: str, clip: Hashable) -> Label:
-    """Behind a mark, of a clip whose marks have the same `clip`."""
+def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
+    """Returns the label after a mark; marks of one clip share `clip`."""
     holds, rows = label.holds, None
     if name == EXAMPLES:
-        apart = label.rows is not None and label.rows.leading and not holds & ~Holds.PRIVATE & DATA
-        holds = _instead(holds, DATA, Holds.EXAMPLES if apart else Holds.PRIVATE)
-        rows = Rows((), (clip, label.rows)) if apart else None
+        apart = (
+            label.rows is not None
+            and label.rows.is_leading
+            and not holds & ~Content.PRIVATE & PRIVATE_DATA
+        )
+        holds = _replace(holds, PRIVATE_DATA, Content.EXAMPLES if apart else Content.PRIVATE)
+        rows = ExampleAxes((), (clip, label.rows)) if apart else None
     elif name == CLIPPED:
         own = label.rows is not None and label.rows.drawn[:1] == (clip,)
-        bounded = own and not holds & (Holds.PRIVATE | Holds.CLIPPED)
-        holds = _instead(holds, DATA, Holds.CLIPPED if bounded else Holds.PRIVATE)
+        bounded = own and not holds & (Content.PRIVATE | Content.CLIPPED)
+        holds = _replace(holds, PRIVATE_DATA, Content.CLIPPED if bounded else Content.PRIVATE)
     elif name == UNCLIPPED:
-        holds = _instead(holds, DATA, Holds.PRIVATE)
+        holds = _replace(holds, PRIVATE_DATA, Content.PRIVATE)
     elif name == VOUCHED:
-        holds, rows = _instead(holds, DATA, Holds.EXAMPLES), Rows((), (clip,))
+        holds, rows = (_replace(holds, PRIVATE_DATA, Content.EXAMPLES), ExampleAxes((), (clip,)))
     elif name == RELEASE:
-        holds = _instead(holds, Holds.CLIPPED, Holds.RELEASED) & ~Holds.SECRET
+        holds = _replace(holds, Content.CLIPPED, Content.RELEASED) & ~Content.SECRET
     else:
         return label
     return dataclasses.replace(label, holds=holds, rows=rows)
 
 
-def kind(holds: Holds, in_stage: bool = False) -> str:
-    """Returns the kind of a shown value: a secret is private except in a noise stage's state."""
-    if holds & DATA:
+def shown_kind(holds: Content, in_stage: bool = False) -> str:
+    """Returns the kind of a shown value; a secret is private except in a noise stage's state."""
+    if holds & PRIVATE_DATA:
         return "private"
-    if Holds.SECRET in holds:
+    if Content.SECRET in holds:
         return "secret" if in_stage else "private"
-    return "released" if Holds.RELEASED in holds else "public"
+    return "released" if Content.RELEASED in holds else "public"
 
 
-def _instead(holds: Holds, old: Holds, new: Holds) -> Holds:
+def _replace(holds: Content, old: Content, new: Content) -> Content:
     return holds & ~old | new if holds & old else holds

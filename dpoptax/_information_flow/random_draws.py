@@ -1,41 +1,44 @@
-"""The draws of noise that a program makes, and whether two of them may be of one key."""
+"""Records the noise draws of a program, and whether two of them may use one key."""
 
 import contextlib
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from dpoptax._information_flow.derivations import Derivations, Place
+from dpoptax._information_flow.derivations import Derivations, ProgramPath
 
 
-class _Draw(NamedTuple):
-    """A draw.
+class _NoiseDraw(NamedTuple):
+    """Describes one draw.
 
     Attributes:
       key: the number of its key, or of an array of keys.
-      place: where it is.
-      single: whether it is of a key alone.
+      place: its place in the program.
+      single: whether it uses a single key.
     """
 
     key: Hashable
-    place: Place
+    place: ProgramPath
     single: bool
 
 
-class Draws:
-    """The draws so far, but for those that are followed before it is known what loops carry."""
+class NoiseDraws:
+    """Records the draws so far.
+
+    Draws are not recorded while a loop is followed to find its carry.
+    """
 
     def __init__(self, derivations: Derivations) -> None:
         self._derivations = derivations
-        self._draws: list[_Draw] = []
+        self._draws: list[_NoiseDraw] = []
         self._branches: set[int] = set()
         self._judged = True
 
     def add_branch(self, branch: object) -> None:
-        """A program that runs where another one of a choice does not."""
+        """Records a program that runs only if another branch of the same choice does not."""
         self._branches.add(id(branch))
 
-    def again(self, key: Hashable, place: Place, *, single: bool) -> bool:
-        """Whether noise may have been drawn by a key elsewhere already; it has been here, then."""
+    def repeats(self, key: Hashable, place: ProgramPath, *, single: bool) -> bool:
+        """Records a draw, and returns whether its key may have drawn noise elsewhere."""
         if not self._judged:
             return False
         found = any(
@@ -45,26 +48,26 @@ class Draws:
             )
             for draw in self._draws
         )
-        self._draws.append(_Draw(key, place, single))
+        self._draws.append(_NoiseDraw(key, place, single))
         return found
 
     @contextlib.contextmanager
-    def unjudged(self) -> Iterator[bool]:
-        """In which no draw counts; whether any does around it."""
+    def suspended(self) -> Iterator[bool]:
+        """Suspends recording; yields whether draws were recorded before."""
         before, self._judged = self._judged, False
         yield before
         self._judged = before
 
     def count(self) -> int:
-        """How many there are."""
+        """Returns the number of recorded draws."""
         return len(self._draws)
 
     def forget(self, count: int) -> None:
-        """All but the first so many."""
+        """Removes all draws except the first `count`."""
         del self._draws[count:]
 
-    def _both_run(self, here: Place, there: Place) -> bool:
-        """Whether these are two places, and not in two branches of one choice."""
+    def _both_run(self, here: ProgramPath, there: ProgramPath) -> bool:
+        """Returns whether two places differ and are not in two branches of one choice."""
         pairs = zip(here, there, strict=False)
         apart = next(({one, another} for one, another in pairs if one != another), None)
         return apart is not None and not apart <= self._branches

@@ -1,45 +1,45 @@
-"""What is drawn for a release ahead of the rest, and whether the rest is released and counted."""
+"""Tracks rows selected for a release, and whether a noise stage counts that release."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeAlias
 
-from dpoptax._information_flow.derivations import Derivations, Place
+from dpoptax._information_flow.derivations import Derivations, ProgramPath
 
-Selection: TypeAlias = tuple[Hashable, Place]
-"""The number of the key of a release, and the loops and branches that a part of it is drawn in."""
+Selection: TypeAlias = tuple[Hashable, ProgramPath]
+"""The number of the key of a release, and the loops and branches in which a part is drawn."""
 
 
-class Selections:
-    """Those so far, and the releases that were counted.
+class RowSelections:
+    """Records the selections so far, and the releases that were counted.
 
-    Both are told by the key that noise was drawn by last at their place: that of the release is
-    what the key of a selection is derived from.
+    Both are identified by the key that drew noise last at their place. The key of a selection is
+    derived from the key of its release.
     """
 
     def __init__(self, derivations: Derivations) -> None:
         self._derivations = derivations
-        self._keys: dict[Place, Hashable] = {}
+        self._keys: dict[ProgramPath, Hashable] = {}
         self._lines: dict[Selection, str] = {}
         self._counted: set[Selection] = set()
 
-    def draw(self, place: Place, key: Hashable) -> None:
-        """That noise is drawn at a place, by the key of this number."""
+    def draw(self, place: ProgramPath, key: Hashable) -> None:
+        """Records that noise is drawn at a place, by the key with this number."""
         self._keys[place] = key
 
-    def select(self, place: Place, around: Place, line: str) -> Selection:
-        """The selection by the noise drawn there, within such loops and branches."""
+    def select(self, place: ProgramPath, around: ProgramPath, line: str) -> Selection:
+        """Returns the selection by the noise drawn there, within these loops and branches."""
         selection = self._derivations.source(self._keys.get(place)), around
         self._lines.setdefault(selection, line)
         return selection
 
-    def count(self, place: Place, around: Place) -> None:
-        """That the release with the noise drawn there is counted."""
-        key = self._derivations.rearranged(self._keys.get(place))
+    def count(self, place: ProgramPath, around: ProgramPath) -> None:
+        """Records that the release with the noise drawn there is counted."""
+        key = self._derivations.source_array(self._keys.get(place))
         if key is not None:
             self._counted.add((key, around))
 
     def are_counted(self, selections: Iterable[Selection]) -> bool:
-        """Whether each is part of a release that is counted whenever it is drawn."""
+        """Returns whether each selection belongs to a release that is surely counted."""
         return all(map(self._is_counted, selections))
 
     def _is_counted(self, selection: Selection) -> bool:
@@ -48,6 +48,6 @@ class Selections:
 
     @property
     def uncounted(self) -> dict[str, None]:
-        """The lines of the others, each once, in order."""
+        """Returns the lines of uncounted selections, each once, in order."""
         lines = self._lines.items()
         return {line: None for selection, line in lines if not self._is_counted(selection)}

@@ -1,1 +1,1 @@
-"""What may follow the noise: filters, Kalman gains, Adam with a filter. Post-processing."""
+"""Methods that follow the noise: filters, Kalman gains, and Adam with a filter."""

@@ -1,4 +1,4 @@
-"""DiSK: a simplified Kalman filter over gradients that look ahead along the last step."""
+"""DiSK, a simplified Kalman filter with look-ahead gradients."""
 
 import math
 from collections.abc import Callable
@@ -24,58 +24,60 @@ def disk(
     filter_gain: float | None = None,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """DiSK's predictor and filter, for the chain between the noise and any optax optimizer.
+    """Adds DiSK's prediction and filter to a chain, after the noise stage.
 
-    The per-example quantity that is clipped is
+    It clips the per-example quantity
 
         c ∇ℓ(x_t + γ d; ξ) + (1 − c) ∇ℓ(x_t; ξ),    c = (1 − κ)/(κγ),    d = x_t − x_{t−1},
 
-    and the privatized mean g_t is filtered by g̃_t = (1 − κ) g̃_{t−1} + κ g_t, with g̃_{−1} = g_0:
-    together, Kalman's prediction g̃_{t−1} + H d and its correction with gain κ. The points reach
-    `dpoptax.clipped_grad` through `dpoptax.gradient_points`. Two gradients an example; one for γ =
-    (1 − κ)/κ, where 1 − c = 0, and for κ = 1, which is DP-SGD. At γ = 0 the finite difference is
-    its limit, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, by one forward-over-reverse pass.
+    and filters the privatized mean g_t by g̃_t = (1 − κ) g̃_{t−1} + κ g_t, with g̃_{−1} = g_0.
+    Together these are Kalman's prediction g̃_{t−1} + H d and its correction with gain κ.
+    `dpoptax.gradient_points` passes the points to `dpoptax.clipped_grad`. Any optax optimizer
+    follows.
 
-    Without noise and clipping, and with SGD of step η behind it, γ = (1 − κ)/κ is Nesterov's
-    momentum μ = 1 − κ with step ηκ and the look-ahead μ/(1 − μ) in place of μ (the paper's appendix
-    A.4 has μ), and γ = −1 is STORM.
+    Each example needs two gradients, or one if γ = (1 − κ)/κ (then c = 1) or κ = 1 (DP-SGD). γ = 0
+    takes the limit of the finite difference, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, in one
+    forward-over-reverse pass. Without noise and clipping, and followed by SGD of step η,
+    γ = (1 − κ)/κ is Nesterov's momentum μ = 1 − κ with step ηκ and the look-ahead μ/(1 − μ) instead
+    of μ (the paper's appendix A.4 has μ). γ = −1 is STORM.
 
-    Privacy: the combination is clipped as one vector, so its sensitivity is the clip bound and the
-    cost is that of DP-SGD; the filter is post-processing. Memory: two copies of the parameters.
+    Privacy: the combination is clipped as one vector, so its sensitivity is the clipping bound and
+    the cost is that of DP-SGD. The filter is post-processing. Memory: two copies of the parameters.
 
     Args:
-      kappa: κ in (0, 1], the gain; or a function of the step count that returns it. `kalman_gain`
-        computes it from variances. κ = 0.7 and γ = 0.5 are the values of the paper's experiments.
-      gamma: γ, the length of the look-ahead in units of the last step: negative looks back (−1 is
-        STORM), 0 takes the exact Hessian-vector product, `None` means (1 − κ)/κ.
-      filter_gain: the filter's own gain, where it is to differ from κ. The implementation published
-        with Opacus filters with 1 − κ; its numbers need `filter_gain=1 - kappa`. It also lowers the
-        noise by √(c² + (1 − c)²), which breaks its ε and is not offered here.
-      accumulator_dtype: the dtype of the filter's buffer; by default the parameters'.
+      kappa: κ in (0, 1], the gain, or a function from the step count to it. `kalman_gain` computes
+        it from variances. κ = 0.7 and γ = 0.5 are the values of the paper's experiments.
+      gamma: γ, the length of the look-ahead in units of the last step. Negative values look back, 0
+        takes the exact Hessian-vector product, and `None` means (1 − κ)/κ.
+      filter_gain: the gain of the filter, if it differs from κ. The implementation published with
+        Opacus filters with 1 − κ; to reproduce its numbers, pass `filter_gain=1 - kappa`. It also
+        lowers the noise by √(c² + (1 − c)²), which invalidates its ε and is not offered here.
+      accumulator_dtype: the dtype of the filter's buffer. Defaults to that of the parameters.
 
     Returns:
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: κ or the filter's gain outside (0, 1], γ not finite, or `gamma=None` with a
-        schedule, whose look-ahead would change with the step.
+      ValueError: κ or the filter's gain is outside (0, 1]; γ is not finite; or `gamma` is `None`
+        with a schedule, because the look-ahead would change with the step.
+      TypeError: `gamma` is a schedule.
 
     Source: Zhang et al., "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
-    Noise Reduction", 2024, Algorithm 3; the limit γ → 0 is its Section 3.
+    Noise Reduction", 2024, Algorithm 3; for the limit γ → 0, its Section 3.
 
     >>> tx = disk()  # kappa=0.7, gamma=0.5
     """
     check_known(kappa=kappa, gamma=gamma, filter_gain=filter_gain)
     for name, value in (("kappa", kappa), ("filter_gain", filter_gain)):
         if value is not None and not callable(value) and not 0.0 < value <= 1.0:
-            raise ValueError(f"{name}={value}: want a gain in (0, 1]")
+            raise ValueError(f"`{name}` must be in (0, 1], got {value}.")
     if callable(gamma):
-        raise TypeError(f"gamma={gamma}: want a number; a schedule may be given as kappa alone")
+        raise TypeError(f"`gamma` must be a number, got {gamma}. Only `kappa` can be a schedule.")
     if gamma is not None and not math.isfinite(gamma):
-        raise ValueError(f"gamma={gamma}: want a finite number, or None for (1 − κ)/κ")
+        raise ValueError(f"`gamma` must be finite, or None for (1 − κ)/κ, got {gamma}.")
     if callable(kappa):
         if gamma is None:
-            raise ValueError("gamma=None needs a fixed kappa; give a number with a schedule")
+            raise ValueError("`gamma` must be a number if `kappa` is a schedule, got None.")
         tracker = _scheduled_tracker(kappa, gamma)
     else:
         tracker = _tracker(kappa, gamma)
@@ -84,7 +86,7 @@ def disk(
 
 
 def _tracker(kappa: float, gamma: float | None) -> optax.GradientTransformation:
-    """The points for a fixed gain, with no gradient that would be weighted by zero."""
+    """Returns the points for a fixed gain, without gradients of weight zero."""
     ratio = (1.0 - kappa) / kappa
     gamma = ratio if gamma is None else gamma
     if ratio == 0.0:
@@ -112,7 +114,7 @@ def _scheduled_tracker(kappa: Schedule, gamma: float) -> optax.GradientTransform
 
 
 class DiskFilterState(NamedTuple):
-    """State of DiSK's filter.
+    """State of the filter of `disk`.
 
     Attributes:
       count: the number of updates so far, int32.
@@ -126,10 +128,10 @@ class DiskFilterState(NamedTuple):
 def _filter(
     gain: float | Schedule, accumulator_dtype: DTypeLike | None
 ) -> optax.GradientTransformation:
-    """g̃_t = (1 − κ_t) g̃_{t−1} + κ_t g_t, started at g_0.
+    """Filters by g̃_t = (1 − κ_t) g̃_{t−1} + κ_t g_t, starting at g_0.
 
-    What goes out is what is kept, so that the buffer is updated in place: `low_pass` keeps the
-    output times its pole.
+    It keeps its output, so the buffer is updated in place. `low_pass` would keep the output times
+    its pole.
     """
 
     def init_fn(params: PyTree) -> DiskFilterState:

@@ -1,4 +1,4 @@
-"""Adam for privatized gradients: a low-pass filter as momentum, and the noise power taken off."""
+"""Adam for privatized gradients, with a low-pass filter and noise correction."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class ScaleByLpAdamState(NamedTuple):
     Attributes:
       count: the number of updates so far, int32.
       filtered: the state of the low-pass filter.
-      nu: the second moment, shaped like the parameters, in float32 at least.
+      nu: the second moment, shaped like the parameters, in float32 or wider.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
@@ -36,41 +36,36 @@ def scale_by_lp_adam(
     stddev: float = 0.0,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """Adam whose first moment is a low-pass filter, and whose second leaves out the known noise.
+    """Rescales updates by Adam with a low-pass first moment and a denoised second one.
 
         m_t = low_pass(b, a)(g)_t,    v_t = b2 v_{t−1} + (1 − b2) g_t²,    v̂_t = v_t/(1 − b2^{t+1}),
         update_t = m_t / max(√max(v̂_t − stddev², 0), eps)
 
-    with t from 0 and m_t bias-corrected. The second moment is of the *unfiltered* privatized
-    gradient, whose noise is white: v̂ then estimates g² + stddev², and the known stddev² can be
-    taken off. b = (1 − β₁,), a = (−β₁,) is Adam's own momentum; with it `stddev` alone makes
-    DP-AdamBC, see `adam_bc`.
+    t starts at 0 and m_t is bias-corrected. The second moment is that of the *unfiltered*
+    privatized gradient, whose noise is white. v̂ therefore estimates g² + stddev², and the known
+    stddev² is subtracted. b = (1 − β₁,), a = (−β₁,) is Adam's own momentum, and with `stddev` it is
+    DP-AdamBC; see `adam_bc`.
 
-    For low-rank projection it is the base of optax's GaLore, which projects the privatized
-    gradient, runs this in the low-rank space and projects back:
-    `optax.contrib.scale_by_galore(rank, base_optimizer=scale_by_lp_adam(b, a))`. The projector is
-    made of releases, so it too is post-processing; in the step that makes it, it picks up the
-    noise's own directions, of which `stddev` knows nothing.
+    For low-rank projection, use it with optax's GaLore: `optax.contrib.scale_by_galore(rank,
+    base_optimizer=scale_by_lp_adam(b, a))`. The projector is post-processing, but aligns with the
+    noise of the step that computes it, which `stddev` does not account for.
 
-    Input: privatized mean gradients. Output: their direction, of order 1. Privacy: post-processing,
-    no cost. Memory: max(len(a), len(b) − 1) + 1 copies of the parameters.
+    Input: privatized mean gradients. Output: directions of order 1. Privacy: post-processing, at no
+    cost. Memory: max(len(a), len(b) − 1) + 1 copies of the parameters.
 
     Args:
       b: feed-forward coefficients of the filter, b_0, b_1, …
       a: feedback coefficients a_1, a_2, …, without the leading 1.
       b2: decay of the second moment, in [0, 1).
-      eps: the least denominator, in the units of the gradient. By default 1e-8, and where stddev >
-        0 the fourth root of the variance that v̂ has from noise alone, stddev (2(1 − b2)/(1 +
-        b2))^(1/4): below that v̂ − stddev² cannot be told from 0.
-      stddev: the noise's standard deviation in the released mean, absolute, to take off; see
-        `dpoptax.extend.noise_stddev`. 0 takes nothing off.
-      accumulator_dtype: the dtype of the filter's buffers; by default the parameters'.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      eps: the smallest denominator, in the units of the gradient. Defaults to 1e-8 if `stddev` is
+        0. Otherwise defaults to stddev (2(1 − b2)/(1 + b2))^(1/4), the fourth root of the variance
+        of v̂ due to noise.
+      stddev: the absolute standard deviation of the noise in the released mean; see
+        `dpoptax.extend.noise_stddev`. 0 subtracts nothing.
+      accumulator_dtype: the dtype of the filter's buffers. Defaults to that of the parameters.
 
     Raises:
-      ValueError: a number outside its range; a filter as for `dpoptax.low_pass`.
+      ValueError: a number is out of range, or `dpoptax.low_pass` does not accept the filter.
 
     Source: Zhang et al., "DOPPLER", 2024, Algorithm 3, whose bias correction v_t/(1 − β^t) belongs
     to another convention of β and is Adam's here; Tang et al., "DP-AdamBC", 2024, for stddev².
@@ -83,12 +78,12 @@ def scale_by_lp_adam(
     if eps is None:
         eps = stddev * (2.0 * (1.0 - b2) / (1.0 + b2)) ** 0.25 if stddev else 1e-8
     if not (math.isfinite(eps) and eps > 0.0):
-        raise ValueError(f"eps={eps}: want a finite number above 0")
+        raise ValueError(f"`eps` must be finite and positive, got {eps}.")
     noise, floor = float(stddev) ** 2, float(eps)
     filtering = low_pass(b, a, accumulator_dtype=accumulator_dtype)
 
     def init_fn(params: PyTree) -> ScaleByLpAdamState:
-        # In bfloat16 a second moment that decays by 0.999 stands still.
+        # In bfloat16, decaying by 0.999 rounds to no change.
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=float32_at_least(p)), params)
         return ScaleByLpAdamState(jnp.zeros([], jnp.int32), filtering.init(params), zeros)
 
@@ -121,17 +116,19 @@ def lp_adam(
     eps: float | None = None,
     stddev: float = 0.0,
 ) -> optax.GradientTransformation:
-    """LP-Adam: `scale_by_lp_adam` times −learning_rate, the whole optimizer behind the noise stage.
+    """Applies the LP-Adam optimizer, `scale_by_lp_adam` times −learning_rate.
+
+    Place it after the noise stage. Units, defaults, privacy, errors and sources are those of
+    `scale_by_lp_adam`.
 
     Args:
       learning_rate: a number or a schedule.
       b: feed-forward coefficients of the filter.
       a: feedback coefficients of the filter, without the leading 1.
       b2: decay of the second moment.
-      eps: the least denominator.
-      stddev: the known noise to take off the second moment, absolute; 0 takes nothing off.
-
-    Units, defaults, privacy, errors and sources are those of `scale_by_lp_adam`.
+      eps: the smallest denominator.
+      stddev: the absolute standard deviation of the noise, subtracted in the second moment. 0
+        subtracts nothing.
 
     >>> import dpoptax
     >>> tx = lp_adam(1e-3, *dpoptax.filters.preset("doppler-second-order"))
@@ -150,24 +147,24 @@ def adam_bc(
     b2: float = 0.999,
     eps: float | None = None,
 ) -> optax.GradientTransformation:
-    """DP-AdamBC: Adam that takes the known noise power off its second moment.
+    """Applies DP-AdamBC, which corrects Adam's second moment for the noise.
 
         update_t = −learning_rate · m̂_t / max(√max(v̂_t − stddev², 0), eps)
 
-    Under noise that outweighs the gradients, Adam's v̂ is about stddev² everywhere and Adam is SGD
-    with momentum; without that part the denominators differ again. `scale_by_lp_adam` at b = (1 −
-    b1,), a = (−b1,), with its units, privacy and defaults.
+    If the noise outweighs the gradients, Adam's v̂ is about stddev² everywhere and Adam is SGD with
+    momentum. Without that term the denominators differ again. This is `scale_by_lp_adam` with
+    b = (1 − b1,), a = (−b1,), and its units, privacy and defaults.
 
     Args:
       learning_rate: a number or a schedule.
-      stddev: the noise's standard deviation in the released mean, absolute; see
+      stddev: the absolute standard deviation of the noise in the released mean; see
         `dpoptax.extend.noise_stddev`.
       b1: decay of the first moment, in [0, 1).
       b2: decay of the second moment, in [0, 1).
-      eps: the least denominator; the paper's γ′ is its square.
+      eps: the smallest denominator; the paper's γ′ is its square.
 
     Raises:
-      ValueError: a number outside its range.
+      ValueError: a number is out of range.
 
     Source: Tang et al., "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
     Correction)", 2024, Algorithm 1.

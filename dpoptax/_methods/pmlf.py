@@ -1,4 +1,4 @@
-"""DP-PMLF: momentum per sample before the clip, a low-pass filter behind the noise."""
+"""DP-PMLF: per-sample momentum before the clip, a low-pass filter after the noise."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._points import track_iterates
-from dpoptax._tree import check_decays, check_known
-from dpoptax.filters._coefficients import or_preset
+from dpoptax._tree import check_known
+from dpoptax.filters._coefficients import resolve_preset
 from dpoptax.filters._low_pass import low_pass
 
 
@@ -19,88 +19,58 @@ def pmlf(
     *,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """DP-PMLF's per-sample momentum and low-pass filter, for the chain behind the noise.
+    """Adds DP-PMLF's per-sample momentum and low-pass filter, after the noise stage.
 
-    The per-example quantity that is clipped is the same example's gradients at the last k iterates,
+    It clips the weighted sum of an example's gradients at the last k iterates,
 
         v(ξ) = Σ_{i<k} (β^i / Σ_{j<k} β^j) ∇ℓ(x_{t−i}; ξ),
 
-    recomputed from k stored iterates rather than kept per example; the privatized mean is filtered
-    as in `doppler`. The points reach `dpoptax.clipped_grad` through `dpoptax.gradient_points`.
-    Before step k the missing iterates are x_0. With `length=1` or `beta=0` there is no momentum and
-    the method is DOPPLER, with `b=[1.0]` there is no filter.
+    recomputed from k stored iterates, not stored per example. The privatized mean is filtered as in
+    `doppler`. `dpoptax.gradient_points` passes the points to `dpoptax.clipped_grad`. Before step k,
+    x_0 replaces the missing iterates. `length=1` or `beta=0` turns off the momentum and is DOPPLER;
+    `b=[1.0]` turns off the filter.
 
-    Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory: k − 1 +
-    max(len(a), len(b) − 1) copies of the parameters. Time: k gradients an example.
+    Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory:
+    k − 1 + max(len(a), len(b) − 1) copies of the parameters. Time: k gradients per example.
 
     Args:
-      length: k, at least 1. The default is that of the paper's experiments, like that of β.
+      length: k, at least 1. The defaults of k and β are those of the paper's experiments.
       beta: β in [0, 1].
-      b: the filter's feed-forward coefficients b_0, b_1, … `None` means b and a of the paper's
-        experiments on MNIST-like data, `dpoptax.filters.preset("pmlf-mnist")`. On CIFAR-like
-        data the paper uses "pmlf-cifar".
-      a: its feedback coefficients a_1, a_2, …, without the leading 1.
-      accumulator_dtype: the dtype of the filter's buffers; by default the parameters'.
+      b: feed-forward coefficients b_0, b_1, … `None` means b and a of the paper's experiments on
+        MNIST-like data, `dpoptax.filters.preset("pmlf-mnist")`. For CIFAR-like data the paper uses
+        "pmlf-cifar".
+      a: feedback coefficients a_1, a_2, …, without the leading 1.
+      accumulator_dtype: the dtype of the filter's buffers. Defaults to that of the parameters.
 
     Returns:
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: `length` below 1, β outside [0, 1], a filter that `dpoptax.low_pass`
-        refuses, or `a` without `b`.
+      ValueError: `length` is below 1, β is outside [0, 1], `dpoptax.low_pass` does not accept the
+        filter, or `a` is given without `b`.
 
     Source: "Enhancing DPSGD via Per-Sample Momentum and Low-Pass Filtering" (DP-PMLF), Algorithm 1.
 
     >>> tx = pmlf()  # length=2, beta=0.1, b=[0.1], a=[-0.9]
     """
-    b, a = or_preset(b, a, "pmlf-mnist")
-    weights = _powers(length, beta)
+    b, a = resolve_preset(b, a, "pmlf-mnist")
+    weights = momentum_weights(length, beta)
     total = sum(weights)
     smoother = low_pass(b, a, accumulator_dtype=accumulator_dtype)
-    return optax.chain(_window([w / total for w in weights]), smoother)
+    return optax.chain(track_last_iterates([w / total for w in weights]), smoother)
 
 
-def inner_outer(
-    length: int, beta: float, momentum: float, *, accumulator_dtype: DTypeLike | None = None
-) -> optax.GradientTransformation:
-    """Inner-outer momentum, DP-PMLF's baseline: neither average is normalised.
-
-    Clipped is v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ); the privatized mean v̄_t is accumulated as m_t =
-    momentum · m_{t−1} + v̄_t, which is `optax.trace`. The effective step is longer than DP-SGD's by
-    up to 1/(1 − momentum): compare at learning rates tuned for each.
-
-    Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory: k copies of the
-    parameters.
-
-    Args:
-      length: k, at least 1.
-      beta: β in [0, 1], the inner momentum.
-      momentum: the outer momentum, in [0, 1).
-      accumulator_dtype: the dtype of the outer momentum; by default the parameters'.
-
-    Raises:
-      ValueError: `length` below 1, β outside [0, 1] or `momentum` outside [0, 1).
-
-    Source: Xiao et al., 2023, as described in DP-PMLF ("Mitigating Clipping Bias").
-
-    >>> tx = inner_outer(length=2, beta=0.5, momentum=0.9)
-    """
-    check_decays(momentum=momentum)
-    outer = optax.trace(momentum, accumulator_dtype=accumulator_dtype)
-    return optax.chain(_window(_powers(length, beta)), outer)
-
-
-def _powers(length: int, beta: float) -> list[float]:
-    """β^0, …, β^{k−1}, without those that are zero."""
+def momentum_weights(length: int, beta: float) -> list[float]:
+    """Returns the nonzero weights of β^0, …, β^{k−1}."""
     check_known(length=length, beta=beta)
     if not (isinstance(length, int) and length >= 1):
-        raise ValueError(f"length={length}: want an integer, at least 1")
+        raise ValueError(f"`length` must be an integer of at least 1, got {length}.")
     if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta={beta}: want a number in [0, 1]")
+        raise ValueError(f"`beta` must be in [0, 1], got {beta}.")
     return [beta**i for i in range(length if beta > 0 else 1)]
 
 
-def _window(weights: Sequence[float]) -> optax.GradientTransformation:
-    """The last iterates as points: row i picks x_{t−i}."""
+def track_last_iterates(weights: Sequence[float]) -> optax.GradientTransformation:
+    """Tracks the last iterates as points; row i selects x_{t−i}."""
     rows = [[float(i == j) for j in range(len(weights))] for i in range(len(weights))]
     return track_iterates(rows, weights)

@@ -1,12 +1,12 @@
-"""Kernels as matrices under white noise of known size: their singular values, and what is signal.
+"""Singular values of kernels under white noise of known size.
 
 A kernel (…, n) is read as the matrix (m, n) of its inputs and outputs, m the product of the leading
-axes. With noise of standard deviation σ in every entry, singular values up to a = σ(√m + √n) are
-noise. One above, s, is a singular value x < s of the signal, whose left and right singular vectors
-it has turned away; c is the product of both cosines:
+axes. With noise of standard deviation τ in every entry, singular values up to a = τ(√m + √n) are
+noise. A larger singular value s comes from a singular value x < s of the signal. The noise rotates
+the left and right singular vectors; c is the product of the cosines of both angles:
 
-    q = √((s² − a²)(s² − b²)),    b = σ|√m − √n|,
-    x² = (s² − (m + n)σ² + q)/2,    c = q/(s x)
+    q = √((s² − a²)(s² − b²)),    b = τ|√m − √n|,
+    x² = (s² − (m + n)τ² + q)/2,    c = q/(s x)
 
 in the limit of large matrices of small rank (Benaych-Georges and Nadakuditi, 2012).
 """
@@ -22,12 +22,12 @@ from dpoptax._xla import out_sharding
 
 
 def is_kernel(x: jax.Array) -> bool:
-    """Whether it has two axes at least."""
+    """Returns whether an array has at least two axes."""
     return x.ndim >= 2
 
 
-def on_whole(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """`run(x)` where an explicitly split `x` is put together first, and split again after."""
+def run_replicated(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Returns `run(x)`, gathering an explicitly sharded `x` and resharding the result."""
     split = out_sharding(x)
     if split is None:
         return run(x)
@@ -36,23 +36,32 @@ def on_whole(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
 
 
 def map_singular_values(kernel: jax.Array, replace: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """U diag(replace(s)) Vᵀ of a kernel, in its shape and dtype; computed in float32."""
+    """Returns U diag(replace(s)) Vᵀ of a kernel, in its shape and dtype.
+
+    It is computed in float32.
+    """
 
     def run(kernel: jax.Array) -> jax.Array:
         matrix = kernel.reshape(matrix_shape(kernel)).astype(jnp.float32)
         left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
         return ((left * replace(values)[None]) @ right).reshape(kernel.shape).astype(kernel.dtype)
 
-    return on_whole(run, kernel) if kernel.size else kernel
+    return run_replicated(run, kernel) if kernel.size else kernel
 
 
 def shrunk(values: jax.Array, shape: tuple[int, int], stddev: jax.Array) -> jax.Array:
-    """q/s for singular values s of an (m, n) matrix: x c, what the signal has along theirs."""
+    """Returns q/s = x c for singular values s of an (m, n) matrix.
+
+    This is the component of the signal along their singular vectors.
+    """
     return values * _ratios(values, shape, stddev)[0]
 
 
 def cosines(values: jax.Array, shape: tuple[int, int], stddev: jax.Array) -> jax.Array:
-    """c for singular values s of an (m, n) matrix, 0 for noise and near 1 far above it."""
+    """Returns c for singular values s of an (m, n) matrix.
+
+    It is 0 for noise and near 1 far above it.
+    """
     shrinkage, signal = _ratios(values, shape, stddev)
     return shrinkage / signal
 
@@ -60,13 +69,13 @@ def cosines(values: jax.Array, shape: tuple[int, int], stddev: jax.Array) -> jax
 def _ratios(
     values: jax.Array, shape: tuple[int, int], stddev: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """q/s² and x/s, the latter as it would be without noise where s is all noise."""
+    """Returns q/s² and x/s; where s is only noise, x/s is 1, as without noise."""
     rows, columns = map(math.sqrt, shape)
     some = jnp.where(values > 0.0, values, 1.0)
     upper = jnp.square(stddev * (rows + columns) / some)
     lower = jnp.square(stddev * (rows - columns) / some)
     above = (upper < 1.0) & (values > 0.0)
-    # NaN, as of a refused release, stays NaN.
+    # NaN, as in a refused release, stays NaN.
     shrinkage = jnp.sqrt(jnp.where(above, (1.0 - upper) * (1.0 - lower), 0.0 * values))
     square = 0.5 * (1.0 - 0.5 * (upper + lower) + shrinkage)
     return shrinkage, jnp.sqrt(jnp.where(above, square, 1.0))

@@ -1,27 +1,27 @@
-"""What clip geometries follow: the transform whose state remembers a release."""
+"""A transform whose state keeps a release as the reference of clip geometries."""
 
 import optax
 
 from dpoptax._clip.clipped_sum import check_released
-from dpoptax._points import ReferenceState
+from dpoptax._points import ReferenceState, check_origin
 from dpoptax._serialization import register
 from dpoptax._tree import PyTree
 
 
 def track_reference() -> optax.GradientTransformation:
-    """Passes updates through and remembers the last one, as the reference of clip geometries.
+    """Keeps the last update as the reference of clip geometries.
 
-    Behind the noise stage the reference is the last released mean gradient, and behind a filter the
-    filtered one. `dpoptax.contrib.hyperspherical_clip` measures angles from its direction.
-    Memory: one copy of the parameters. Privacy: post-processing; the update must be a release, so
-      the stage that
-    adds noise must come before this one.
+    It passes updates through. After the noise stage, the reference is the last released mean
+    gradient; after a filter, it is the filtered one. `dpoptax.contrib.hyperspherical_clip` measures
+    angles from its direction. Memory: one copy of the parameters. Privacy: post-processing. The
+    update must be a release, so place this stage after the noise stage.
 
     Returns:
       An `optax.GradientTransformation`. Before the first update the reference is zero.
 
     Raises:
-      TypeError: at `update`, a `ClippedSum`, which is private: the stage is in front of the noise.
+      TypeError: at `update`, this stage precedes the noise stage and gets a private `ClippedSum`.
+      ValueError: at `update`, the released gradients were computed without the reference.
 
     >>> import jax.numpy as jnp
     >>> tx = track_reference()
@@ -38,6 +38,7 @@ def track_reference() -> optax.GradientTransformation:
     ) -> tuple[PyTree, ReferenceState]:
         del params
         check_released("track_reference", updates)
+        check_origin(updates, lambda origin: origin.reference)
         return updates, ReferenceState(optax.tree.cast_like(updates, state.reference))
 
     return optax.GradientTransformation(init_fn, update_fn)

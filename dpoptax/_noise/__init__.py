@@ -1,1 +1,1 @@
-"""Noise stages, and the ledger in their state: the privacy boundary."""
+"""Noise stages and the ledger in their state."""

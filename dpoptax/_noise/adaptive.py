@@ -1,4 +1,4 @@
-"""Adaptive clipping: a threshold that follows a quantile of the gradient norms, privately."""
+"""Adaptive clipping with a threshold that follows a private quantile."""
 
 import dataclasses
 import math
@@ -19,12 +19,12 @@ from dpoptax._random.keys import check_noise_key
 from dpoptax._serialization import serializable
 from dpoptax._tree import PyTree
 
-# The threshold stays a number whose reciprocal is a normal float32.
+# Keeps the reciprocal of the threshold a normal float32.
 _THRESHOLDS = (1e-9, 1e9)
 
 
 class CountedGradient(NamedTuple):
-    """What an `AdaptiveClip` sums: the clipped gradient, and whether it was clipped.
+    """Encoding of one gradient by `AdaptiveClip`.
 
     Attributes:
       gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
@@ -37,7 +37,7 @@ class CountedGradient(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClip(UnitClip):
-    """A clip to a threshold that follows a quantile; see `adaptive_clip`."""
+    """Clipping geometry of `adaptive_clip`."""
 
     by_norms: ClassVar[bool] = True
     followed: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class AdaptiveClip(UnitClip):
     count_share: float
 
     def encode(self, grads: PyTree, reference: PyTree) -> CountedGradient:
-        """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
+        """Returns each example's `CountedGradient`, NaN if its gradient is not finite."""
         clipped = clip_each(self.scaling(reference), grads)
         gradient = [
             unit * coefficient.reshape((-1,) + (1,) * (unit.ndim - 1))
@@ -59,26 +59,26 @@ class AdaptiveClip(UnitClip):
         return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
 
     def scaling(self, reference: PyTree) -> "_ToThreshold":
-        """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
+        """Returns the scaling by √(1 − ρ) min(1/C_t, 1/‖g‖)."""
         return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array:
-        """√ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
+        """Returns √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
         unclipped = norms <= self._threshold(reference)
         return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> CountedGradient:
-        """The `CountedGradient` of sums of both."""
+        """Returns the `CountedGradient` of a summed gradient and a summed count."""
         assert statistic is not None
         return CountedGradient(gradient, statistic)
 
     def decode(self, mean: CountedGradient, reference: PyTree) -> PyTree:
-        """The gradient in its own units: times C_t/√(1 − ρ)."""
+        """Multiplies the gradient by C_t/√(1 − ρ), back to its own units."""
         unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
         return jax.tree.map(lambda m: unit * m, mean.gradient)
 
     def next_threshold(self, mean: CountedGradient, threshold: jax.Array) -> jax.Array:
-        """C_t exp(−η(b − γ)), with b the released share of unclipped examples."""
+        """Returns C_t exp(−η(b − γ)), with b the released fraction of unclipped examples."""
         unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
         step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
         return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
@@ -86,16 +86,16 @@ class AdaptiveClip(UnitClip):
     def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():
             raise ValueError(
-                "adaptive_clip found no threshold: it is kept by dpoptax.adaptive_gaussian_noise, "
-                "which must stand in place of dpoptax.gaussian_noise, and travels with "
-                "dpoptax.gradient_points(opt_state, params)"
+                "`adaptive_clip` needs the threshold that `dpoptax.adaptive_gaussian_noise` keeps "
+                "in its state. Use that stage instead of `dpoptax.gaussian_noise`, and call "
+                "`grad_fn` with `dpoptax.gradient_points(opt_state, params)`."
             )
         return reference
 
 
 @dataclasses.dataclass(frozen=True)
 class _ToThreshold(Clip):
-    """g ↦ bound · min(1/C, 1/‖g‖) g, with an array C."""
+    """Clip g ↦ bound · min(1/C, 1/‖g‖) g with an array C."""
 
     threshold: jax.Array
     bound: float
@@ -115,42 +115,42 @@ def adaptive_clip(
     learning_rate: float = 0.2,
     count_share: float = 0.01,
 ) -> AdaptiveClip:
-    """Clips to a threshold C_t that follows a quantile of the per-example gradient norms.
+    """Clips to a threshold that follows a quantile of the per-example gradient norms.
 
         u(g) = (√(1 − ρ) min(1, C_t/‖g‖) g/C_t,  ±√ρ),    ‖u(g)‖ ≤ 1
         C_{t+1} = C_t exp(−η (b_t − γ))
 
-    with the sign + where ‖g‖ ≤ C_t, and b_t = 1/2 + Σ±1/(2B) + noise the released share of examples
-    that were not clipped. γ = `quantile`, η = `learning_rate`, ρ = `count_share`. Its noise stage
-    is `adaptive_gaussian_noise`, which keeps C_t; `gradient_points` carries C_t to `clipped_grad`.
+    The sign is + where ‖g‖ ≤ C_t. b_t = 1/2 + Σ±1/(2B) + noise is the released fraction of
+    unclipped examples, γ = `quantile`, η = `learning_rate`, and ρ = `count_share`. Add noise with
+    `adaptive_gaussian_noise`, which keeps C_t. `gradient_points` passes C_t to `clipped_grad`.
 
-    Privacy: one example adds at most 1 to the sum of the u, in l2 norm, so gradient and count
-    together cost what one release of the Gaussian mechanism at the stated multiplier σ costs. ρ
-    divides that cost: the gradient is noised with multiplier σ/√(1 − ρ), and the sum of the centred
-    counts with standard deviation σ_b = σ/(2√ρ). That is the paper's z_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2),
-    and its recommended σ_b = B/20 is ρ = (10 σ/B)². An example with a non-finite gradient adds
-    exactly zero.
+    Privacy: one example changes the sum of the u by at most 1 in l2 norm. Gradient and count
+    together therefore cost one release of the Gaussian mechanism with multiplier σ. ρ divides that
+    cost: the gradient gets noise with multiplier σ/√(1 − ρ), and the sum of the centered counts
+    gets standard deviation σ_b = σ/(2√ρ). This is the paper's z_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2); its
+    recommended σ_b = B/20 means ρ = (10 σ/B)². An example whose gradient is not finite adds exactly
+    zero.
 
     Args:
       initial_l2_clip_norm: C_0.
-      quantile: γ in [0, 1], the share of examples to leave unclipped.
-      learning_rate: η > 0; a step changes C_t by a factor of about exp(±η) at most.
-      count_share: ρ in (0, 1). Its root is rounded to eight bits, so that the counts of up to 2¹⁶
-        examples are added exactly.
+      quantile: γ in [0, 1], the target fraction of unclipped examples.
+      learning_rate: η > 0. A step changes C_t by a factor between about exp(−η) and exp(η).
+      count_share: ρ in (0, 1). Its square root is rounded to eight bits, so the counts of up to 2¹⁶
+        examples add exactly.
 
     Raises:
-      ValueError: a number outside its range; at the call, points without a threshold.
+      ValueError: a number is out of range. At the call: the points carry no threshold.
 
-    Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021,
-    Algorithm 1 and Theorem 1.
+    Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021, Algorithm
+    1 and Theorem 1.
 
     >>> adaptive_clip(0.1).sensitivity
     1.0
     """
     if not 0.0 <= quantile <= 1.0:
-        raise ValueError(f"quantile={quantile}: want a number in [0, 1]")
+        raise ValueError(f"`quantile` must be in [0, 1], got {quantile}.")
     if not 0.0 < count_share < 1.0:
-        raise ValueError(f"count_share={count_share}: want a number in (0, 1)")
+        raise ValueError(f"`count_share` must be in (0, 1), got {count_share}.")
     mantissa, exponent = math.frexp(math.sqrt(count_share))
     count = math.ldexp(math.floor(mantissa * 2**8), exponent - 8)
     return AdaptiveClip(
@@ -168,8 +168,8 @@ class AdaptiveNoiseState:
     """State of `adaptive_gaussian_noise`.
 
     Attributes:
-      noise: the noise stage's, with the ledger.
-      threshold: C_t, a float32 scalar, where `gradient_points` finds it.
+      noise: the state of the noise stage, with the ledger.
+      threshold: C_t, a float32 scalar, stored where `gradient_points` finds it.
     """
 
     noise: GaussianNoiseState
@@ -184,26 +184,27 @@ def adaptive_gaussian_noise(
     key: jax.Array,
     fixed_point: bool = False,
 ) -> optax.GradientTransformation:
-    """`gaussian_noise` for an `adaptive_clip`: noises gradient and count as one, and moves C_t.
+    """Adds Gaussian noise to the sum of an `adaptive_clip` and updates its threshold.
 
-    Input: the `ClippedSum` of `clip`. Output: a noisy mean gradient in the gradient's own units, in
-    the dtype of `params` where `update` gets them.
+    Gradient and count get noise as one vector; see `adaptive_clip` for the formula. Input: the
+    `ClippedSum` of `clip`. Output: the noisy mean gradient in its own units, in the dtype of
+    `params` if `update` gets them.
 
-    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ =
-    `noise_multiplier`, count included, and the ledger says so. The threshold is post-processing.
+    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, count
+    included, and the ledger records it as such. The threshold is post-processing.
 
     Args:
-      clip: the same geometry that `clipped_grad` got.
-      noise_multiplier: σ, for gradient and count together; 0 for no noise and ε = ∞.
+      clip: the geometry that `clipped_grad` was given.
+      noise_multiplier: σ, for gradient and count together. 0 adds no noise and gives ε = ∞.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
-      fixed_point: whether gradient, count and threshold are safe to show with all their bits; see
-        `gaussian_noise`. The grid is one for g/C_t, and does not depend on the threshold.
+      fixed_point: whether the guarantee holds for every bit of gradient, count and threshold; see
+        `gaussian_noise`. The grid applies to g/C_t and does not depend on the threshold.
 
     Raises:
-      TypeError: a `clip` that is no `adaptive_clip`; at `update`, gradients that are not its
-        `ClippedSum`.
-      ValueError, TypeError: as `gaussian_noise`.
+      TypeError: `clip` is not an `adaptive_clip`. At `update`: the gradients are not the
+        `ClippedSum` of `clip`.
+      ValueError, TypeError: as in `gaussian_noise`.
 
     >>> clip, key = adaptive_clip(0.1), jax.random.key(0)
     >>> tx = adaptive_gaussian_noise(clip, noise_multiplier=1.0, batch_size=8, key=key)
@@ -211,7 +212,7 @@ def adaptive_gaussian_noise(
     0.1
     """
     if not isinstance(clip, AdaptiveClip):
-        raise TypeError(f"clip={clip!r}: want a dpoptax.adaptive_clip(...)")
+        raise TypeError(f"`clip` must be a `dpoptax.adaptive_clip(...)`, got {clip!r}.")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
     key = check_noise_key(key)
 

@@ -1,4 +1,4 @@
-"""Noise that is correlated over steps: the privacy boundary with a matrix mechanism."""
+"""Noise that is correlated across steps (the matrix mechanism)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from dpoptax.matrix._strategies import BandedToeplitz, Strategy
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoiseState:
-    """State of `correlated_noise`, and the ledger of its releases.
+    """State of `correlated_noise`, including the ledger of its releases.
 
     Attributes:
       count: the number of noisy releases so far, int32.
-      key: the typed key that every step's key is folded from.
-      buffers: what the noise of the next steps takes from that of the last ones; nothing where that
-        is drawn again. As secret as the key: whoever knows them can subtract noise.
-      mechanism: what a release is, with its strategy. Static.
+      key: the typed key that each step's key is folded from.
+      buffers: noise of earlier steps that later steps reuse; empty if it is redrawn from its keys.
+        Keep it as secret as the key: with either, an adversary can subtract the noise.
+      mechanism: the mechanism of each release, including its strategy. Static.
       imprint: as in `GaussianNoiseState`.
     """
 
@@ -43,9 +43,10 @@ class CorrelatedNoiseState:
 
 
 class _Noising(NamedTuple):
-    """How a sum gets the noise of a step, and what is kept of it.
+    """Functions that add the noise of one step and keep its buffers.
 
-    `init(params)` and `add(clipped, state, step_key)`: the noisy sum, and the buffers.
+    `init(params)` returns the buffers; `add(clipped, state, step_key)` returns the noisy sum and
+    the next buffers.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -60,49 +61,46 @@ def correlated_noise(
     key: jax.Array,
     fixed_point_clip: Clip | float | None = None,
 ) -> optax.GradientTransformation:
-    """Adds noise that later steps take back in part, in the place of `gaussian_noise`.
+    """Adds noise that is correlated across steps, instead of `gaussian_noise`.
 
         release_t = (Σ_ξ clip(g(ξ)) + σ C (M⁻¹ Z)_t) / B,    Z_t ~ N(0, I)
 
-    with M the strategy's matrix, σ = `noise_multiplier`, C the clip's sensitivity and B =
-    `batch_size`. Input: a `ClippedSum`. Output: a mean, in the dtype of `params` where `update`
-    gets them. Z_t is drawn with `fold_in(key, t)`, as in `gaussian_noise`, which this is for one
-    band. A single release is noisier than with independent noise, and its power lies in the high
-    frequencies: put `dpoptax.low_pass` behind it, or nothing; not a method that takes the noise for
-    white (`adaptive_kalman`, `adam_bc`).
+    M is the matrix of `strategy`, σ = `noise_multiplier`, C is the sensitivity of the clip, and B =
+    `batch_size`. Input: a `ClippedSum`. Output: a mean, in the dtype of `params` if `update` gets
+    them. Z_t is drawn with `fold_in(key, t)`. With one band this is `gaussian_noise`.
 
-    Privacy: the run is one Gaussian mechanism, whose cost depends on which steps an example can
-    take part in. `strategy.under(sampler)` knows it, `dpoptax.accounting.epsilon_spent` asks it,
-    and both refuse a sampler for which nothing is known. Multipliers are calibrated with
-    `dpoptax.accounting.calibrate_noise_multiplier(sampler=strategy.under(sampler), …)`.
+    Later steps cancel part of the earlier noise. A single release is noisier than with independent
+    noise, mostly at high frequencies. Follow it with `dpoptax.low_pass` or no filter, but not with
+    methods that assume white noise (`adaptive_kalman`, `adam_bc`).
 
-    That is so for real numbers; in floating point the last bits of a release tell the sum, see
-    `gaussian_noise`. With `fixed_point_clip` sums and noise are whole multiples of a public power
-    of two g, and the theorem of `gaussian_noise(fixed_point=True)` holds for all releases of a run
-    with every bit of them. It is for a `BandedToeplitz` under a `CyclicPoissonSampler` whose cycle
-    is as long as its bands; no other is priced with it. Coefficients are taken as multiples of 2⁻¹¹
-    of the first, and the noise scaled up for rounding, from σC to at most σ(C + √d g + √(b d) g), d
-    the number of parameters.
+    Privacy: the run is one Gaussian mechanism, and its cost depends on the steps an example can
+    take part in. Pass `strategy.under(sampler)` to `dpoptax.accounting.calibrate_noise_multiplier`.
+    It and `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
 
-    Memory: bands − 1 copies of the parameters, or one a buffer, in float32; none with a strategy
-    whose inverse is banded (`dpoptax.matrix.BandedInverseToeplitz`): then Z_{t−1}, Z_{t−2}, … are
-    drawn again from their keys, and a step draws once for each of its bands.
+    By default this holds for real numbers, as in `gaussian_noise`. With `fixed_point_clip` it holds
+    for every bit of all releases (docs/developers/fixed-point.md), for a `BandedToeplitz` under a
+    `CyclicPoissonSampler` whose cycle is at least as long as its bands. Coefficients are then
+    rounded to multiples of 2⁻¹¹ of the first. To cover rounding, the noise grows to at most
+    σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.
+
+    Memory: bands − 1 float32 copies of the parameters, or one per buffer. A strategy with a banded
+    inverse (`dpoptax.matrix.BandedInverseToeplitz`) needs none: each step draws Z_{t−1}, Z_{t−2}, …
+    again from their keys, one draw per band.
 
     Args:
-      strategy: from `dpoptax.matrix`.
-      noise_multiplier: σ, relative to the clip bound, for columns of norm 1; 0 for no noise.
+      strategy: a strategy from `dpoptax.matrix`.
+      noise_multiplier: σ, relative to the clipping bound, for columns of norm 1. 0 adds no noise.
       batch_size: B, the expected number of examples.
-      key: a key from `jax.random.key`. Whoever knows it can subtract the noise.
-      fixed_point_clip: for noise in fixed point, the geometry of all sums that will be released:
-        the noise of earlier steps counts in its grid. A number C means `l2_clip(C)`. `None` for
-        floating point.
+      key: a key from `jax.random.key`. Keep it secret: with it an adversary can subtract the noise.
+      fixed_point_clip: the geometry of every released sum, for noise in fixed point. Its grid holds
+        for the whole run, because later steps reuse earlier noise. A number C means `l2_clip(C)`.
+        `None` for floating point.
 
     Raises:
-      TypeError: a strategy that is none, or in fixed point no `BandedToeplitz`; as
-        `gaussian_noise`; at `update`, sums that were clipped otherwise than `fixed_point_clip`.
-      ValueError: as `gaussian_noise`; at `update`, a state whose buffers were cast or are for other
-        parameters, or in fixed point a strategy that adds up the noise of so many steps that it
-        leaves int32.
+      TypeError: `strategy` is not a `Strategy`, or in fixed point not a `BandedToeplitz`; or as in
+        `gaussian_noise`. At `update`: a sum was not clipped by `fixed_point_clip`.
+      ValueError: as in `gaussian_noise`. At `update`: the buffers were cast or belong to other
+        parameters; or, in fixed point, the accumulated noise may exceed int32.
       ImportError: jax_privacy is not installed.
 
     Source: Denisov et al., "Improved Differential Privacy for SGD via Optimal Private Linear
@@ -115,19 +113,22 @@ def correlated_noise(
     >>> tx = correlated_noise(strategy, noise_multiplier=1.0, batch_size=32, key=key)
     """
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy={strategy!r}: want one of dpoptax.matrix's, as BandedToeplitz")
+        raise TypeError(
+            f"`strategy` must be a strategy from `dpoptax.matrix`, such as `BandedToeplitz`, got "
+            f"{strategy!r}."
+        )
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
     key = check_noise_key(key)
     if fixed_point_clip is not None:
         if not isinstance(strategy, BandedToeplitz):
             raise TypeError(
-                f"strategy={strategy!r}: noise in fixed point is for a dpoptax.matrix."
-                "BandedToeplitz; take one, or leave out fixed_point_clip"
+                "`strategy` must be a `dpoptax.matrix.BandedToeplitz` for noise in fixed point, "
+                f"got {strategy!r}. Otherwise leave out `fixed_point_clip`."
             )
         clip = as_clip(fixed_point_clip)
         sensitivity = clip.sensitivity
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
-        noising = _in_fixed_point(strategy, mechanism, clip)
+        noising = _fixed_point_noise(strategy, mechanism, clip)
     else:
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
@@ -151,25 +152,25 @@ def correlated_noise(
 
 
 def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
-    """Raises where what is kept of earlier noise has another type, or is for other parameters."""
+    """Raises an error if buffers have another dtype or belong to other parameters."""
     for buffer, own in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
         if buffer.dtype != own.dtype:
             raise ValueError(
-                f"a buffer of the correlated noise is {buffer.dtype}, not {own.dtype}: the state "
-                "was cast, and what is rounded off the noise of earlier steps would tell it from "
-                "the sums that it was added to. Leave this state as it is"
+                f"The buffers of the correlated noise must be {own.dtype}, got {buffer.dtype}. "
+                "The state was cast. The rounding would leave part of the earlier noise "
+                "uncanceled and reveal the sums. Do not cast this state."
             )
         if buffer.shape != own.shape:
             raise ValueError(
-                f"a buffer of the correlated noise has shape {buffer.shape}, not {own.shape}: the "
-                "state is of a run with other parameters, whose noise is none for this sum. Give "
-                "it the parameters that it was made for, or start a new run with tx.init, another "
-                "key, and count both"
+                f"The buffers of the correlated noise must have shape {own.shape}, got "
+                f"{buffer.shape}. The state belongs to other parameters. Pass the state of these "
+                "parameters, or start a new run with `tx.init` and another key, and account for "
+                "both runs."
             )
 
 
-def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
-    """The recursion of a banded strategy, in whole numbers; no noise where none is asked for."""
+def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
+    """Returns the noising of a banded strategy in integers, or none if σ = 0."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
@@ -186,13 +187,13 @@ def _scaled(
     init: Callable[[PyTree], PyTree],
     noise: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]],
 ) -> _Noising:
-    """Of the noise of a step at standard deviation 1, `noise(zeros, state, step_key)`."""
+    """Scales unit noise by σC and adds it; `noise(zeros, state, step_key)` draws it."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
         unscaled, buffers = noise(_zeros(clipped.sum), state, step_key)
-        # Scaled after the matrix: the scale is this step's own even if the clip changed.
+        # Scaling after the matrix uses this step's sensitivity even if the clip changed.
         stddev = state.mechanism.noise_multiplier * clipped.clip.sensitivity
         return jax.tree.map(lambda s, z: s + stddev * z, clipped.sum, unscaled), buffers
 
@@ -200,21 +201,21 @@ def _scaled(
 
 
 def _zeros(like: PyTree) -> PyTree:
-    return optax.tree.zeros_like(like, dtype=jnp.float32)  # sharded like them
+    return optax.tree.zeros_like(like, dtype=jnp.float32)  # keeps the sharding
 
 
 def _buffering(strategy: Strategy) -> _Noising:
-    """(M⁻¹ Z)_t from Z_t and what is kept of the steps before."""
-    with jax.ensure_compile_time_eval():  # constants, also where the factory is called under jit
+    """Computes (M⁻¹ Z)_t from Z_t and buffers of the earlier steps."""
+    with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
         noising = strategy.noising_matrix()
 
     def next_fn(
         zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
         white = add_noise(zeros, 1.0, step_key)
-        # By default GPUs and TPUs round factors of products to 8 or 11 bits: the strategy's numbers
-        # would be others than those that are priced, and what is rounded off the noise of earlier
-        # steps would tell it from the sums that it was added to.
+        # By default GPUs and TPUs round the factors of products to 8 or 11 bits. The coefficients
+        # would then differ from those that are priced, and the rounding of earlier noise would
+        # leave part of it uncanceled.
         with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
             noise, buffers = noising.multiply_next(white, state.buffers)
         return noise, buffers
@@ -223,9 +224,9 @@ def _buffering(strategy: Strategy) -> _Noising:
 
 
 def _redrawing(weights: tuple[float, ...]) -> _Noising:
-    """(M⁻¹ Z)_t = Σ_i w_i Z_{t−i}, each drawn with its own step's key, and nothing kept.
+    """Computes (M⁻¹ Z)_t = Σ_i w_i Z_{t−i}, drawing each Z again from its step's key.
 
-    In a loop: written out, every draw would be compiled, and all could be in memory at once.
+    It is a loop because unrolling would compile every draw and could hold all of them in memory.
     """
 
     def next_fn(

@@ -1,4 +1,4 @@
-"""Correlated noise in fixed point: the recursion of a banded strategy, in whole numbers."""
+"""Correlated noise in fixed point, by an integer recursion."""
 
 import functools
 import math
@@ -10,8 +10,8 @@ import numpy as np
 import optax
 
 from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clip.grid import LARGEST
-from dpoptax._noise.fixed_point import grid_of, integers, on_grid, steps_of
+from dpoptax._clip.grid import LARGEST_GRID_SUM
+from dpoptax._noise.fixed_point import grid_of, integers, round_to_grid, steps_of
 from dpoptax._noise.ledger import Mechanism
 from dpoptax._random import tree_noise
 from dpoptax._random.discrete_gaussian import REACH
@@ -19,28 +19,28 @@ from dpoptax._tree import PyTree
 from dpoptax.matrix._inverse_strategies import reciprocal
 from dpoptax.matrix._strategies import BandedToeplitz
 
-# Coefficients are taken as multiples of 2⁻¹¹ of the first: so products with the halves of a whole
-# number, below and above that bit, fit in an int32.
+# Coefficients are rounded to multiples of 2⁻¹¹ of the first. Their products with the low 11 bits
+# and with the remaining high bits of an integer then fit in an int32.
 _BITS = 11
-# Coefficients of 1/C that are looked at for a bound of their sum.
+# The number of coefficients of 1/c(z) that are computed to bound their sum.
 _HORIZON = 4096
 
 
 def multiples(strategy: BandedToeplitz) -> tuple[int, ...]:
-    """2¹¹ c_i/c_0 for i = 1, 2, …, rounded."""
+    """Returns 2¹¹ c_i/c_0 for i = 1, 2, …, rounded."""
     first, *others = strategy.coefficients
     return tuple(round(2**_BITS * c / first) for c in others)
 
 
 def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, g: float) -> float:
-    """The standard deviation, on a sum, of the noise that the recursion starts from.
+    """Returns the standard deviation, on a sum, of the noise that drives Y.
 
         σ (‖c‖ (C + √d g) + √((b − 1) d) g),   c = (1, c_1/c_0, …)
 
-    One example moves the rounded sum by at most C + √d g, by which the noise of b steps differs in
-    proportion to c; and rounding moves it by another g a coordinate in each of b − 1 of them. The
-    greater of the two rounding rooms of sums, whether or not its summands were rounded: the noise
-    of all steps has one scale.
+    One example moves the rounded sum by at most C + √d g. This moves the noise of b steps in
+    proportion to c, and rounding moves each coordinate by up to g more in b − 1 of them. The larger
+    rounding allowance, √d g, is used whether or not the summands were rounded, because the noise of
+    all steps has one scale.
     """
     taps, d = multiples(strategy), optax.tree.size(clipped.sum)
     norm = math.hypot(2**_BITS, *taps) / 2**_BITS
@@ -49,8 +49,8 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
 
 
 def begin_buffers(strategy: BandedToeplitz, params: PyTree) -> PyTree:
-    """The noise of the b − 1 steps before the first one: none. Int32."""
-    # Arrays of their own: a state that is donated must not hold one twice.
+    """Returns zeros, int32, as the noise of the b − 1 steps before the first."""
+    # Separate arrays: a donated state must not hold the same array twice.
     return tuple(
         jax.tree.map(lambda p: jnp.zeros_like(p, jnp.int32), params) for _ in multiples(strategy)
     )
@@ -63,19 +63,19 @@ def add_correlated_noise(
     buffers: PyTree,
     key: jax.Array,
 ) -> tuple[PyTree, PyTree]:
-    """Returns the sum with the noise of a step, and the noise of the last b − 1 steps.
+    """Returns the sum with this step's noise, and the noise of the last b − 1 steps.
 
         Y_t = N_t − round(Σ_{0<i<b} c_i Y_{t−i}/c_0),    g · (round(sum/g) + Y_t)
 
-    with N_t a discrete Gaussian. All of Y is exact, so that what is known of the noise that was
-    subtracted is known to the bit: proof in docs/privacy/noise.md.
+    N_t is a discrete Gaussian. Y is computed exactly in integers, as the privacy proof requires
+    (docs/developers/fixed-point.md).
 
     Args:
       clipped: the sum.
       strategy: c, of b coefficients.
       mechanism: σ and B.
-      buffers: Y_{t−1}, …, Y_{t−b+1}, as `begin_buffers` begins them.
-      key: of this step.
+      buffers: Y_{t−1}, …, Y_{t−b+1}, starting from `begin_buffers`.
+      key: the key of this step.
     """
     step = grid_of(clipped, mechanism)
     stddev = stddev_of_band(strategy, clipped, mechanism.noise_multiplier, step)
@@ -87,13 +87,16 @@ def add_correlated_noise(
         return drawn - product(taps, past)
 
     noise = jax.tree.map(correlated, white, *buffers)
-    noisy = jax.tree.map(lambda leaf, noise: on_grid(leaf, noise, step), clipped.sum, noise)
+    noisy = jax.tree.map(lambda leaf, noise: round_to_grid(leaf, noise, step), clipped.sum, noise)
     return noisy, (noise, *buffers)[: len(taps)]
 
 
 def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
-    """round(Σ k y/2¹¹), halves up: exact where Σ |k| < 2²⁰ and the result fits in an int32."""
-    # Σ k y/2¹¹ = Σ k (y >> 11) + Σ k (y mod 2¹¹)/2¹¹, and the former is whole.
+    """Returns round(Σ k y/2¹¹), rounding halves up.
+
+    It is exact if Σ |k| < 2²⁰ and the result fits in an int32.
+    """
+    # Σ k y/2¹¹ = Σ k (y >> 11) + Σ k (y mod 2¹¹)/2¹¹, and the first sum is an integer.
     whole, rest = jnp.int32(0), jnp.int32(2 ** (_BITS - 1))
     for k, y in zip(taps, past, strict=True):
         whole += k * (y >> _BITS)
@@ -102,22 +105,23 @@ def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
 
 
 def _check_range(taps: tuple[int, ...], steps: float) -> None:
-    """Raises where the noise may leave the integers, with the sum that it is added to."""
-    most = LARGEST / (REACH * steps + 1.0)
+    """Raises an error if the noise plus the sum may exceed int32."""
+    most = LARGEST_GRID_SUM / (REACH * steps + 1.0)
     if sum(map(abs, taps)) >= 2 ** (31 - _BITS) or _sum_of_inverse(taps) > most:
         raise ValueError(
-            f"the strategy adds up the noise of many steps, more than {most:.3g} of them: beyond "
-            "int32, on a grid that is fine enough for the sum. Take coefficients whose 1/C(z) has "
-            "its poles further inside the unit circle, or noise in floating point"
+            f"`strategy` accumulates the noise of more than {most:.3g} steps, which may exceed "
+            "int32 in fixed point. Choose coefficients for which the poles of 1/Σ c_i zⁱ are "
+            "further outside the unit circle, or use noise in floating point."
         )
 
 
 @functools.lru_cache(maxsize=16)
 def _sum_of_inverse(taps: tuple[int, ...]) -> float:
-    """A bound of Σ_t |h_t|, h the coefficients of 1/Σ c_i zⁱ; inf where none is found.
+    """Bounds Σ_t |h_t|, h the coefficients of 1/Σ c_i zⁱ; inf if no bound is found.
 
-    What comes behind a horizon T starts from the last b − 1 coefficients, as if inputs u_j =
-    −Σ_{i≥j} c_i h_{T+j−i−1} came in b − 1 steps: Σ_t |h_t| ≤ Σ_{t<T} |h_t| + Σ_j |u_j| Σ_t |h_t|.
+    The tail after a horizon T depends only on the last b − 1 coefficients. It equals the response
+    to inputs u_j = −Σ_{i≥j} c_i h_{T+j−i−1} in b − 1 steps, hence Σ_t |h_t| ≤ Σ_{t<T} |h_t| + Σ_j
+    |u_j| Σ_t |h_t|.
     """
     c = np.array([1.0, *(k / 2**_BITS for k in taps)])
     h = reciprocal(c.tolist(), _HORIZON)

@@ -1,4 +1,4 @@
-"""Gaussian noise on a clipped sum: the privacy boundary."""
+"""Gaussian noise for clipped sums."""
 
 import dataclasses
 import functools
@@ -26,14 +26,14 @@ from dpoptax._tree import PyTree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GaussianNoiseState:
-    """State of `gaussian_noise`, and the ledger of its releases.
+    """State of `gaussian_noise`, including the ledger of its releases.
 
     Attributes:
       count: the number of noisy releases so far, int32.
-      key: the typed key that every step's key is folded from.
-      mechanism: what a release is. Static.
-      imprint: the same as arrays, which `update` and `ledgers` compare with `mechanism`; and
-        whether a release was refused.
+      key: the typed key that each step's key is folded from.
+      mechanism: the mechanism of each release. Static.
+      imprint: the mechanism as arrays, which `update` and `ledgers` compare with `mechanism`, and
+        the reasons for refused releases.
     """
 
     count: jax.Array
@@ -53,67 +53,60 @@ def gaussian_noise(
 
         release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B
 
-    with σ = `noise_multiplier`, C the sensitivity that the `ClippedSum` carries and B =
-    `batch_size`. Input: a sum. Output: a mean, in the dtype of `params` where `update` gets them
-    and in the sum's otherwise. The noise of step t is drawn with `fold_in(key, t)`, in float32 at
-    least.
+    σ = `noise_multiplier`, C is the sensitivity that the `ClippedSum` carries, and B =
+    `batch_size`. Input: a sum. Output: a mean, in the dtype of `params` if `update` gets them and
+    in the dtype of the sum otherwise. The noise of step t is drawn with `fold_in(key, t)`, in
+    float32 or wider.
 
     Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, for
-    adding or removing one example; the state counts the releases, and
-    `dpoptax.accounting.epsilon_spent` turns the state and the sampler into ε. Everything behind
-    this stage in a chain is post-processing. A sum that is not bit for bit as it was clipped, or a
-    state that is not as the run left it, is not released: the update is NaN, and the state says why
-    to `ledgers` and `epsilon_spent`.
+    adding or removing one example. The state counts the releases, and
+    `dpoptax.accounting.epsilon_spent` computes ε from the state and the sampler. All later
+    transforms in the chain are post-processing.
 
-    Inside `shard_map` the stage is for whole sums, equal on all devices; a device's part of a sum
-    is refused, as the seal knows the places of the whole. Sums that each device clipped for itself
-    would get the same noise, whose differences have none, which nothing sees: give `clipped_grad`
-    the mesh, and put this stage outside, under `jit`, which splits the noise like the sum.
+    If the sum was changed after clipping, by even one bit, or the state is not that of the run, the
+    update is NaN. `ledgers` and `epsilon_spent` then raise an error with the reason.
 
-    That is so for real numbers. The noise is drawn by Box and Muller from both words of a hash, 64
-    bits for two numbers, so that there are no gaps in it to who sees 10⁻⁵ standard deviations, out
-    to 8.8 of them. But the last bits of sum plus noise tell which sum they were added to: to who
-    sees every bit of a release, or of parameters that were made of it, the noise is no protection
-    (Mironov 2012).
-    `fixed_point` answers that threat. Sum and noise become whole multiples of a public power of two
-    g, and are added as integers. The noise is a discrete Gaussian whose probabilities are those
-    stated to 2⁻⁸⁰, so that ε and δ hold for every bit: n released numbers add at most
-    n 2⁻⁷⁹ (1 + e^ε) to δ, such as 6e-12 for 10¹² of them at ε = 1 (docs/privacy/noise.md). The sum
-    is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
-    parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. A number takes twice as long
-    as one in floating point. It answers neither who learns the key nor who times the step,
-    and it takes a clipped sum in floating point as computed. With
-    `clipped_grad(..., grid=fixed_point_grid(...))` the sum is of integers, so that its bound,
-    C + √d g/2, needs no word about the rounding of sums either.
+    By default the guarantee holds for real numbers; the last bits of floating-point releases reveal
+    the sum (Mironov 2012). With `fixed_point` it holds for every bit. Sum and noise are then
+    integer multiples of a public power of two g, at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC, and the
+    noise is a discrete Gaussian. To cover rounding, the noise grows to σ(C + √d g) for d
+    parameters. n released numbers add at most n 2⁻⁷⁹ (1 + e^ε) to δ. With
+    `clipped_grad(..., grid=fixed_point_grid(...))` the sum has the bound C + √d g/2, whatever the
+    rounding of sums. docs/privacy/floating-point.md has measurements and links the proofs. Neither
+    mode protects against a leaked key or against timing.
+
+    Do not clip separately on each device inside `shard_map`: all devices would add the same noise,
+    which cancels in differences, and this is not detected. Pass the mesh to `clipped_grad` and call
+    this stage outside `shard_map`, under `jit`, which shards the noise like the sum.
 
     Args:
-      noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞. Or a schedule, a
-        public one: a dict from the first step of each phase to its σ, such as {0: 2.0, 100: 1.0},
-        and each release is priced with its own; of an optax schedule `{t: float(schedule(t)) for t
-        in range(0, steps, 50)}`.
-      batch_size: B, the expected number of examples, a public number. Never the realised one,
-        which is private under Poisson sampling.
-      key: a key from `jax.random.key`, or from `dpoptax.random_key_from_os`. Whoever knows it can
-        subtract the noise.
-      fixed_point: whether the release is safe to show with all its bits; see above. Under a
-        schedule the grid is that of the least σ.
+      noise_multiplier: σ, relative to the clipping bound. 0 adds no noise and gives ε = ∞. A public
+        schedule is a dict from the first step of each phase to its σ, such as {0: 2.0, 100: 1.0},
+        and each release is priced with its own σ. For an optax schedule, write
+        `{t: float(schedule(t)) for t in range(0, steps, 50)}`.
+      batch_size: B, the expected number of examples, which is public. The realized number is
+        private under Poisson sampling.
+      key: a key from `jax.random.key` or `dpoptax.random_key_from_os`. Keep it secret: with it an
+        adversary can subtract the noise.
+      fixed_point: whether the guarantee holds for every bit of the release; see above. A schedule
+        uses the grid of its smallest σ.
 
     Returns:
-      An `optax.GradientTransformation` whose `update` takes a `ClippedSum` and nothing else.
+      An `optax.GradientTransformation` whose `update` accepts only a `ClippedSum`.
 
     Raises:
-      ValueError: a negative or non-finite multiplier, 0 in a schedule or none from step 0 on, or a
-        batch size that is not positive; at `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), a
-        leaf of more than 2³² numbers, or in fixed point so many that σ(C + √d g) is above 2²² g.
-      TypeError: a traced multiplier or batch size, or a key of no generator of noise; at `update`,
-        gradients that are not a `ClippedSum`, or one that is complex, without a seal or visibly
-        changed.
+      ValueError: the multiplier is negative or not finite; a schedule contains 0 or has no entry
+        for step 0; or `batch_size` is not positive. At `update`: the noise is too small for float32
+        (σC < 2⁻¹⁰⁰); a leaf has more than 2³² numbers; or, in fixed point, σ(C + √d g) exceeds 2²²
+        g.
+      TypeError: the multiplier or batch size is traced, or the key does not belong to a supported
+        generator. At `update`: the gradients are not a `ClippedSum`, or are one that is complex,
+        has no seal, or was visibly changed.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1; Box and
-    Muller, "A note on the generation of random normal deviates", 1958. For the
-    attack, Mironov, "On significance of the least significant bits for differential privacy", 2012;
-    for its answer, Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy",
-    2020.
+    Muller, "A note on the generation of random normal deviates", 1958; Mironov, "On significance of
+    the least significant bits for differential privacy", 2012; Canonne, Kamath and Steinke, "The
+    discrete Gaussian for differential privacy", 2020.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> tx = gaussian_noise(noise_multiplier=1.0, batch_size=32, key=jax.random.key(0))
@@ -149,20 +142,20 @@ def clip_and_noise(
     key: jax.Array,
     fixed_point: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
+    """Clips per-example gradients, sums them, and adds Gaussian noise.
 
         release_t = (Σ_i clip(g_i) + σ C N(0, I)) / B,   for leaves (examples, …)
 
-    The chain of `clip_per_example` and `gaussian_noise`; see there for shapes, units, privacy and
+    This chains `clip_per_example` and `gaussian_noise`; see there for shapes, units, privacy and
     errors. `update(grads, state, params, mask=mask)` leaves out the padding of a sampler's draw. It
-    needs per-example gradients, with their memory; `clipped_grad` does without.
+    needs memory for all per-example gradients; `clipped_grad` does not.
 
     Args:
       clip: the geometry. A number C means `l2_clip(C)`.
-      noise_multiplier: σ, relative to the clip bound, or a schedule.
+      noise_multiplier: σ, relative to the clipping bound, or a schedule.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
-      fixed_point: whether the release is safe to show with all its bits; see `gaussian_noise`.
+      fixed_point: whether the guarantee holds for every bit of the release; see `gaussian_noise`.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> clip = dpoptax.l2_clip(1.0)
@@ -185,10 +178,10 @@ def clip_and_noise(
 
 
 def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: float) -> float:
-    """The standard deviation of the noise in each coordinate of a released mean: σ C / B.
+    """Returns the standard deviation of each coordinate of a released mean, σ C / B.
 
-    An argument of methods that know the noise, such as `dpoptax.contrib.adam_bc`: absolute, in the
-    units of the gradient. A public number.
+    It is absolute, in the units of the gradient, and public. Methods that know the noise take it,
+    such as `dpoptax.contrib.adam_bc`.
 
     Args:
       clip: the geometry; C is its sensitivity. A number C means `l2_clip(C)`.
@@ -196,8 +189,8 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
       batch_size: B.
 
     Raises:
-      ValueError: a number outside its range, or a geometry that decodes the mean, as its noise is
-        not the same in every step and coordinate.
+      ValueError: a number is out of range, or the geometry decodes the mean, so that the noise
+        differs between steps and coordinates.
 
     >>> import dpoptax
     >>> noise_stddev(dpoptax.l2_clip(0.5), noise_multiplier=2.0, batch_size=100)
@@ -206,7 +199,8 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
     clip = as_clip(clip)
     if clip.encodes:
         raise ValueError(
-            f"clip={clip}: the noisy mean is decoded, so its noise has no single standard deviation"
+            f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
+            "standard deviation."
         )
     noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
     return noise_multiplier * clip.sensitivity / batch_size
@@ -215,7 +209,7 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
 def noisy_mean_of(
     clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, step_key: jax.Array
 ) -> PyTree:
-    """(Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
+    """Returns (Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
     add = _add_in_fixed_point if mechanism.fixed_point else _add
     noisy = add(clipped, mechanism, count, step_key)
     return jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
@@ -226,9 +220,9 @@ def _mechanism(
 ) -> Mechanism:
     if callable(noise_multiplier):
         raise TypeError(
-            f"noise_multiplier={noise_multiplier!r}: the stated ε rests on numbers that are known "
-            "before the first step. Give a schedule as a dict from step to multiplier, such as "
-            "{t: float(schedule(t)) for t in range(0, steps, 50)}"
+            "`noise_multiplier` must be a number or a dict from step to multiplier, got "
+            f"{noise_multiplier!r}. The accounting needs the numbers before the first step. Write "
+            "`{t: float(schedule(t)) for t in range(0, steps, 50)}`."
         )
     phases = None
     if isinstance(noise_multiplier, Mapping):
@@ -242,7 +236,7 @@ def _mechanism(
 
 
 def _phase(mechanism: Mechanism, count: jax.Array) -> tuple[jax.Array, list[float]]:
-    """Which phase a release is in, and the multiplier of each."""
+    """Returns the phase of a release and the multipliers of all phases."""
     assert mechanism.schedule is not None
     starts, multipliers = zip(*mechanism.schedule, strict=True)
     later = jnp.asarray(starts[1:], jnp.int32)

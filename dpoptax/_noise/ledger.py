@@ -1,4 +1,4 @@
-"""The ledger: what a noise stage released, written into its state."""
+"""The ledger, a record of releases in the state of a noise stage."""
 
 import dataclasses
 import math
@@ -21,33 +21,33 @@ from dpoptax._tree import PyTree, check_arrays
 if TYPE_CHECKING:
     from dpoptax.matrix._strategies import Strategy
 
-# Below it noise, or what it is made of, may be less than the smallest normal float32: flushed to
-# zero it leaves a sum that is not.
-_LEAST_STDDEV = 2.0**-100
-# A step that is run again must have the noise that it had: changes with how noise is drawn.
+# Smaller noise, or a term it is computed from, may be below the smallest normal float32 and be
+# flushed to zero while the sum is not.
+_MIN_STDDEV = 2.0**-100
+# A repeated step must get the same noise as before. Change these names with the noise algorithms.
 _DRAWN = {False: "Box-Muller, spread", True: "discrete Gaussian"}  # by `fixed_point`
-# Why releases are refused, a bit each.
+# Reasons for refused releases, one bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
-# Releases that an int32 counts: behind them the count, and with it the noise, would stay the same.
-_MOST_RELEASES = np.iinfo(np.int32).max
+# The largest count in an int32. Beyond it the count, and so the noise, would repeat.
+_MAX_RELEASES = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """What one noisy release is, for the accountant. Static and hashable.
+    """Description of one noisy release, for the accountant. Static and hashable.
 
     Attributes:
-      noise_multiplier: σ, the noise's standard deviation over the sensitivity of the sum; the
-        least of them under a schedule.
+      noise_multiplier: σ, the standard deviation of the noise divided by the sensitivity of the
+        sum; the smallest σ of a schedule.
       batch_size: B, the expected number of examples in a sum.
-      unproven: why no (ε, δ) may be stated for it; `None` where one may.
-      strategy: how the noise is correlated over the releases, a `dpoptax.matrix.Strategy`; `None`
-        where it is independent.
-      fixed_point: whether the noise is of integers. Priced alike; but a run that goes on otherwise
-        than it was begun would release a step that is run again with other noise.
-      sensitivity: C of the sums of all releases, where noise of one is counted in the steps of
-        another's grid: correlated noise of integers. `None` where each has its own.
-      schedule: the first release of each phase, and its σ; `None` where all have one.
+      unproven: the reason that no (ε, δ) may be stated for it, or `None` if one may.
+      strategy: the correlation of the noise across releases, a `dpoptax.matrix.Strategy`; `None`
+        for independent noise.
+      fixed_point: whether the noise is of integers. The price is the same, but the noise of a
+        repeated step is not.
+      sensitivity: C of all sums, if the grid depends on it across steps, as for correlated noise of
+        integers; `None` if each sum has its own.
+      schedule: the first release of each phase and its σ; `None` for a constant σ.
     """
 
     noise_multiplier: float
@@ -63,13 +63,14 @@ class Mechanism:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Imprint:
-    """What a ledger was begun with, in arrays, which go wherever a state's arrays go.
+    """Copy of a ledger's mechanism and key in arrays, kept by checkpoints.
 
     Attributes:
-      values: σ and B as the words of a float64, and a checksum of the rest, uint32 of shape (5,).
-      key: a fingerprint of the key, which does not tell it, uint32 of shape (2,).
-      refused: the reasons why releases are refused, a bit each, uint32; 0 for none.
-      check: a checksum of the above and of the count, uint32.
+      values: σ and B as the words of a float64, and a checksum of the other fields, uint32 of shape
+        (5,).
+      key: a fingerprint of the key that does not reveal it, uint32 of shape (2,).
+      refused: the reasons for refused releases, one bit each, uint32; 0 for none.
+      check: a checksum of the fields above and of the count, uint32.
     """
 
     values: jax.Array
@@ -79,7 +80,7 @@ class Imprint:
 
 
 class LedgerState(Protocol):
-    """What the state of every noise stage has, whatever it keeps beside it."""
+    """Fields that the state of every noise stage has."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -97,7 +98,7 @@ State = TypeVar("State", bound=LedgerState)
 
 
 class Beginning(TypedDict):
-    """The fields of a `LedgerState` before any release."""
+    """Fields of a `LedgerState` before any release."""
 
     count: jax.Array
     key: jax.Array
@@ -106,11 +107,11 @@ class Beginning(TypedDict):
 
 
 def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
-    """The fields of a noise stage's state before any release.
+    """Returns the fields of a noise stage's state before any release.
 
     Raises:
       TypeError: a leaf of `params` is not an array.
-      ValueError: `params` are shared by several hosts, and their keys differ.
+      ValueError: several hosts share `params` but have different keys.
     """
     register()
     check_arrays(params)
@@ -125,37 +126,40 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
     }
 
 
-def with_key(state: State, key: jax.Array) -> State:
-    """The state of a stage, begun with another key: for a run of its own, never within one."""
+def replace_key(state: State, key: jax.Array) -> State:
+    """Returns a stage's state with another key, for a separate run, never within one."""
     imprint = imprint_of(state)
     signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
     return dataclasses.replace(state, key=key, imprint=signed)
 
 
 def check_state(state: LedgerState, mechanism: Mechanism) -> None:
-    """Raises where types, shapes and statics show that `state` is not of a stage's own making."""
+    """Raises an error if types, shapes or static fields of `state` do not match."""
     check_imprint(state)
     if state.mechanism != mechanism:
         raise ValueError(
-            f"the state was made for {state.mechanism}, this noise stage is {mechanism}: give the "
-            "state to the chain that made it, or start a new run with tx.init and count both"
+            f"The state was made for {state.mechanism}, but this noise stage is {mechanism}. Pass "
+            "the state to the chain that made it, or start a new run with `tx.init` and account "
+            "for both runs."
         )
 
 
 def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
-    """The reasons to refuse a release, those of the releases before included; uint32, 0 for none.
+    """Returns the reasons to refuse a release, including earlier ones.
+
+    They are bits of a uint32; 0 for none.
 
     Args:
-      state: before the release.
-      mechanism: the stage's own.
-      intact: whether the clipped sum is as it was sealed.
+      state: the state before the release.
+      mechanism: the stage's mechanism.
+      intact: whether the clipped sum is unchanged since it was sealed.
     """
     found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
-    return found | jnp.where(state.count < _MOST_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
+    return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
 def refusals_so_far(state: LedgerState) -> int:
-    """The reasons to refuse any further release, as one number; 0 for none."""
+    """Returns the reasons to refuse any further release as one number, 0 for none."""
     found = _read_refusals(
         state.count, state.key, imprint_of(state), _values(state.mechanism), np.bool_(True)
     )
@@ -177,17 +181,17 @@ def _refusals(
     return found
 
 
-# One program for the states of all mechanisms, in place of one for each of its operations.
+# Compiled once for all mechanisms, instead of once per operation.
 _read_refusals = jax.jit(_refusals)
 
 
-def after_release(state: State, refused: jax.Array) -> State:
-    """The state after a release, counted, refused or not."""
+def count_release(state: State, refused: jax.Array) -> State:
+    """Returns the state after a release, counted even if it was refused."""
     return _counted(state, optax.safe_increment(state.count), refused)
 
 
-def after_releases(state: State, count: int, refused: int) -> State:
-    """A new state as it is after so many releases, for whoever replays a run apart."""
+def count_releases(state: State, count: int, refused: int) -> State:
+    """Returns a new state as if after `count` releases, for replaying a run elsewhere."""
     return _counted(state, jnp.int32(count), jnp.uint32(refused))
 
 
@@ -198,51 +202,56 @@ def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
 
 
 def is_ledger(x: object) -> TypeGuard[LedgerState]:
-    """Whether `x` is the state of a noise stage."""
+    """Returns whether `x` is the state of a noise stage."""
     return isinstance(getattr(x, "mechanism", None), Mechanism)
 
 
 def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
-    """Returns the two as numbers, or raises with the name of the one that is wrong."""
+    """Returns both numbers, or raises an error that names the wrong one."""
     for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
         if not isinstance(value, numbers.Real):
             raise TypeError(
-                f"{name}={value!r}: want a Python number, known before jit, since the stated ε "
-                "rests on it"
+                f"`{name}` must be a Python number, got {value!r}. The accounting needs it before "
+                "`jit`."
             )
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise ValueError(f"noise_multiplier={noise_multiplier}: want a finite number >= 0")
+        raise ValueError(
+            f"`noise_multiplier` must be finite and non-negative, got {noise_multiplier}."
+        )
     if not (math.isfinite(batch_size) and batch_size > 0):
         raise ValueError(
-            f"batch_size={batch_size}: want the expected number of examples, or of users, a step, "
-            "above 0"
+            f"`batch_size` must be positive, got {batch_size}. Pass the expected number of "
+            "examples, or of users, per step."
         )
     return float(noise_multiplier), batch_size
 
 
 def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
-    """Raises where the noise on a sum is too small for float32."""
+    """Raises an error if the noise on a sum is too small for float32."""
     stddev = mechanism.noise_multiplier * sensitivity
-    if 0.0 < stddev < _LEAST_STDDEV:
+    if 0.0 < stddev < _MIN_STDDEV:
         raise ValueError(
-            f"noise_multiplier={mechanism.noise_multiplier} times the sum's sensitivity, "
-            f"{sensitivity}, is {stddev:.3g}: noise as small as that may be flushed to zero where "
-            f"the sum is not. Want at least {_LEAST_STDDEV:.3g}: scale the loss and the clip bound"
+            f"`noise_multiplier` times the sensitivity must be at least {_MIN_STDDEV:.3g}, got "
+            f"{mechanism.noise_multiplier} * {sensitivity} = {stddev:.3g}. Smaller noise may be "
+            "flushed to zero in float32. Scale up the loss and the clipping bound."
         )
 
 
 def _check_hosts(key: jax.Array, params: PyTree) -> None:
-    """Raises where hosts would each add other noise to one sum, and so release it several times."""
+    """Raises an error if hosts would add different noise to the same sum.
+
+    Each noise would be another release of the sum, which the ledger does not count.
+    """
     shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
     if not any(shared) or isinstance(key, jax.core.Tracer):
         return
     own = np.asarray(_fingerprint(key))
     if not np.all(multihost_utils.process_allgather(own) == own):
         raise ValueError(
-            "the hosts of this run have different keys: each would add noise of its own to the "
-            "same sums, and so release them once more than is counted. Give all hosts one key, "
-            "made of what they share: the same seed, or bits that one host drew and "
-            "jax.experimental.multihost_utils.broadcast_one_to_all handed on"
+            "All hosts of a run must have the same key. With different keys, each host would "
+            "release the same sum with different noise, and the ledger would count one release. "
+            "Make the key from the same seed on all hosts, or draw it on one host and share it "
+            "with `jax.experimental.multihost_utils.broadcast_one_to_all`."
         )
 
 
@@ -251,7 +260,7 @@ def _is_local(x: jax.Array) -> bool:
 
 
 def _copy_key(key: jax.Array) -> jax.Array:
-    """A copy: a state that is donated must not delete the key of the closure."""
+    """Returns a copy, so that donating a state does not delete the key of the closure."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jnp.array(key, copy=True)
     data = jnp.array(jax.random.key_data(key), copy=True)
@@ -259,19 +268,20 @@ def _copy_key(key: jax.Array) -> jax.Array:
 
 
 def imprint_of(state: LedgerState) -> Imprint:
-    """The imprint of a noise stage's state, or an error where it has none."""
+    """Returns the imprint of a noise stage's state, or raises an error if it has none."""
     imprint = getattr(state, "imprint", None)
     if not isinstance(imprint, Imprint):
         raise ValueError(
-            "this noise state has no imprint of its mechanism, as those of earlier versions: "
-            "nothing shows which noise its releases had. Finish the run with the version that "
-            "began it; or start a new one from its parameters with tx.init, and count both"
+            "The noise state has no imprint of its mechanism, as in earlier versions of dpoptax. "
+            "The noise of its releases cannot be verified. Finish the run with the version that "
+            "started it, or start a new run from its parameters with `tx.init` and account for "
+            "both runs."
         )
     return imprint
 
 
 def check_imprint(state: LedgerState) -> None:
-    """Raises where a ledger's arrays are of other types than it was begun with."""
+    """Raises an error if a ledger's arrays have changed their dtypes."""
     imprint = imprint_of(state)
     kinds = {
         "count": (state.count, jnp.int32),
@@ -280,21 +290,23 @@ def check_imprint(state: LedgerState) -> None:
     for name, (array, want) in kinds.items():
         if jnp.result_type(array) != want:
             raise ValueError(
-                f"the ledger's {name} is {jnp.result_type(array)}, not {jnp.dtype(want)}: the "
-                "state was averaged or cast. Average parameters, and leave the optimizer's state "
-                "as it is"
+                f"The ledger's `{name}` must be {jnp.dtype(want)}, got {jnp.result_type(array)}. "
+                "The state was averaged or cast. Average only parameters, and leave the "
+                "optimizer's state unchanged."
             )
 
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
+    # Optional fields count only if set, so that mechanisms without them keep their checksum.
     rest: list[object] = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
     rest += [x for x in (mechanism.sensitivity, mechanism.schedule) if x is not None]
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
 
 
 def _fingerprint(key: jax.Array) -> jax.Array:
-    # No step's key: there are not so many steps, and `step_keys` of the trainer takes 2³² − 1.
+    # Differs from every step's key: runs have fewer steps, and the trainer's `step_keys` uses
+    # 2³² − 1.
     return two_words(fold_in(key, 2**32 - 2))
 
 
@@ -306,5 +318,6 @@ def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Arr
     words = jnp.concatenate(
         [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
     )
+    # Mixing each word with its place makes the checksum depend on their order.
     places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
     return jnp.sum(mixed(words ^ places), dtype=jnp.uint32)

@@ -1,4 +1,4 @@
-"""Ledgers as they are read: from an optimizer's state, where all of it agrees."""
+"""Ledgers as read from an optimizer's state."""
 
 from typing import NamedTuple
 
@@ -20,27 +20,28 @@ from dpoptax._noise.ledger import (
     refusals_so_far,
 )
 from dpoptax._random.keys import Generator, generator_of
-from dpoptax._tree import PyTree, without_variables
+from dpoptax._tree import PyTree, strip_variables
 
 _REASONS = {
-    CHANGED_SUM: "the clipped sum was changed on its way to the noise stage (scaled, added to "
-    "another, given another clip or reference), so that the clip's bound did not hold for it; or "
-    "its rows were selected for another release",
-    OTHER_MECHANISM: "its arrays are those of another mechanism: they were restored into a chain "
-    "with another noise multiplier, schedule, batch size or strategy",
-    OTHER_KEY: "its key is not the one that it was begun with",
-    EDITED: "its integers do not belong together: it was averaged with another, or edited",
-    TOO_MANY: "it counts at most 2³¹ − 1 releases, and more would have had the noise of the last",
+    CHANGED_SUM: "the clipped sum was changed before it reached the noise stage (for example "
+    "scaled, added to another sum, or given another clip or reference), so the clipping bound does "
+    "not hold; or its rows were selected for another release",
+    OTHER_MECHANISM: "its arrays belong to another mechanism, because they were restored into a "
+    "chain with another noise multiplier, schedule, batch size or strategy",
+    OTHER_KEY: "its key is not the key that it was created with",
+    EDITED: "its integers are inconsistent, because it was edited or averaged with another state",
+    TOO_MANY: "it can count at most 2³¹ − 1 releases, and later releases would reuse noise",
 }
 
 
 class Ledger(NamedTuple):
-    """The releases that an optimizer's state accounts for, as Python values.
+    """Record of the releases in an optimizer's state, as Python values.
 
     Attributes:
       mechanism: the `Mechanism` of each release.
-      releases: how many there were.
-      generator: of the noise, which the key decides: "threefry" or "chacha20".
+      releases: the number of releases.
+      generator: the random generator of the noise, which the key determines: "threefry" or
+        "chacha20".
     """
 
     mechanism: Mechanism
@@ -51,17 +52,19 @@ class Ledger(NamedTuple):
 def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     """Returns the ledger of every noise stage in an optimizer's state, in tree order.
 
-    Reads the arrays from the device, and compares them with each other and with the mechanisms that
-    the state's structure names. An empty tuple means that nothing in the state adds noise.
+    It reads the arrays from the device and checks them against each other and against the
+    mechanisms in the state's structure. An empty tuple means that no stage in the state adds noise.
 
     Args:
-      opt_state: an optimizer's state, or any pytree around it, such as a restored checkpoint.
+      opt_state: an optimizer's state, or any pytree that contains it, such as a restored
+        checkpoint.
 
     Raises:
-      TypeError: a state that is traced, inside of `jit`.
-      ValueError: a ledger that refused a release, and why; arrays that are another mechanism's, key
-        or ledger's; two stages with one key; a state of several runs, as `vmap` makes, which
-        `dpoptax.accounting.guarantee` prices; a state of a version without imprints.
+      TypeError: the state is traced, as inside `jit`.
+      ValueError: a ledger refused a release, with the reason; arrays belong to another mechanism,
+        key or ledger; two stages have the same key; the state has a leading axis of several runs,
+        as with `vmap`, which `dpoptax.accounting.guarantee` prices; or it is from a
+        version without imprints.
     """
     states = _states_in(opt_state)
     found: dict[bytes, int] = {}
@@ -69,22 +72,22 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
         check_imprint(state)
         if isinstance(state.count, jax.core.Tracer):
             raise TypeError(
-                "a ledger is read as Python values, and this one is traced: call ledgers and "
-                "epsilon_spent outside of jit, with the state that the step returned"
+                "The ledger must be concrete, got a traced state. Call `ledgers` and "
+                "`epsilon_spent` outside `jit`, with the state that the step returned."
             )
         if jnp.shape(state.count) != ():
             raise ValueError(
-                f"a ledger's count has shape {jnp.shape(state.count)}: these are the states of "
-                "several runs, and who sees them all learns from each. Price them together with "
-                "dpoptax.accounting.guarantee(..., same_batches=...)"
+                f"The ledger's count must be a scalar, got shape {jnp.shape(state.count)}. These "
+                "are the states of several runs, whose privacy costs add up. Price them together "
+                "with `dpoptax.accounting.guarantee(..., same_batches=...)`."
             )
         _raise_refusals(state)
         key = np.asarray(imprint_of(state).key).tobytes()
         if key in found:
             raise ValueError(
-                f"noise stages {found[key]} and {i} of the state have one key: their noise is the "
-                "same, so that the difference of their releases has none. Give each a key of its "
-                "own, as from jax.random.split; no epsilon holds for these releases"
+                f"Noise stages {found[key]} and {i} of the state must have different keys. Their "
+                "noise is the same and cancels in the difference of their releases, which are "
+                "therefore not private. Start a new run with keys from `jax.random.split`."
             )
         found[key] = i
     return tuple(
@@ -93,8 +96,8 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
 
 
 def _states_in(opt_state: PyTree) -> list[LedgerState]:
-    """The states of noise stages; arrays for the variables that `nnx.Optimizer` makes of them."""
-    leaves = jax.tree.leaves(without_variables(opt_state), is_leaf=is_ledger)
+    """Returns the states of noise stages, with `nnx.Optimizer`'s variables as arrays."""
+    leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
 
 
@@ -104,15 +107,15 @@ def is_ensemble(opt_state: PyTree) -> bool:
 
 
 def runs_of(opt_state: PyTree) -> list[PyTree]:
-    """The states of an ensemble's runs, from one whose arrays have the runs as leading axis."""
+    """Returns the state of each run of an ensemble, the leading axis of all arrays."""
     states = _states_in(opt_state)
     for state in states:
         check_imprint(state)
     shapes = {jnp.shape(state.count) for state in states}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(
-            f"the ledgers' counts have shapes {sorted(shapes)}: want the state of an ensemble, one "
-            "leading axis over its runs"
+            "The ledgers of an ensemble must have one leading axis over its runs, got counts of "
+            f"shapes {sorted(shapes)}. For one run, use `dpoptax.accounting.epsilon_spent`."
         )
     return [
         [jax.tree.map(lambda x, i=i: x[i], state) for state in states]
@@ -129,11 +132,11 @@ def _raise_refusals(state: LedgerState) -> None:
         sigma, size = np.asarray(imprint_of(state).values)[:4].view(np.float64)
         mechanism = state.mechanism
         reasons.append(
-            f"they say noise_multiplier={sigma:g}, batch_size={size:g}, and the chain "
+            f"the arrays have noise_multiplier={sigma:g}, batch_size={size:g}, but the chain has "
             f"noise_multiplier={mechanism.noise_multiplier:g}, batch_size={mechanism.batch_size:g}"
         )
     raise ValueError(
-        f"no epsilon holds for this noise state: {'; '.join(reasons)}. From then on its releases "
-        "are NaN; take the last state before that, with the chain that made it, or start anew with "
-        "tx.init and count both runs"
+        f"This noise state has no valid epsilon: {'; '.join(reasons)}. All releases since are NaN. "
+        "Go back to the last valid state and the chain that made it, or start a new run with "
+        "`tx.init` and account for both runs."
     )

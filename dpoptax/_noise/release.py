@@ -1,4 +1,4 @@
-"""One release: what all noise stages check of a clipped sum, and how all of them count it."""
+"""The release that is common to all noise stages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,15 +13,16 @@ from dpoptax._marks import RELEASE, mark
 from dpoptax._noise.ledger import (
     Mechanism,
     State,
-    after_release,
     check_scale,
     check_state,
+    count_release,
     refusals,
 )
+from dpoptax._points import note_release
 from dpoptax._random.keys import fold_in, marked_as_noise
 from dpoptax._tree import PyTree
 
-Beside = TypeVar("Beside")
+Extra = TypeVar("Extra")
 
 
 def release(
@@ -29,92 +30,93 @@ def release(
     state: State,
     params: PyTree,
     mechanism: Mechanism,
-    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Beside]],
+    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Extra]],
     *,
     on_grid: bool = False,
     belongs: Callable[[ClippedSum], jax.Array] | None = None,
-) -> tuple[PyTree, tuple[PyTree, Beside], State]:
-    """One release of a noise stage, whatever its noise: what all stages check, and how all count.
+) -> tuple[PyTree, tuple[PyTree, Extra], State]:
+    """Checks a clipped sum, adds a stage's noise, and counts the release.
 
-    It is NaN throughout where the sum is not as it was sealed, or the state not as it was begun,
-    and the state says so to `ledgers`.
+    If the sum was changed after sealing, or the state is not that of the run, the release is NaN.
+    The new state records the reason for `ledgers`.
 
     Args:
-      updates: what `update` got, to be a `ClippedSum`.
-      state: the stage's, as it was before.
-      params: the parameters for the dtypes of the result, or `None`.
-      mechanism: the stage's own.
-      noisy_mean: from the clipped sum and the step's key the noisy mean, and anything beside it.
-      on_grid: whether the noise is one for sums of integers on a grid.
-      belongs: whether a sum's rows were selected for this release, for the stage that prices that
-        selection too; `None` for all others.
+      updates: the argument of `update`, which must be a `ClippedSum`.
+      state: the stage's state before the release.
+      params: the parameters, for the dtypes of the result, or `None`.
+      mechanism: the stage's mechanism.
+      noisy_mean: maps the clipped sum and the step's key to the noisy mean and an extra value.
+      on_grid: whether the noise is for sums of integers on a grid.
+      belongs: whether the sum's rows were selected for this release; for the stage that also prices
+        the selection, `None` for all others.
 
     Returns:
-      The release, the mean as it was before decoding with what is beside it, and the next state.
+      The release; the pair of the mean before decoding and the extra value; and the next state.
     """
     clipped = check_clipped_sum(updates)
     if clipped.grid is not None and not on_grid:
         raise TypeError(
-            f"the clipped sum counts steps of grid={clipped.grid}, and this noise stage adds noise "
-            "in floating point: use dpoptax.gaussian_noise(..., fixed_point=True), or leave out "
-            "the grid of dpoptax.clipped_grad"
+            f"The clipped sum is on grid={clipped.grid}, but this stage adds noise in floating "
+            "point. Use `dpoptax.gaussian_noise(..., fixed_point=True)`, or omit `grid` in "
+            "`dpoptax.clipped_grad`."
         )
     if clipped.clip.selects != (belongs is not None):
         raise TypeError(
-            f"the clipped sum was made with {clipped.clip}: rows that were selected in a step, and "
-            "the noise of their gradient, are one release, by dpoptax.tables.row_selecting_noise "
-            "with that same row_selecting_clip; no other stage prices both"
+            f"The clipped sum was made with {clipped.clip}. Row selection and gradient noise are "
+            "one release and must be priced together. Use `dpoptax.tables.row_selecting_noise` "
+            "and `row_selecting_clip` only with each other."
         )
     if clipped.unmasked and clipped.examples != mechanism.batch_size:
         raise ValueError(
-            f"no mask was given, so that all {clipped.examples} rows of the batch are examples, "
-            f"and the noise stage expects batch_size={mechanism.batch_size:g}: the padding of a "
-            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn, or the "
-            "update of clip_and_noise, the draw's mask, or "
-            f"mask=jnp.ones({clipped.examples}, bool) where every row is an example"
+            f"Without a mask, the batch must have batch_size={mechanism.batch_size:g} rows, got "
+            f"{clipped.examples}. Padding would count as examples, and the stated epsilon would "
+            "not hold. Pass the sampler's mask to `grad_fn` or to the `update` of "
+            f"`clip_and_noise`, or `mask=jnp.ones({clipped.examples}, bool)` if every row is an "
+            "example."
         )
     check_scale(mechanism, clipped.clip.sensitivity)
     check_state(state, mechanism)
     intact = is_intact(clipped)
     if belongs is not None:
         intact &= belongs(clipped)
-    refused = as_released(refusals(state, mechanism, intact), mechanism)
-    clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
+    refused = mark_released(refusals(state, mechanism, intact), mechanism)
+    clipped = dataclasses.replace(clipped, sum=_refuse_derivatives(clipped.sum))
     mean, beside = noisy_mean(clipped, marked_as_noise(fold_in(state.key, state.count)))
-    mean = as_released(_nan_where(refused != 0, mean), mechanism)
+    mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
-    return released, (mean, beside), after_release(state, refused)
+    note_release(released, clipped.origin)
+    return released, (mean, beside), count_release(state, refused)
 
 
-def as_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
-    """The same arrays, marked as having a mechanism's guarantee; unmarked where it has none."""
+def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
+    """Marks arrays as having a mechanism's guarantee, if it has one."""
     private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
     return mark(tree, RELEASE) if private else tree
 
 
 def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
-    """Raises where a sum was not clipped by the geometry that a stage was made for."""
+    """Raises an error if a sum was not clipped by the stage's geometry."""
     if clipped.clip != clip:
         raise TypeError(
-            f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
-            f"the same {name} to both"
+            f"The clipped sum was made with {clipped.clip}, but this stage was made with {clip}. "
+            f"Pass the same `{name}` to both."
         )
 
 
 @jax.custom_jvp
-def _not_differentiated(total: PyTree) -> PyTree:
+def _refuse_derivatives(total: PyTree) -> PyTree:
     return total
 
 
-@_not_differentiated.defjvp
-def _refuse_derivative(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
+@_refuse_derivatives.defjvp
+def _refuse_jvp(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
     raise TypeError(
-        "the noise stage is differentiated: noise is a constant to a derivative, and so that of a "
-        "release is that of the clipped sum, private data without noise. Take the release for a "
-        "number: tx.update(jax.lax.stop_gradient(grads), opt_state, params)"
+        "The noise stage must not be differentiated. Noise is a constant, so the derivative of a "
+        "release is that of the clipped sum, private data without noise. Stop the gradient: "
+        "`tx.update(jax.lax.stop_gradient(grads), opt_state, params)`."
     )
 
 

@@ -1,1 +1,1 @@
-"""Random bits and the noise made of them: keys, generators, normal and discrete Gaussian draws."""
+"""Random keys, generators, and draws of normal and discrete Gaussian noise."""

@@ -1,4 +1,4 @@
-"""Normal noise by Box and Muller: two numbers from the 64 bits of one hash."""
+"""Normal noise by Box and Muller, two numbers from one 64-bit hash."""
 
 import functools
 import math
@@ -10,15 +10,16 @@ import numpy as np
 from jax import lax
 
 from dpoptax._random.keys import check_noise_key, words_at
-from dpoptax._random.row_matrix import Rows
+from dpoptax._random.row_matrix import RowMatrix
 from dpoptax._random.threefry import places
 from dpoptax._xla import materialize
 
-# So many numbers are stored in pairs at most: found by hand on one x86 CPU.
-_MOST_IN_PAIRS = 2**20
-_STREAM = 1  # of hashes, of which `jax.random` has none for the same key
+# The most numbers to store as pairs, tuned by hand on one x86 CPU.
+_MAX_PAIRED_SIZE = 2**20
+_STREAM = 1  # a stream of hashes that `jax.random` does not use
 _SIGN = 0x80000000
-# Odd, and its continued fraction over 2³² has no quotient above 3: multiples are spread evenly.
+# Odd. The quotients of its continued fraction over 2³² are at most 3, so its multiples are spread
+# evenly.
 _SPREAD = 0x9E3778C1
 _ONE, _SQRT_HALF = 0x3F800000, 0x3F3504F3  # the bits of float32
 # ln(1 + m) = m − m²/2 + m³ P(m); sin b = b + b³ S(b²); cos b = 1 − b²/2 + b⁴ C(b²).
@@ -36,39 +37,35 @@ def normal(
     *,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
-    """Draw standard normal float32 values, two from each hash.
+    """Draws standard normal float32 values, two from each hash.
 
         x = √(−2 ln U) cos θ,  y = √(−2 ln U) sin θ,  U uniform in (0, 1), θ in [0, 2π)
 
-    The words of threefry-2x32, 20 rounds, at the counter 2³² + i make one pair, the first U and the
-    second θ. x goes to the first half of the array along one axis and y to the second, i numbering
-    the half. They are independent and normal, out to √(112 ln 2) = 8.8. The words depend on key,
-    shape and place alone, and no draw of `jax.random` shares them; the values do so wherever the
-    compiler translates the same arithmetic alike.
+    The two words of threefry-2x32 (20 rounds) at counter 2³² + i give pair i, U from the first word
+    and θ from the second. x goes to the first half of the array along one axis, and y to the second
+    half. Values are independent and normal, out to √(112 ln 2) = 8.8. The words depend only on key,
+    shape and place, and no draw of `jax.random` shares them. The values are reproducible as far as
+    compilers translate the arithmetic alike.
 
-    The 2⁶⁴ pairs lie evenly in the plane. If the first word alone decided the radius, they would
-    lie on 2³² circles, far apart in the tails, and a pair would tell what it was added to. So the
-    bits behind the first word's are those of a multiple of the second, by a number whose multiples
-    are spread evenly, and each angle has radii of its own: who sees a hundred-thousandth of a
-    standard deviation sees no gaps. The tails of one coordinate have none either: a δ of 1e-5 stays
-    1.0e-5 to who sees a fiftieth of a standard deviation, where the 2²³ values of a float32
-    `jax.random.normal` make it 5.6e-5 (σ = 1).
+    A multiple of the second word extends the bits of U, so that the 2⁶⁴ pairs are spread evenly in
+    the plane. Otherwise they would lie on 2³² circles, far apart in the tails, and could reveal the
+    sum (docs/privacy/floating-point.md).
 
-    Each element hashes and computes its pair by itself, and takes its own number of it: nothing is
-    stored, whatever reads the noise fuses with it, and a device draws its own part in any layout.
+    Each element computes its own pair, so nothing is stored, the noise fuses with its uses, and
+    each device draws its own part in any layout.
 
     Args:
-      key: a key of threefry.
+      key: a key of threefry or ChaCha20.
       shape: the shape of the result.
-      out_sharding: the sharding of the result, under explicit axes.
+      out_sharding: the sharding of the result, for explicit axes.
 
     Raises:
-      TypeError: a key of another generator than threefry.
-      ValueError: more than 2³² elements.
+      TypeError: the key belongs to another generator.
+      ValueError: the shape has more than 2³² elements.
 
-    Source: G. Box and M. Muller, "A note on the generation of random normal deviates", 1958, of the
-    words of one hash as `boxmuller` has it in J. Salmon et al.'s library Random123; polynomials of
-    the Cephes library's `logf`, `sinf` and `cosf` (S. Moshier, 1992).
+    Source: G. Box and M. Muller, "A note on the generation of random normal deviates", 1958; for
+    words of one hash, `boxmuller` in J. Salmon et al.'s library Random123; for the polynomials, the
+    Cephes library's `logf`, `sinf` and `cosf` (S. Moshier, 1992).
 
     >>> normal(jax.random.key(0), (3,)).dtype
     dtype('float32')
@@ -94,18 +91,21 @@ def _normal(
 
 
 def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
-    """One number of each pair, its y where `second` says so; of one key, or of one for each."""
+    """Returns one number of each pair, y where `second` is true and x elsewhere.
+
+    There is one key for all pairs, or one for each.
+    """
     radius, low, high, signs = _polar(*words_at(key, pair, (_STREAM,)))
     signs = jnp.where(second, signs << 1, signs)
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
-def normal_in_rows(keys: jax.Array, rows: Rows) -> jax.Array:
-    """The numbers of all rows, with a key for each array.
+def normal_in_rows(keys: jax.Array, rows: RowMatrix) -> jax.Array:
+    """Returns the numbers of all rows, with one key per array.
 
-    On CPU each pair is hashed once, and stored as one complex number, from which both are read: no
-    kernel of XLA's there has two results. Not so where the pairs would take much memory: for what
-    passes 32 MB a step asks the system for fresh pages each time, which costs more.
+    XLA's CPU kernels have a single result. On CPU, each pair is therefore hashed once and stored as
+    one complex number that both halves read. For large arrays this costs more than it saves,
+    because allocations above 32 MB request new pages from the operating system in every step.
     """
 
     def by_pairs() -> jax.Array:
@@ -117,22 +117,22 @@ def normal_in_rows(keys: jax.Array, rows: Rows) -> jax.Array:
     def by_numbers() -> jax.Array:
         return normal_at(*rows.drawn_by(keys), jnp.asarray(rows.second)[:, None])
 
-    if math.prod(rows.shape) > _MOST_IN_PAIRS:
+    if math.prod(rows.shape) > _MAX_PAIRED_SIZE:
         return by_numbers()
     return lax.platform_dependent(cpu=by_pairs, default=by_numbers)
 
 
 def halves(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Periods of an array, as `dpoptax._random.row_matrix` has them, and their first halves."""
+    """Returns the lengths of a period and of its first half, as in `row_matrix`."""
     axis, half = _halves(shape or (1,))
     inner = math.prod(shape[axis + 1 :])
     return math.prod(shape[axis:]), half * inner
 
 
 def _halves(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The axis along which the first half of an array is paired with the second, and that half.
+    """Returns the axis along which numbers are paired, and its first half's length.
 
-    The first axis that two parts divide without much of a rest.
+    It is the first axis that splits into two nearly equal parts.
     """
     fit = [i for i, size in enumerate(shape) if size % 2 == 0 or size > 8]
     axis = fit[0] if fit else int(np.argmax(shape))
@@ -140,9 +140,9 @@ def _halves(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
-    """√(−ln U); |cos θ| and |sin θ| times √2; and the signs of both as the top bits of `last`.
+    """Returns √(−ln U), √2 |cos θ|, √2 |sin θ|, and signs in the top bits of `last`.
 
-    With θ = π/4 + b in the first quadrant, they are cos b ∓ sin b.
+    With θ = π/4 + b in the first quadrant, the cosine and sine times √2 are cos b ∓ sin b.
     """
     radius = jnp.sqrt(_minus_log_uniform(first, last))
     b = _integral(last << 2) * np.float32(math.pi / 4 * 2.0**-31)
@@ -155,15 +155,18 @@ def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _minus_log_uniform(first: jax.Array, last: jax.Array) -> jax.Array:
-    """−ln U for U = u or 1 − u by the top bit of `first`, to float32's relative precision.
+    """Returns −ln U to float32's relative precision, U = u or 1 − u.
 
-    u = (w + d)/2³², w the other 31 bits of `first` and d in (0, 1) those of `last`, spread.
+    The top bit of `first` chooses. u = (w + d)/2³² with w the other 31 bits of `first`, and d in
+    (0, 1) from the spread bits of `last`.
     """
+    # The bits below `first` are those of a multiple of `last`. The half keeps d inside (0, 1).
     spread = (_integral((last * np.uint32(_SPREAD)) >> 9) + np.float32(0.5)) * np.float32(2.0**-23)
     u = (_integral(first & np.uint32(0x7FFFFFFF)) + spread) * np.float32(2.0**-32)
-    end = _integral(first >> 31)  # 0 or 1, from which u is taken
+    end = _integral(first >> 31)  # 0 for U = u, 1 for U = 1 − u
     uniform = jnp.abs(end - u)
-    lost = u - jnp.abs(end - uniform)  # by rounding 1 − u
+    lost = u - jnp.abs(end - uniform)  # the rounding error of 1 − u
+    # As in Cephes' logf: uniform = 2^exponent (1 + m) with 1 + m in [√½, √2).
     shifted = _bits(uniform) + np.uint32(_ONE - _SQRT_HALF)
     exponent = _integral(shifted >> 23) - np.float32(127)
     m = _float((shifted & np.uint32(0x7FFFFF)) + np.uint32(_SQRT_HALF)) - np.float32(1)
@@ -173,7 +176,7 @@ def _minus_log_uniform(first: jax.Array, last: jax.Array) -> jax.Array:
 
 
 def _integral(words: jax.Array) -> jax.Array:
-    """The words as numbers with a sign."""
+    """Converts words, as signed integers, to float32."""
     return words.astype(jnp.int32).astype(jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""ChaCha20: a cryptographic generator for noise, with keys of 256 bits."""
+"""ChaCha20, a cryptographic generator for noise with 256-bit keys."""
 
 from collections.abc import Sequence
 
@@ -10,26 +10,26 @@ from jax import lax
 from dpoptax._random.threefry import places, rotated
 
 KEY_WORDS = 8
-"""A key is as many uint32 numbers: no type of key of JAX is that long."""
+"""The number of uint32 words in a key. JAX has no key type of this length."""
 
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").tolist())
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
-# The first word of a nonce: what a block is for. Numbers of noise have 1, 2, … behind these.
+# The first word of a nonce states the purpose of a block. For noise, the stream 1, 2, … follows.
 _FOLDED, _SPLIT, _NOISE = 0, 1, 2
 
 
 def chacha20(
     key: jax.Array, counters: jax.Array, nonce: Sequence[int], *, looped: bool = False
 ) -> list[jax.Array]:
-    """The 16 words of the blocks at `counters`, as RFC 8439 has them in section 2.3.
+    """Returns the 16 words of the blocks at `counters` (RFC 8439, section 2.3).
 
     Args:
       key: uint32, shape (8,), or (…, 8) for keys that broadcast against the counters.
-      counters: uint32, of any shape, which each of the words has.
+      counters: uint32 of any shape; each word has this shape.
       nonce: three words.
-      looped: whether the rounds are a loop: soon compiled, and slow for many counters, whose words
-        go through memory in each round. Written out, they stay in registers.
+      looped: whether to run the rounds in a loop. A loop compiles fast, but is slow for many
+        counters because every round stores the words in memory. Unrolled, they stay in registers.
     """
     start = [jnp.uint32(word) for word in _CONSTANTS]
     start += [key[..., i] for i in range(KEY_WORDS)]
@@ -45,23 +45,26 @@ def chacha20(
 
 
 def noise_words(key: jax.Array, counters: jax.Array, stream: int, count: int) -> list[jax.Array]:
-    """So many words of each counter's block, at most 16; a stream has others than another."""
+    """Returns `count` words of each counter's block, at most 16.
+
+    Different streams have different words.
+    """
     return chacha20(key, counters, (_NOISE, stream, 0))[:count]
 
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """A key of its own for each uint32 number, as `jax.random.fold_in`."""
+    """Returns a distinct key for each uint32 number, like `jax.random.fold_in`."""
     return dpoptax_folded_key(key, lax.convert_element_type(number, jnp.uint32))
 
 
 @jax.jit
 def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
-    """A function of its own, by whose name `dpoptax.information_flow` knows it (`_marks`)."""
+    """Computes `fold_in`; `dpoptax.information_flow` recognizes its name (`_marks`)."""
     return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[:KEY_WORDS])
 
 
 def split(key: jax.Array, count: int) -> jax.Array:
-    """So many keys of a key, shape (count, 8)."""
+    """Returns `count` keys derived from a key, shape (count, 8)."""
     return jnp.stack(
         chacha20(key, places((count,)), (_SPLIT, 0, 0), looped=True)[:KEY_WORDS], axis=-1
     )
@@ -70,6 +73,7 @@ def split(key: jax.Array, count: int) -> jax.Array:
 def _two_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:
     words = list(words)
     for a, b, c, d in (*_COLUMNS, *_DIAGONALS):
+        # The quarter round of RFC 8439, section 2.1.
         for i, j, k, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
             words[i] += words[j]
             words[k] = rotated(words[k] ^ words[i], bits)

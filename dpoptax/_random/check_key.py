@@ -1,4 +1,4 @@
-"""What is taken for a random key: the same everywhere."""
+"""The check of random keys that all functions share."""
 
 import numbers
 
@@ -8,44 +8,46 @@ import numpy as np
 
 
 def check_key(key: object) -> jax.Array:
-    """Returns `key` as a typed key, or raises with the line to write.
+    """Returns `key` as a typed key, or raises an error that states the line to write.
 
-    A legacy key, uint32 data as from `jax.random.PRNGKey`, has all bits of a key and becomes a
-    typed one. A whole number is refused: it is one of few that can all be tried, and who means that
-    writes it down.
+    A legacy key, uint32 data as from `jax.random.PRNGKey`, has all bits of a key and is converted.
+    An integer raises an error. An adversary can try all small seeds, so a seed must be an explicit
+    choice.
     """
     if isinstance(key, jax.Array | np.ndarray):
         return _check_array(key)
     if isinstance(key, numbers.Integral):
-        raise TypeError(_number(f"key={key!r}", key))
+        raise TypeError(_number(f"{key!r}", key))
     raise TypeError(
-        f"key={key!r}: want one key, as from dpoptax.random_key_from_os() or jax.random.key(seed)"
+        f"`key` must be a single key, got {key!r}. Write `dpoptax.random_key_from_os()` or "
+        "`jax.random.key(seed)`."
     )
 
 
 def _check_array(key: jax.Array | np.ndarray) -> jax.Array:
-    what = f"key is an array of shape {key.shape} and {key.dtype}"
+    what = f"an array of shape {key.shape} and dtype {key.dtype}"
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
             return key
-        raise TypeError(f"{what}, several keys: want one, such as key=keys[0]")
+        raise TypeError(f"`key` must be a single key, got {what}. Write `keys[0]`.")
     if jnp.issubdtype(key.dtype, jnp.integer) and key.ndim == 0:
         raise TypeError(_number(what, "seed"))
     if key.dtype == np.uint32 and key.ndim == 1:
         try:
             return jax.random.wrap_key_data(jnp.asarray(key))
-        except TypeError:  # of another length than the generator's keys
+        except TypeError:  # the length does not match the generator's keys
             pass
     raise TypeError(
-        f"{what}: want one key, as from dpoptax.random_key_from_os() or jax.random.key(seed); "
-        "from the data of another generator's, jax.random.wrap_key_data(data, impl=...); a key of "
-        "ChaCha20 is for the noise stages that random_key_from_os names"
+        f"`key` must be a single key, got {what}. Write `dpoptax.random_key_from_os()` or "
+        "`jax.random.key(seed)`. For key data of another generator, write "
+        "`jax.random.wrap_key_data(data, impl=...)`. Only the noise stages listed in "
+        "`random_key_from_os` accept ChaCha20 keys."
     )
 
 
 def _number(what: str, seed: object) -> str:
     return (
-        f"{what}: want a key, not the number that one is made from. Write "
-        "key=dpoptax.random_key_from_os(), which nobody can guess; or, for a run that can be "
-        f"repeated, by whoever guesses the number too, key=jax.random.key({seed})"
+        f"`key` must be a random key, not a seed, got {what}. Write "
+        "`dpoptax.random_key_from_os()`, which cannot be guessed. For a reproducible run, write "
+        f"`jax.random.key({seed})`; an adversary who guesses the seed can then repeat it as well."
     )

@@ -1,4 +1,4 @@
-"""Many small arrays as the rows of one matrix, for one kernel that draws the noise of all."""
+"""Small arrays as rows of one matrix, so that one kernel draws all their noise."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,35 +11,35 @@ from jax import lax
 
 from dpoptax._xla import unstack
 
-# Numbers in a row; what is left of the last row of a half is padding.
+# Numbers per row. The rest of the last row of each half is padding.
 _WIDTH = 128
-# Arrays of at most so many numbers, padding included: a matrix of larger ones is another pass
-# through memory. Found by hand on one x86 CPU; no command of the benchmarks repeats it.
-_MOST = 2**18
-_ALL = slice(None)
+# The largest array, padding included: for larger ones the matrix costs an extra pass through
+# memory. Tuned by hand on one x86 CPU; no benchmark command repeats it.
+_MAX_SIZE = 2**18
+_WHOLE = slice(None)
 
-Halves = Callable[[tuple[int, ...]], tuple[int, int]]
-"""Of a shape, how many numbers in row-major order are a period, and how many of these its first
-half; numbers at the same place in both halves are drawn as a pair. A half that is a period has no
-pairs."""
+HalvesFn = Callable[[tuple[int, ...]], tuple[int, int]]
+"""A function from a shape to the lengths of a period and of its first half, in row-major order.
+Numbers at the same place in both halves are drawn as a pair. If the half is the whole period, there
+are no pairs."""
 
 
-class Rows:
-    """Arrays of these shapes, each cut into rows of one matrix, those of a shape side by side.
+class RowMatrix:
+    """Layout of arrays as rows of one matrix, grouped by shape.
 
-    Each half of each period has rows of its own.
+    Each half of each period has its own rows.
 
     Attributes:
-      shape: of the matrix.
-      array: which array each row is of.
-      place: uint32, the place in its array of each row's first number; where numbers are drawn in
-        pairs, of its first pair among the array's.
-      second: whether a row is of the second half.
-      pair: of each row the one of the first half with the same pairs, among those of first halves.
+      shape: the shape of the matrix.
+      array: the index of each row's array.
+      place: uint32, the place of each row's first number in its array; if numbers are drawn in
+        pairs, the place of its first pair among the array's pairs.
+      second: whether a row belongs to a second half.
+      pair: for each row, the index among first-half rows of the row with the same pairs.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], halves: Halves) -> None:
-        """Lays the rows out."""
+    def __init__(self, shapes: Sequence[tuple[int, ...]], halves: HalvesFn) -> None:
+        """Computes the layout of the rows."""
         groups = {shape: [i for i, x in enumerate(shapes) if x == shape] for shape in shapes}
         self._groups = [(shape, _cut(shape, halves), indices) for shape, indices in groups.items()]
         cuts = [(cut, i) for _, cut, indices in self._groups for i in indices]
@@ -47,24 +47,24 @@ class Rows:
         self.place = np.concatenate([cut.place() for cut, _ in cuts])
         self.second = np.concatenate([cut.second() for cut, _ in cuts])
         self.shape = len(self.array), _WIDTH
-        # First halves are followed by second ones.
+        # Each first half is followed by its second half.
         places = np.cumsum(~self.second) - 1
         length = np.concatenate([np.full(cut.rows, cut.rows_of_half) for cut, _ in cuts])
         first = np.arange(len(self.array)) - np.where(self.second, length, 0)
         self.pair = places[first]
 
     def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """The matrix of arrays of one dtype, with zeros behind each half."""
+        """Returns the matrix of arrays of one dtype, with zeros after each half."""
         return jnp.concatenate(
-            [_in_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
+            [_pad_to_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
         )
 
     def unpacked(self, matrix: jax.Array) -> list[jax.Array]:
-        """The arrays of a matrix."""
+        """Returns the arrays of a matrix."""
         stacks, start = [], 0
         for shape, cut, indices in self._groups:
             end = start + cut.rows * len(indices)
-            stacks.append(_out_of_rows(matrix[start:end], cut).reshape(-1, *shape))
+            stacks.append(_trim_rows(matrix[start:end], cut).reshape(-1, *shape))
             start = end
         found: dict[int, jax.Array] = {}
         for (_, _, indices), parts in zip(self._groups, unstack(*stacks), strict=True):
@@ -72,21 +72,24 @@ class Rows:
         return [found[i] for i in range(len(found))]
 
     def drawn_by(
-        self, keys: jax.Array, which: np.ndarray | slice = _ALL
+        self, keys: jax.Array, which: np.ndarray | slice = _WHOLE
     ) -> tuple[jax.Array, jax.Array]:
-        """Of a key for each array those of rows, (rows, 1), and the places of all their numbers."""
+        """Returns the key of each row, (rows, 1), and the places of all its numbers.
+
+        `keys` has one key per array.
+        """
         place = jnp.asarray(self.place[which])[:, None]
         along = lax.broadcasted_iota(np.uint32, (len(place), _WIDTH), 1)
         return keys[self.array[which]][:, None], place + along
 
 
-def fits(shape: tuple[int, ...], halves: Halves) -> bool:
-    """Whether an array is small enough for rows."""
-    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MOST
+def fits(shape: tuple[int, ...], halves: HalvesFn) -> bool:
+    """Returns whether an array is small enough for rows."""
+    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MAX_SIZE
 
 
 class _Cut(NamedTuple):
-    """How an array is cut: each half of each of its periods into rows of its own."""
+    """Sizes by which the halves of an array's periods are cut into rows."""
 
     periods: int
     period: int
@@ -105,22 +108,22 @@ class _Cut(NamedTuple):
         return self.periods * self.sides * self.rows_of_half
 
     def second(self) -> np.ndarray:
-        """Whether rows are of a second half."""
+        """Returns whether each row belongs to a second half."""
         return np.tile(np.repeat(np.arange(self.sides) == 1, self.rows_of_half), self.periods)
 
     def place(self) -> np.ndarray:
-        """The places of rows: both halves have those of pairs."""
+        """Returns the place of each row; both halves have the places of their pairs."""
         of_half = np.tile(np.arange(self.rows_of_half) * _WIDTH, self.sides)
         before = np.arange(self.periods)[:, None] * self.half
         return (before + of_half).ravel().astype(np.uint32)
 
 
-def _cut(shape: tuple[int, ...], halves: Halves) -> _Cut:
+def _cut(shape: tuple[int, ...], halves: HalvesFn) -> _Cut:
     period, half = halves(shape)
     return _Cut(math.prod(shape) // period, period, half)
 
 
-def _in_rows(x: jax.Array, cut: _Cut) -> jax.Array:
+def _pad_to_rows(x: jax.Array, cut: _Cut) -> jax.Array:
     x = _padded(x.reshape(cut.periods, cut.period), cut.sides * cut.half)
     x = x.reshape(cut.periods * cut.sides, cut.half)
     return _padded(x, cut.rows_of_half * _WIDTH).reshape(cut.rows, _WIDTH)
@@ -130,7 +133,7 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, ((0, 0), (0, size - x.shape[1]))) if size > x.shape[1] else x
 
 
-def _out_of_rows(rows: jax.Array, cut: _Cut) -> jax.Array:
-    """Of as many arrays as there are rows for: without the padding."""
+def _trim_rows(rows: jax.Array, cut: _Cut) -> jax.Array:
+    """Removes the padding from the rows of one or more arrays."""
     halves = rows.reshape(-1, cut.rows_of_half * _WIDTH)[:, : cut.half]
     return halves.reshape(-1, cut.sides * cut.half)[:, : cut.period]

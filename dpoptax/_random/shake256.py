@@ -1,4 +1,4 @@
-"""Draws by SHAKE-256, of exact laws: each compares or orders whole numbers of 64 random bits."""
+"""Draws from exact distributions, with bits of SHAKE-256."""
 
 import functools
 import hashlib
@@ -9,22 +9,26 @@ import numpy as np
 SEED_BYTES = 32
 """Length of a seed of 256 bits."""
 
-# Records that are drawn at once: 8 MB of bits.
+# Records per chunk, which needs 8 MB of bits.
 _CHUNK = 2**22
 
 
 def shake256(seed: bytes, label: str, key: tuple[int, ...]) -> "Shake256":
-    """The draws of a seed, a label and a key: of each three, others."""
-    # Two of them are never of one prefix: the seed has its length, and all that follows says its.
+    """Returns the draws of a seed, a label and a key.
+
+    Different triples draw independently.
+    """
+    # Prefixes are unique: the seed has a fixed length, and the lengths of the rest are encoded.
     numbers = (len(label), len(key), *key)
     return Shake256(b"".join((seed, *(n.to_bytes(16, "big") for n in numbers), label.encode())))
 
 
 class Shake256:
-    """What is drawn by a secret prefix, one request after another.
+    """Random draws determined by a secret prefix, one request after another.
 
-    The bits are as good as independent and uniform to whoever cannot tell SHAKE-256 (FIPS 202),
-    with a secret of 256 bits in front, from a random function. Of such bits the laws are exact.
+    The bits are indistinguishable from independent uniform ones, assuming that SHAKE-256 (FIPS 202)
+    keyed with a 256-bit secret is indistinguishable from a random function. From such bits, the
+    distributions are exact.
     """
 
     def __init__(self, prefix: bytes) -> None:
@@ -32,15 +36,20 @@ class Shake256:
         self._requests = 0
 
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """Of range(size) each with chance ⌊2⁶⁴ p⌋/2⁶⁴, apart from all others; or of these a subset.
+        """Selects each of range(size) independently with probability ⌊2⁶⁴ p⌋/2⁶⁴.
 
-        So many and no more than `at_most`, and all such subsets alike.
+        If more than `at_most` are selected, it returns a uniformly random subset of `at_most` of
+        them.
         """
         drawn = np.concatenate([*self._coins(size, probability)])
         return drawn if len(drawn) <= at_most else drawn[self.subset(len(drawn), at_most)]
 
     def subset(self, size: int, count: int) -> np.ndarray:
-        """So many of range(size), all subsets alike: the first of a shuffle by Fisher and Yates."""
+        """Returns a uniformly random subset of range(size) of `count` elements.
+
+        It is the start of a Fisher–Yates shuffle.
+        """
+        # `moved` holds the displaced elements, so that range(size) is never stored.
         found, moved = np.zeros(count, np.int64), dict[int, int]()
         picks = np.arange(count) + self.below(size - np.arange(count))
         for place, pick in enumerate(picks.tolist()):
@@ -49,7 +58,10 @@ class Shake256:
         return found
 
     def permutation(self, size: int) -> np.ndarray:
-        """Of range(size), all alike: by words of 64 bits, drawn anew where two are equal."""
+        """Returns a uniformly random permutation of range(size).
+
+        It sorts 64-bit words, and draws them again if two are equal.
+        """
         while True:
             words = self.words(size)
             order = np.argsort(words, kind="stable")
@@ -57,17 +69,17 @@ class Shake256:
                 return order
 
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """What stands at the places of a permutation of range(size), which is kept.
+        """Returns the elements at `places` of a cached permutation of range(size).
 
-        It has a prefix of its own, so that no request here gets its words, however often it is
-        asked for. Nor has another label that prefix, as a longer one says so in front.
+        The permutation has its own prefix, so its words do not depend on earlier requests. No label
+        has this prefix, because prefixes encode the label's length.
         """
         return _kept_permutation(self._prefix + b"kept", size)[places]
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
-        """A number of range(bound) for each bound, all alike and apart from each other."""
+        """Returns an independent uniform number in range(bound) for each bound."""
         each = bounds.astype(np.uint64)
-        # The words from the last multiple of the bound on would make small numbers more likely.
+        # Words at or above the last multiple of the bound would make small numbers more likely.
         most = ~(-each % each)
         while True:
             words = self.words(len(each))
@@ -75,13 +87,13 @@ class Shake256:
                 return (words % each).astype(np.int64)
 
     def words(self, count: int) -> np.ndarray:
-        """So many words of 64 bits that no other request gets."""
+        """Returns `count` 64-bit words that no other request gets."""
         return np.frombuffer(self._bits(8 * count), "<u8")
 
     def _coins(self, size: int, probability: float) -> Iterator[np.ndarray]:
-        """The heads, by chunks: where a word of 64 bits is below ⌊2⁶⁴ p⌋.
+        """Yields in chunks the indices at which a 64-bit word is below ⌊2⁶⁴ p⌋.
 
-        Its first 16 bits nearly always tell; where they do not, the other 48 are drawn.
+        The first 16 bits nearly always decide. Otherwise the other 48 bits are drawn.
         """
         numerator, denominator = float(probability).as_integer_ratio()
         high, low = divmod(2**64 * numerator // denominator, 2**48)

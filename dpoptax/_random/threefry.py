@@ -1,4 +1,4 @@
-"""Threefry-2x32 with 20 rounds, written out: a hash of counters, two words each."""
+"""Threefry-2x32 with 20 rounds, unrolled."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ _KEY_PARITY = 0x1BD11BDA
 def threefry(
     key_high: jax.Array, key_low: jax.Array, counters: jax.Array, *, stream: int = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """Hash 64-bit counters whose high word is `stream`.
+    """Hashes 64-bit counters whose high word is `stream`.
 
-    Whatever `jax.random` hashes has the high word 0, but for arrays of more than 2³² elements.
-
+    `jax.random` hashes only counters with high word 0, except for arrays of more than 2³² elements.
     """
     schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
     high = jnp.broadcast_to(key_high + np.uint32(stream), counters.shape)
     low = counters + key_low
+    # Five blocks of four rounds, each followed by an injection of the key.
     for block in range(5):
         for rotation in _ROTATIONS[block % 2]:
             high += low
@@ -33,7 +33,7 @@ def threefry(
 
 
 def rotated(words: jax.Array, bits: int) -> jax.Array:
-    """Words of 32 bits, each turned left by so many."""
+    """Rotates 32-bit words to the left."""
     return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
 
 
@@ -42,27 +42,31 @@ def places(
     strides: Sequence[int] | None = None,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
-    """Number the elements, in row-major order or by strides, from iotas along each axis.
+    """Numbers the elements in row-major order, or by strides.
 
-    So it partitions. Of more than 2³² some would have the same number, and the same noise.
+    It adds iotas along each axis, so that it partitions over devices. Beyond 2³² elements, some
+    would get the same number and so the same noise.
     """
     strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     size = math.prod(shape)
     if size > 2**32:
         raise ValueError(
-            f"noise for a parameter of {size} numbers: at most 2³² are drawn for one, so cut it "
-            "in two"
+            f"A parameter must have at most 2³² numbers to get noise, got {size}. Split it into "
+            "two."
         )
     numbers = jnp.uint32(0)
     for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        if axis == 0 or size > 1:  # the first makes the shape
+        if axis == 0 or size > 1:  # axis 0 sets the shape
             along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
             numbers += np.uint32(stride if size > 1 else 0) * along
     return numbers
 
 
 def split(key: jax.Array, count: int) -> jax.Array:
-    """`count` keys of a key: `jax.random.split`'s, bit for bit, sooner compiled on CPU."""
+    """Returns `count` keys derived from a key.
+
+    The bits are those of `jax.random.split`, and it compiles faster on CPU.
+    """
     if not jax.threefry_partitionable.value:
         return jax.random.split(key, count)
 

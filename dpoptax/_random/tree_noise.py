@@ -1,4 +1,4 @@
-"""How noise is drawn: each number once, for all readers, without long compilation."""
+"""Draws the noise of a pytree, each number once, with short compilation."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -10,28 +10,30 @@ from jax.typing import DTypeLike
 
 from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, split
-from dpoptax._random.row_matrix import Halves, Rows, fits
+from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import groups_to_stack, materialize, out_sharding, unstack
 
 
 class Noise(NamedTuple):
-    """How numbers are drawn, of a whole array or of the rows of several, to the same bits.
+    """Functions that draw noise for one array, or for the rows of several arrays.
+
+    Both draw the same bits.
 
     Attributes:
-      of: from a key and an array noise of its shape and sharding.
-      in_rows: from a key for each array, and arrays cut into rows, a matrix of noise, of float32 or
+      of: maps a key and an array to noise of the array's shape and sharding.
+      in_rows: maps one key per array, and arrays cut into rows, to a matrix of noise in float32 or
         integers.
-      halves: how the numbers of an array are paired.
+      halves: the pairing of the numbers of an array.
     """
 
     of: Callable[[jax.Array, jax.Array], jax.Array]
-    in_rows: Callable[[jax.Array, Rows], jax.Array]
-    halves: Halves
+    in_rows: Callable[[jax.Array, RowMatrix], jax.Array]
+    halves: HalvesFn
 
 
 Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-"""From leaves and their noise what is released of them, number by number."""
+"""An elementwise function from leaves and their noise to the released leaves."""
 
 
 def standard_normal(
@@ -41,9 +43,10 @@ def standard_normal(
     *,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
-    """N(0, I): float32 by Box and Muller, float64 as JAX makes it, of 52 bits a number.
+    """Draws N(0, I), in float32 by Box and Muller, in float64 by `jax.random.normal`.
 
-    A float32 normal of JAX is made of 23 bits, and its tails have gaps that a δ shows.
+    JAX draws a float32 normal from 23 bits, so its tails have gaps that affect δ. It draws a
+    float64 normal from 52 bits.
     """
     if np.dtype(dtype) == np.float32:
         return box_muller.normal(key, shape, out_sharding=out_sharding)
@@ -51,7 +54,10 @@ def standard_normal(
 
 
 def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree:
-    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at a number of 0."""
+    """Returns tree + stddev · N(0, I), with one key per leaf.
+
+    If `stddev` is the float 0, nothing is drawn.
+    """
     if isinstance(stddev, float) and stddev == 0.0:
         return tree
 
@@ -60,7 +66,7 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
         return standard_normal(key, leaf.shape, dtype, out_sharding=sharding)
 
     def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:
-        # A number, and so no type, changes that of the noise.
+        # A Python float does not change the dtype of the noise.
         scale = stddev if isinstance(stddev, float) else stddev.astype(noise.dtype)
         return leaf + scale * noise
 
@@ -73,20 +79,20 @@ def each_leaf(
     noise: Noise,
     noisy: Noisy,
 ) -> PyTree:
-    """Returns the tree of noisy(leaf, noise of the leaf), a key for every leaf.
+    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
 
-    Inside a program for one device, small leaves are rows of one matrix, which one kernel makes
-    noisy: the bits are the same, and sooner compiled.
+    In a program for one device, small leaves become rows of one matrix, so that one kernel adds
+    noise to all of them. The bits are the same, and it compiles faster.
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
     groups: dict[Hashable, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise)
+        rows = isinstance(keys, jax.core.Tracer) and _fits_rows(leaf, noise)
         groups.setdefault(leaf.dtype if rows else None, []).append(i)
     results = list(leaves)
     for dtype, indices in groups.items():
-        drawn = (_in_stacks if dtype is None else _in_rows)(
+        drawn = (_draw_stacks if dtype is None else _draw_rows)(
             [leaves[i] for i in indices], keys[np.array(indices)], noise, noisy
         )
         for i, leaf in zip(indices, drawn, strict=True):
@@ -94,30 +100,33 @@ def each_leaf(
     return jax.tree.unflatten(treedef, results)
 
 
-def _goes_in_rows(leaf: jax.Array, noise: Noise) -> bool:
-    # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
-    one = jax.device_count() == 1 and out_sharding(leaf) is None  # a program for others has axes
+def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
+    # Several devices each draw their own part of a leaf, but would each draw the whole matrix.
+    # A sharding means that the program is for other devices.
+    one = jax.device_count() == 1 and out_sharding(leaf) is None
     return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
 
 
-def _in_rows(
+def _draw_rows(
     leaves: list[jax.Array],
     keys: jax.Array,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Noisy leaves of one dtype, made in one matrix."""
-    rows = Rows([leaf.shape for leaf in leaves], noise.halves)
-    return rows.unpacked(_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys))
+    """Returns noisy leaves of one dtype, computed as one matrix."""
+    rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
+    return rows.unpacked(
+        _draw_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys)
+    )
 
 
-def _in_stacks(
+def _draw_stacks(
     leaves: list[jax.Array],
     keys: jax.Array,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Noisy leaves, of which those that are alike are drawn in a loop."""
+    """Returns noisy leaves, drawing leaves of the same shape in a loop."""
     groups = groups_to_stack(leaves)
     single = [indices[0] for indices in groups if len(indices) == 1]
 
@@ -134,19 +143,19 @@ def _in_stacks(
         return list(map(stack, groups))
 
     results = list(leaves)
-    for indices, parts in zip(groups, unstack(*_once(draw, keys)), strict=True):
+    for indices, parts in zip(groups, unstack(*_draw_once(draw, keys)), strict=True):
         for i, part in zip(indices, parts, strict=True):
             results[i] = part
     return results
 
 
-def _once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
-    """Returns `draw()`, noise or noisy sums, drawn once for all readers.
+def _draw_once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
+    """Returns `draw()`, noise or noisy sums, computed once for all uses.
 
-    On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
-    and its buffer, into each: the draw is made twice and its parts go through memory.
+    On CPU, XLA fuses the draw into each use, such as the output of a filter and its buffer. Without
+    this function it would be computed twice, with parts stored in memory.
     """
-    if not isinstance(keys, jax.core.Tracer):  # each operation by itself: nothing is fused
+    if not isinstance(keys, jax.core.Tracer):  # outside jit nothing is fused
         return draw()
-    draw = jax.jit(draw)  # traced once for all that follows
+    draw = jax.jit(draw)  # traced once for both platforms
     return jax.lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)

@@ -14,18 +14,20 @@ functions and p-values of claims are here: `TradeOff`, `trade_off_curve`, `p_val
 """
 
 import time
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from dpoptax import accounting
-from dpoptax._noise.ledger import after_releases, is_ledger
+from dpoptax._noise.ledger import count_releases, is_ledger
 from dpoptax._noise.read_ledger import ledgers
 from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
 from dpoptax._pricing.trade_off_functions import approximate_trade_off as approximate_trade_off
 from dpoptax._pricing.trade_off_functions import gaussian_trade_off as gaussian_trade_off
 from dpoptax._random.check_key import check_key
+from dpoptax._tree import PyTree
 from dpoptax.auditing._error_curves import CanaryScores as CanaryScores
 from dpoptax.auditing._error_curves import TradeOffCurve as TradeOffCurve
 from dpoptax.auditing._error_curves import bootstrap_interval as bootstrap_interval
@@ -212,7 +214,7 @@ def audit_one_run(
     )
 
 
-def _check(trials, confidence, threat_model):
+def _check(trials: int, confidence: float, threat_model: str) -> None:
     if not trials >= 64:
         raise ValueError(f"trials={trials}: want at least 64; a bound above ε needs over e^ε")
     if not 0.5 < confidence < 1.0:
@@ -249,7 +251,9 @@ class _Claim(NamedTuple):
     family: Family | None
 
     @classmethod
-    def of(cls, game, opt_state, delta, epsilon):
+    def of(
+        cls, game: Game, opt_state: Callable[[], PyTree], delta: float, epsilon: float | None
+    ) -> "_Claim":
         """Returns the claim of the ledger and the sampler after the run, or that of `epsilon`."""
         gaussian = gaussian_family() if game.sampler.sampling_probability == 1.0 else None
         if epsilon is not None:
@@ -265,11 +269,11 @@ class _Claim(NamedTuple):
         return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 
-def _after(game, releases):
+def _after(game: Game, releases: jax.Array) -> PyTree:
     """Returns the optimizer's state after as many releases as a run made, refused or not."""
     seen = iter(np.asarray(releases).tolist())
 
-    def spent(leaf):
-        return after_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
+    def spent(leaf: Any) -> Any:
+        return count_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
 
     return jax.tree.map(spent, game.transform.init(game.params), is_leaf=is_ledger)

@@ -68,7 +68,9 @@ def learn(
     return Attack(name, score, threshold, np.unique(np.concatenate(tails)))
 
 
-def _scores(inside, outside, probability):
+def _scores(
+    inside: Array, outside: Array, probability: float
+) -> dict[str, Callable[[Array], Array]]:
     shape = outside.shape[1:]
     flat = outside.reshape(len(outside), -1)
     mean = flat.mean(axis=0)
@@ -76,7 +78,7 @@ def _scores(inside, outside, probability):
     variances = np.maximum(np.diag(covariance), np.finfo(np.float32).tiny)
     factor = linalg.cholesky(covariance + _JITTER * np.diag(variances), lower=True)
 
-    def whiten(features):
+    def whiten(features: Array) -> Array:
         centred = features.reshape(len(features), -1) - mean
         return linalg.solve_triangular(factor, centred.T, lower=True).T.reshape(-1, *shape)
 
@@ -84,16 +86,16 @@ def _scores(inside, outside, probability):
     # For few runs and rare draws, which make each step's estimate too noisy.
     pooled = np.broadcast_to(moved.mean(axis=0), shape)
 
-    def likelihood_ratio(moved, features):
+    def likelihood_ratio(moved: Array, features: Array) -> Array:
         exponents = np.sum(whiten(features) * moved - moved**2 / 2, axis=-1)
         if probability == 1.0:
             return exponents.sum(axis=-1)
         return np.logaddexp(np.log1p(-probability), np.log(probability) + exponents).sum(axis=-1)
 
-    def largest_step(features):
+    def largest_step(features: Array) -> Array:
         return np.sum(whiten(features) * pooled, axis=-1).max(axis=-1)
 
-    def largest(features):
+    def largest(features: Array) -> Array:
         return np.abs(whiten(features)).max(axis=(-1, -2))
 
     return {
@@ -104,7 +106,9 @@ def _scores(inside, outside, probability):
     }
 
 
-def _best_threshold(inside, outside, delta, significance):
+def _best_threshold(
+    inside: Array, outside: Array, delta: float, significance: float
+) -> tuple[float, float]:
     """Returns (bound, threshold) of the best threshold in the two tails that decide."""
     estimator = CanaryScoreAuditor(inside, outside)
     few, most = 1.0 / min(len(inside), len(outside)), 0.9

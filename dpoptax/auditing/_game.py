@@ -56,7 +56,7 @@ class Game:
     steps: int = 1
     observe: Callable[[Any, Any], jax.Array] = leaf_projections
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: want at least 1")
         rows, records = self.rows, self.sampler.dataset_size

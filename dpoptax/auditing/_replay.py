@@ -1,29 +1,41 @@
 """The runs of an audit: many with and without the canary, or one with many canaries."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._noise.ledger import imprint_of, is_ledger, with_key
-from dpoptax._points import gradient_points
+from dpoptax._noise.ledger import imprint_of, is_ledger, replace_key
+from dpoptax._points import GradientPoints, gradient_points
 from dpoptax._random.keys import fold_in
-from dpoptax.auditing._game import leaf_projections
+from dpoptax._tree import PyTree
+from dpoptax.auditing._game import Game, leaf_projections
 
 # Number of floats that a chunk of runs may hold in per-example gradients or their inputs.
 _CHUNK = 2**24
 
+# Record indices and masks of a run, (steps, draw) each.
+DrawnBatches = tuple[Any, Any]
 
-def _releases(opt_state):
+
+def _releases(opt_state: PyTree) -> jax.Array:
     """Returns the counts of all ledgers with their refusals, in tree order, (ledgers, 2)."""
     states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
     found = [(x.count, imprint_of(x).refused.astype(jnp.int32)) for x in states]
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
-def _run(game, begun, threat_model, key, indices, masks):
+def _run(
+    game: Game,
+    begun: PyTree,
+    threat_model: str,
+    key: jax.Array,
+    indices: jax.Array,
+    masks: jax.Array,
+) -> tuple[Any, PyTree]:
     """Runs the game on the given draws, (steps, draw) each.
 
     `begun` is the transform's state before any step; its keys are replaced. Returns features (1 or
@@ -32,7 +44,9 @@ def _run(game, begun, threat_model, key, indices, masks):
     dataset = game.dataset
     canary = jax.tree.map(lambda x: x[-1:], dataset)
 
-    def step(carry, draw):
+    def step(
+        carry: tuple[PyTree, PyTree], draw: DrawnBatches
+    ) -> tuple[tuple[PyTree, PyTree], jax.Array | None]:
         params, opt_state = carry
         points = gradient_points(opt_state, params)
         batch = jax.tree.map(lambda x: x[draw[0]], dataset)
@@ -52,29 +66,29 @@ def _run(game, begun, threat_model, key, indices, masks):
     return seen, opt_state
 
 
-def _added(game, points, canary):
+def _added(game: Game, points: GradientPoints, canary: PyTree) -> PyTree:
     """Returns the canary's contribution to the sum of a step, shaped like the parameters."""
     clipped = game.grad_fn(points, canary)
     return clipped.decode(clipped.sum)
 
 
-def _with_fresh_keys(opt_state, key):
+def _with_fresh_keys(opt_state: PyTree, key: jax.Array) -> PyTree:
     """Returns the state with new keys, so that each run draws fresh noise."""
 
-    def folded(old):
+    def folded(old: jax.Array) -> jax.Array:
         # Folded into the transform's key, so that a transform that ignores its key is detected.
         high, low = jax.random.bits(key, (2,))
         return fold_in(fold_in(old, high), low)
 
-    def fresh(leaf):
+    def fresh(leaf: Any) -> Any:
         if is_ledger(leaf):
-            return with_key(leaf, folded(leaf.key))
+            return replace_key(leaf, folded(leaf.key))
         return folded(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
     return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)
 
 
-def _some_draws(game, key, included):
+def _some_draws(game: Game, key: jax.Array, included: bool | jax.Array) -> DrawnBatches:
     """Returns the draws of a run without a sampler: one canary, or all rows at every step."""
     shape = (game.steps, game.rows)
     indices = jnp.broadcast_to(jnp.arange(game.rows), shape)
@@ -87,7 +101,7 @@ def _some_draws(game, key, included):
 class Runs:
     """Computes the features of many runs, (runs, 1 or steps, F), in chunks."""
 
-    def __init__(self, game, threat_model, key):
+    def __init__(self, game: Game, threat_model: str, key: jax.Array) -> None:
         self.game, self.key = game, key
         self.replayed = game.rows > 1 and game.sampler.sampling_probability < 1.0
 
@@ -95,16 +109,23 @@ class Runs:
 
         # Data and the transform's key are arguments, since the compilation cache on disk holds the
         # constants of a program.
-        def run(dataset, begun, key, included, draws):
+        def run(
+            dataset: PyTree,
+            begun: PyTree,
+            key: jax.Array,
+            included: jax.Array,
+            draws: DrawnBatches | None,
+        ) -> tuple[jax.Array, jax.Array]:
             of_data = dataclasses.replace(game, dataset=dataset)
             noise, sampling = jax.random.split(key)
-            draws = draws if self.replayed else _some_draws(of_data, sampling, included)
+            if draws is None:
+                draws = _some_draws(of_data, sampling, included)
             seen, opt_state = _run(of_data, begun, threat_model, noise, *draws)
             return seen, _releases(opt_state)
 
         self._run = jax.jit(jax.vmap(run, in_axes=(None, None, 0, None, 0)))
 
-    def __call__(self, included, count):
+    def __call__(self, included: bool, count: int) -> np.ndarray:
         game = self.game
         rows = game.sampler.padded_size if self.replayed else game.rows
         size = optax.tree.size(game.params)
@@ -121,7 +142,7 @@ class Runs:
         self.releases = releases[0]
         return np.concatenate(chunks)[:count].astype(np.float64)
 
-    def _replay(self, keys, included):
+    def _replay(self, keys: jax.Array, included: bool) -> DrawnBatches:
         """Returns the sampler's draws with a fresh seed in each run, the canary masked if out."""
         sampler = self.game.sampler
         samplers = [dataclasses.replace(sampler, seed=s) for s in _seeds(keys, sampler.seed)]
@@ -133,7 +154,7 @@ class Runs:
         return indices, masks
 
 
-def _seeds(keys, like):
+def _seeds(keys: jax.Array, like: int | bytes) -> list[Any]:
     """Returns a seed for each key, of the type of `like`, which decides the generator."""
     ciphered = isinstance(like, bytes)
     bits = jax.vmap(lambda key: jax.random.bits(key, (8 if ciphered else 2,)))(keys)
@@ -142,14 +163,16 @@ def _seeds(keys, like):
     return [high << 32 | low for high, low in np.asarray(bits).tolist()]
 
 
-def one_run(game, threat_model, key, included):
+def one_run(
+    game: Game, threat_model: str, key: jax.Array, included: np.ndarray
+) -> tuple[np.ndarray, PyTree]:
     """Returns each canary's score in one run, a sum of projections, and the final state."""
     first = game.rows - len(included)
     kept = jnp.concatenate([jnp.ones(first, bool), included])
     samples = [game.sampler.sample(step) for step in range(game.steps)]
 
-    def project(update, points, dataset):
-        def score(canary):
+    def project(update: PyTree, points: GradientPoints, dataset: PyTree) -> jax.Array:
+        def score(canary: PyTree) -> jax.Array:
             alone = jax.tree.map(lambda x: x[None], canary)
             return jnp.sum(leaf_projections(update, _added(game, points, alone)))
 
@@ -158,7 +181,14 @@ def one_run(game, threat_model, key, included):
 
     # The data are an argument here as well.
     @jax.jit
-    def step(params, opt_state, dataset, kept, indices, mask):
+    def step(
+        params: PyTree,
+        opt_state: PyTree,
+        dataset: PyTree,
+        kept: jax.Array,
+        indices: jax.Array,
+        mask: jax.Array,
+    ) -> tuple[PyTree, PyTree, jax.Array | float]:
         points = gradient_points(opt_state, params)
         batch = jax.tree.map(lambda x: x[indices], dataset)
         grads = game.grad_fn(points, batch, mask & kept[indices])

@@ -1,30 +1,24 @@
-"""The commands of the command line, and what each prints."""
+"""Runs the commands of the command line and prints their results."""
 
-import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 
 import tyro
 
-from dpoptax.cli.options import (
-    AuditArguments,
-    PlanArguments,
-    TrainArguments,
-    fetch_for,
-)
+from dpoptax.cli.options import AuditArguments, PlanArguments, TrainArguments
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 
-# What a command runs is imported by it alone: the first step of one waits for no other's.
+# Each command imports the modules that it runs, so that it does not wait for those of others.
 
 
 def _train(arguments: list[str]) -> int:
     from dpoptax.training.loop import train_and_evaluate
     from dpoptax.training.run import records
 
-    _check_fields("train", arguments)
+    _check_method("train", arguments)
     path, config = _config_of("train", arguments)
     given = tyro.cli(
         TrainArguments,
@@ -33,7 +27,6 @@ def _train(arguments: list[str]) -> int:
         prog=f"dpoptax train {path}",
         description=f"Train as {path} says; every field can be overridden.",
     )
-    fetch_for([given.config], given.fetch)
     if given.config.method.private and given.config.seed is not None:
         warnings.warn(
             "`seed` is known to everyone who can read the config or the command, and whoever knows "
@@ -56,9 +49,6 @@ def _train(arguments: list[str]) -> int:
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"
-    if "test_bleu" in summary:
-        scored = summary["test_bleu"], summary["test_rouge_l"]
-        reached += ", BLEU {:.2f} %, ROUGE-L {:.2f} %".format(*scored)
     print(
         f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
         f"{given.workdir}"
@@ -70,7 +60,7 @@ def _plan(arguments: list[str]) -> int:
     from dpoptax.training.run import planning
     from dpoptax.training.run.phases import Phases, say
 
-    _check_fields("plan", arguments)
+    _check_method("plan", arguments)
     paths, rest = _paths_first(arguments)
     if len(paths) > 1:
         from dpoptax.cli.search_options import configs_by_name
@@ -95,7 +85,6 @@ def _plan(arguments: list[str]) -> int:
         prog=f"dpoptax plan {path}",
         description=f"What {path} would cost; every field can be overridden.",
     )
-    fetch_for([given.config], given.fetch)
     with Phases(say)("plan"):
         cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
     print(planning.text(name, cost))
@@ -104,10 +93,9 @@ def _plan(arguments: list[str]) -> int:
 
 def _compare(arguments: list[str]) -> int:
     from dpoptax.cli.search_options import CompareArguments, configs_by_name, with_data
-    from dpoptax.training.search.compare import Comparison, compare, table
+    from dpoptax.training.search.compare import compare, table
 
-    fields = _names(TrainConfig) - _names(CompareArguments, Comparison)
-    _check_fields("compare", arguments, fields, "for all configs it is --set {0}=VALUE")
+    _check_method("compare", arguments)
     given = tyro.cli(
         CompareArguments,
         args=arguments,
@@ -123,15 +111,8 @@ def _compare(arguments: list[str]) -> int:
 def _sweep(arguments: list[str]) -> int:
     from dpoptax.cli.search_options import SweepArguments, configs_by_name, with_data
     from dpoptax.training.search import sweep
-    from dpoptax.training.search.price import Sweep
 
-    fields = _names(TrainConfig) - _names(SweepArguments, Sweep)
-    _check_fields(
-        "sweep",
-        arguments,
-        fields,
-        "one value of it for all trials is --grid {0}=VALUE, or the configs' own",
-    )
+    _check_method("sweep", arguments)
     given = tyro.cli(
         SweepArguments,
         args=arguments,
@@ -157,7 +138,7 @@ def _audit(arguments: list[str]) -> int:
         raise ConfigError(
             f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
         ) from error
-    _check_fields("audit", arguments)
+    _check_method("audit", arguments)
     paths, options = _paths_first(arguments)
     jobs = [
         tyro.cli(
@@ -169,9 +150,6 @@ def _audit(arguments: list[str]) -> int:
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
-    jobs[0].figure.parent.mkdir(parents=True, exist_ok=True)  # minutes before it is needed
-    for job in jobs:
-        fetch_for([job.config], job.fetch)
     rows = [
         row
         for job in jobs
@@ -187,8 +165,6 @@ def _audit(arguments: list[str]) -> int:
     confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
     print(f"\nEach bound alone holds with {confidence:g} % confidence, at δ = {delta:g}.")
     print("\n".join(audit.notes(rows)))
-    audit.plot_trade_offs(rows, jobs[0].figure)
-    print(f"Claimed and audited trade-off of errors: {jobs[0].figure}")
     return 1 if any(row.violated for row in rows) else 0
 
 
@@ -198,24 +174,13 @@ def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
     return paths, arguments[len(paths) :]
 
 
-def _names(*kinds: type) -> set[str]:
-    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
-
-
-def _check_fields(
-    command: str, arguments: list[str], fields: Container[str] = (), remedy: str = ""
-) -> None:
-    """Raises where a method is named, or one of `fields`, which are no options of the command."""
-    for argument in arguments:
-        option = argument.partition("=")[0]
-        name = option.removeprefix("--").replace("-", "_")
-        if option == "--method":
-            raise ConfigError(
-                f"--method is no option of {command}; the config file says which, as "
-                "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
-            )
-        if option.startswith("--") and name in fields and name != "seed":  # nearest is --seeds
-            raise ConfigError(f"{option} is no option of {command}; {remedy.format(name)}")
+def _check_method(command: str, arguments: list[str]) -> None:
+    """Raises a ConfigError if an option names a method."""
+    if any(argument.partition("=")[0] == "--method" for argument in arguments):
+        raise ConfigError(
+            f"--method is no option of {command}; the config file says which, as "
+            "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
+        )
 
 
 def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
@@ -240,4 +205,4 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "audit": _audit,
 }
-"""What is run with the arguments after a command's name; each returns the exit code."""
+"""The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -1,4 +1,4 @@
-"""What JAX compiled, kept on disk for the next start of a command; of this user alone."""
+"""Keeps compiled programs on disk for the next start of a command, for this user only."""
 
 import contextlib
 import hashlib
@@ -7,6 +7,7 @@ import platform
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -24,23 +25,24 @@ _SETTINGS = {
 
 
 @contextlib.contextmanager
-def kept_in(folder: Path | None) -> Iterator[None]:
-    """Keeps what is compiled within the context in `folder`; None: nothing is kept.
+def kept_in(folder: Path) -> Iterator[None]:
+    """Keeps programs that are compiled within the context in `folder`.
 
-    Whoever can write there can run code as this user: the folder is made for its owner alone, and
-    one that others may write to or that is not this user's is not used. What is wrong with a
-    folder is a warning: everything is then compiled as without it. Where JAX was told of a folder
-    of its own, by JAX_COMPILATION_CACHE_DIR, that one is used.
+    Anyone who can write there can run code as this user, so the folder is made for its owner only.
+    A folder that others may write to, or that is not this user's, is not used: a warning says so,
+    and everything is compiled as without it. JAX_COMPILATION_CACHE_DIR names
+    another folder, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
     """
-    if folder is None or getattr(jax.config, _FOLDER) is not None:
+    settings: Any = jax.config
+    if not settings.jax_enable_compilation_cache or getattr(settings, _FOLDER) is not None:
         yield
         return
     try:
         place = _prepared(folder / _machine())
     except (OSError, RuntimeError) as error:
         warnings.warn(
-            f"nothing compiled is kept for the next start: {error}; give another folder with "
-            "--compilation-cache, or --no-compilation-cache",
+            f"nothing compiled is kept for the next start: {error}; name another folder "
+            "in the environment variable JAX_COMPILATION_CACHE_DIR",
             stacklevel=2,
         )
         yield
@@ -72,7 +74,7 @@ def _set(name: str, value: object) -> None:
 
 
 def _prepared(folder: Path) -> Path:
-    """The folder, made if missing, without what is too much; raises OSError where it is no use."""
+    """Makes the folder and removes excess files; raises OSError if it cannot be used."""
     cache_folder.prepare(folder)
     cache_folder.keep_newest(folder, "*-cache", LARGEST)
     return folder

@@ -4,32 +4,29 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import dpoptax
 from dpoptax.cli import compilation_cache
 from dpoptax.training.cache_folder import cache_folder
-from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.errors import unknown_name
 
-# The commands whose options depend on the config, so that without one there are none to list.
+# Commands whose options depend on the config, so that help without a config lists none.
 _CONFIG_FIRST = ("train", "plan", "audit")
 # What commands cannot do without and `import dpoptax` can.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
 _COMMANDS = {
     "train": """\
-  train CONFIG --workdir DIR [--fetch] [--FIELD VALUE ...]
+  train CONFIG --workdir DIR [--FIELD VALUE ...]
         one run; CONFIG is a Python file with get_config(), or FILE:NAME for
-        one of the runs of its get_configs(); any field can be overridden;
-        --fetch gets published data that --data-dir lacks, as for all commands
-        that read data""",
+        one of the runs of its get_configs(); any field can be overridden""",
     "plan": """\
   plan CONFIG [--FIELD VALUE ...]
         noise, ε, what attacks can do, memory and FLOPs of that run, without
         training; a table where CONFIGs name several runs""",
     "compare": """\
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
-          [--learning-rates R...] [--set FIELD=VALUE...] [--records FILE]
+          [--learning-rates R...] [--set FIELD=VALUE...]
         several configs at one ε: a table and a figure""",
     "sweep": """\
   sweep CONFIG... --workdir DIR
@@ -41,14 +38,6 @@ _COMMANDS = {
         and audited lower bound; exit code 1 if a bound exceeds its claim""",
 }
 
-CACHE_OPTIONS = """\
-all of them:
-  --compilation-cache DIR, --no-compilation-cache
-        where compiled programs are kept, so that the same command starts faster
-        the next time; without either in the user's folder for caches, such as
-        ~/.cache/dpoptax/compiled"""
-"""Help on the options that every command takes."""
-
 _LISTED = "\n".join(_COMMANDS.values())
 _USAGE = f"""\
 usage: dpoptax COMMAND ...
@@ -57,8 +46,6 @@ Differentially private training in JAX.
 
 commands:
 {_LISTED}
-
-{CACHE_OPTIONS}
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
@@ -74,16 +61,16 @@ def run_command(
 ) -> int:
     """Runs the command that the arguments name and returns the exit code.
 
-    Takes the options of the compilation cache. Prints each warning once, and an error that the
-    user can mend without its traceback.
+    Keeps compiled programs for the next start. Prints each warning once, and an error that the
+    user can fix without its traceback.
 
     Args:
-        program: Name of the program, which stands in front of each message.
+        program: Name of the program, with which each message begins.
         dispatch: Runs a command from the other arguments and returns the exit code.
         arguments: Of the command line; None: of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # Of checkpoints that it cannot read, orbax logs what the warnings here say with a remedy.
+    # Orbax also logs unreadable checkpoints, which the warnings here name with a remedy.
     logging.getLogger("absl").setLevel(logging.ERROR)
     shown: set[str] = set()
 
@@ -96,8 +83,7 @@ def run_command(
         warnings.filterwarnings("default", category=UserWarning)
         warnings.showwarning = show_once
         try:
-            arguments, folder = _cache_options(arguments)
-            with compilation_cache.kept_in(folder):
+            with compilation_cache.kept_in(cache_folder("compiled")):
                 return dispatch(arguments)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in _EXTRA:
@@ -132,29 +118,8 @@ def _dispatch(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
         return 0 if rest else 2
-    from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
+    from dpoptax.cli.commands import COMMANDS  # here, because help does not need them
 
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
     return COMMANDS[command](rest)
-
-
-def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
-    """The arguments without those of the compilation cache, and its folder; None: no cache."""
-    left, given = [], iter(arguments)
-    wanted: Path | None = cache_folder("compiled")
-    for argument in given:
-        name, equals, value = argument.partition("=")
-        if name == "--compilation-cache":
-            value = value if equals else next(given, "")
-            if not value or value.startswith("-"):
-                raise ConfigError(
-                    f"--compilation-cache={value} names no folder; give --compilation-cache DIR, "
-                    "or --no-compilation-cache"
-                )
-            wanted = Path(value)
-        elif argument == "--no-compilation-cache":
-            wanted = None
-        else:
-            left.append(argument)
-    return left, wanted

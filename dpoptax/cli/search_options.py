@@ -1,4 +1,4 @@
-"""What the commands that train many runs take, and the configs that they are given."""
+"""Options of the commands that train many runs, and their configs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from dpoptax.cli.options import Data, fetch_for
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.search.compare import Comparison
@@ -15,7 +14,7 @@ from dpoptax.training.search.price import Sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Configs(Data):
+class _Configs:
     configs: tyro.conf.Positional[tuple[Path, ...]]
     """Python files with get_config()."""
     data_dir: Path | None = None
@@ -24,14 +23,14 @@ class _Configs(Data):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareArguments(_Configs):
-    """Of `dpoptax compare`."""
+    """Options of `dpoptax compare`."""
 
     comparison: Annotated[Comparison, tyro.conf.arg(name="")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepArguments(_Configs):
-    """Of `dpoptax sweep`."""
+    """Options of `dpoptax sweep`."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")]
     dry_run: bool = False
@@ -39,14 +38,13 @@ class SweepArguments(_Configs):
 
 
 def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
-    """The configs with the directory that is given for all of them, fetched if that is asked."""
-    if given.data_dir is not None:
-        configs = {
-            name: dataclasses.replace(config, data_dir=given.data_dir)
-            for name, config in configs.items()
-        }
-    fetch_for(configs.values(), given.fetch)
-    return configs
+    """Returns the configs with the data directory that is given for all of them."""
+    if given.data_dir is None:
+        return configs
+    return {
+        name: dataclasses.replace(config, data_dir=given.data_dir)
+        for name, config in configs.items()
+    }
 
 
 def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:

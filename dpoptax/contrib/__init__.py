@@ -1,17 +1,18 @@
-"""Methods that were measured not to help, or that state no ε of their own.
+"""Methods that did not improve accuracy in benchmarks, or that have no proven ε.
 
-They keep every promise of the core: the clip bounds the sensitivity, noise is added once, and what
-follows is post-processing. `docs/choosing.md` compares them with the recommended methods.
+They follow the rules of the core: the clip bounds the sensitivity, noise is added once, and
+everything after it is post-processing. `docs/results/index.md` compares them with the recommended
+methods.
 """
 
 from dpoptax._clip.clipping_functions import psac_clip as psac_clip
 from dpoptax._methods.lp_adam import adam_bc as adam_bc
-from dpoptax._methods.pmlf import inner_outer as inner_outer
 from dpoptax._methods.scale_then_privatize import scale_then_privatize as scale_then_privatize
 from dpoptax.contrib._adaptive_fir import adaptive_fir as adaptive_fir
 from dpoptax.contrib._geodp import HypersphericalClip as HypersphericalClip
 from dpoptax.contrib._geodp import geodp as geodp
 from dpoptax.contrib._geodp import hyperspherical_clip as hyperspherical_clip
+from dpoptax.contrib._inner_outer import inner_outer as inner_outer
 from dpoptax.contrib._kronecker import kronecker_factors as kronecker_factors
 from dpoptax.contrib._muon import scale_by_shrunk_muon as scale_by_shrunk_muon
 from dpoptax.contrib._muon import shrunk_muon as shrunk_muon

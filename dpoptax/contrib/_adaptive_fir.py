@@ -1,4 +1,4 @@
-"""DOPPLER's optimal finite filter, its coefficients estimated from the released gradients."""
+"""DOPPLER's optimal finite filter, estimated from released gradients."""
 
 import math
 from typing import NamedTuple
@@ -33,51 +33,49 @@ class AdaptiveFirState(NamedTuple):
 def adaptive_fir(
     length: int, stddev: float, *, decay: float = 0.95, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
-    """A finite low-pass filter whose coefficients follow the correlation of the gradients.
+    """Applies a finite low-pass filter that follows the correlation of gradients.
 
         P_t = mean over time of ‖g_t‖² − d · stddev²,    A_τ = mean over time of ⟨g_t, g_{t−τ}⟩,
-        c_0 = 1/2,   c_τ = A_τ/P_t − 1/2, kept in [0, 1/2],   b_τ = c_τ/Σ c,   m_t = Σ_τ b_τ g_{t−τ}
+        c_0 = 1/2,   c_τ = A_τ/P_t − 1/2 clipped to [0, 1/2],  b_τ = c_τ/Σ c,  m_t = Σ_τ b_τ g_{t−τ}
 
-    over the gradients that there are: b sums to 1 from the first step. The noise of different steps
-    is independent, so A_τ is free of it, and its known power d · stddev² is taken off P; P is at
-    least the standard deviation that the noise leaves in it. Gradients that stand still make a
-    moving average, gradients that turn at every step b = (1, 0, …), which is no filter.
+    over the available gradients, so b sums to 1 from the first step. The noise of different steps
+    is independent, so A_τ is free of it. Its known power d · stddev² is subtracted from P, and P is
+    floored at the standard deviation of its own noise. Constant gradients give a moving average.
+    Gradients that reverse at every step give b = (1, 0, …), which does not filter.
 
-    Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
-    values and the public noise level are read. Memory: length − 1 copies of the parameters; as many
-    inner products a step.
+    Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory:
+    length − 1 copies of the parameters. Time: length − 1 inner products per step.
 
     Args:
       length: the number of coefficients, at least 2.
-      stddev: the noise's standard deviation in the released mean, absolute; see
+      stddev: the absolute standard deviation of the noise in the released mean; see
         `dpoptax.extend.noise_stddev`.
-      decay: of the means over time, in [0, 1).
-      accumulator_dtype: the dtype of the kept gradients; by default the parameters'.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      decay: decay of the means over time, in [0, 1).
+      accumulator_dtype: the dtype of the stored gradients. Defaults to that of the parameters.
 
     Raises:
-      ValueError: `length` below 2, `stddev` not positive and finite, or `decay` outside [0, 1).
+      ValueError: `length` is below 2, `stddev` is not positive and finite, or `decay` is outside
+        [0, 1).
 
-    Source: DOPPLER, section 5.3, "Optimal FIR filter". There P is floored step by step, which
-    biases it upwards under much noise; here its mean is floored. c_τ ≤ 1/2 is Cauchy and Schwarz's.
+    Source: DOPPLER, section 5.3, "Optimal FIR filter". There, P is floored step by step, which
+    biases it upward if noise is large; here its mean is floored. c_τ ≤ 1/2 by the Cauchy–Schwarz
+    inequality.
 
     >>> tx = adaptive_fir(length=4, stddev=1.1 * 1.0 / 256)
     """
     check_known(length=length)
     if not (isinstance(length, int) and length >= 2):
-        raise ValueError(f"length={length}: want an integer, at least 2")
+        raise ValueError(f"`length` must be an integer of at least 2, got {length}.")
     check_stddev(stddev, zero=False)
     check_decays(decay=decay)
     noise = float(stddev) ** 2
-    # The variance that a running mean has left of one step's.
+    # A running mean multiplies the variance of one step by this factor.
     share = (1.0 - decay) / (1.0 + decay)
 
     def coefficients(
         power: jax.Array, products: jax.Array, count: jax.Array, size: int
     ) -> jax.Array:
-        """b from the means of the steps 0 … count; lags that have no gradient yet get 0."""
+        """Returns b from the means of steps 0 … count; lags without a gradient get 0."""
         lags = jnp.arange(1, length)
         seen = jnp.maximum(count + 1 - lags, 0)
         power = power / (1.0 - jnp.power(decay, count + 1))
@@ -101,7 +99,7 @@ def adaptive_fir(
         size = optax.tree.size(updates)
         square = _inner(updates, updates) - size * noise
         inner = jnp.stack([_inner(updates, g) for g in state.past])
-        # A lag's mean starts with the first step that has a gradient at this lag.
+        # The mean of a lag starts at the first step that has a gradient at this lag.
         seen = state.count >= jnp.arange(1, length)
         power = decay * state.power + (1.0 - decay) * square
         products = jnp.where(seen, decay * state.products + (1.0 - decay) * inner, 0.0)
@@ -119,7 +117,7 @@ def adaptive_fir(
 
 
 def _inner(x: PyTree, y: PyTree) -> jax.Array:
-    """⟨x, y⟩ over all leaves, in float32."""
+    """Returns ⟨x, y⟩ over all leaves, in float32."""
     products = jax.tree.map(
         lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y
     )

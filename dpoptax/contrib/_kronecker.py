@@ -1,4 +1,4 @@
-"""Matrices for the two sides of every kernel, from public probes."""
+"""Matrices for the two sides of each kernel, from public probes."""
 
 import math
 from collections.abc import Callable
@@ -14,22 +14,23 @@ from dpoptax._tree import PyTree
 def kronecker_factors(
     loss_fn: Callable[..., PyTree], params: PyTree, probes: PyTree, *, damping: float = 0.1
 ) -> PyTree:
-    """Factors for `dpoptax.extend.linear_map` from public probes: K-FAC's curvature by sides.
+    """Returns factors for `dpoptax.extend.linear_map` from K-FAC on public probes.
 
         A = E Σ_t a_t a_tᵀ,   G = E Σ_t e_t e_tᵀ;   U = A_γ^{−1/2},   V = G_γ^{−1/2}
 
-    a_t are the kernel's inputs at each of its positions and e_t the derivatives by its outputs,
-    over the probes; A_γ = (A + γ tr(A)/R · I) over its mean eigenvalue, and G_γ alike. So U and V
-    make the gradients of probes even in all directions, and keep the power of a kernel's noise on
-    its way back. Parameters of fewer than two axes keep a scale of 1, and so do kernels that the
-    loss looks up, or contracts with part of their rows at a time.
+    Over the probes, a_t are the kernel's inputs at each of its positions and e_t the derivatives
+    with respect to its outputs. A_γ is A + γ tr(A)/R · I divided by its mean eigenvalue, with R the
+    size of A; G_γ is similar. U and V equalize the gradients of the probes in all directions, and
+    preserve the power of a kernel's noise on the way back. Parameters with fewer than two axes keep
+    a scale of 1, and so do kernels that the loss looks up, or contracts with part of their rows at
+    a time.
 
         linear_map(lambda params: kronecker_factors(loss_fn, params, probes), every=100, back=False)
 
-    is DP-KFC; with `back=True` what is released is a gradient, for any optimizer.
+    is DP-KFC. With `back=True` the release is a gradient, for any optimizer.
 
-    Privacy: of the probes, none. They must be public: synthetic, such as noise with the spectrum of
-    images and random labels, or of a public data set. Parameters are released ones.
+    Privacy: probes are not protected. They must be public: synthetic, such as noise with the
+    spectrum of images and random labels, or from a public data set. `params` must be released.
 
     Args:
       loss_fn: `loss_fn(params, example)`, a scalar.
@@ -41,12 +42,12 @@ def kronecker_factors(
       A tree like the parameters, of `Sides` and `Diagonal`.
 
     Raises:
-      ValueError: `damping` that is not positive and finite.
-      TypeError: a loss that is no scalar.
+      ValueError: `damping` is not positive and finite.
+      TypeError: the loss is not a scalar.
 
     Source: Molina Van den Bosch et al., "DP-KFC: Data-Free Preconditioning for Privacy-Preserving
     Deep Learning", 2026; Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored
-    Approximate Curvature", 2015. The normalization is this library's.
+    Approximate Curvature", 2015. The normalization is specific to dpoptax.
 
     >>> loss_fn = lambda params, x: jnp.sum(jnp.sin(x @ params["w"]))
     >>> probes = jnp.array([[3.0, 0.0], [0.0, 1.0]])
@@ -55,7 +56,7 @@ def kronecker_factors(
     Array(0.3, dtype=float32)
     """
     if not (math.isfinite(damping) and damping > 0.0):
-        raise ValueError(f"damping={damping}: want a positive, finite number")
+        raise ValueError(f"`damping` must be positive and finite, got {damping}.")
     moments = side_moments(loss_fn, params, probes)
 
     def factor(leaf: int) -> Factor:
@@ -69,7 +70,7 @@ def kronecker_factors(
 
 
 def _root(moment: jax.Array, damping: float) -> tuple[jax.Array, jax.Array]:
-    """M_γ^{−1/2} and M_γ^{1/2}; the identity for a moment that is zero."""
+    """Returns M_γ^{−1/2} and M_γ^{1/2}, or the identity for a zero moment."""
     mean = jnp.trace(moment) / len(moment)
     even = jnp.eye(len(moment), dtype=moment.dtype)
     moment = jnp.where(mean > 0, moment / jnp.where(mean > 0, mean, 1.0), even)

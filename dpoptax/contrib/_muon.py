@@ -1,4 +1,4 @@
-"""Muon for privatized gradients: what is orthogonalized is what is above the noise."""
+"""Muon for privatized gradients, with singular vectors weighted by their signal."""
 
 import jax
 import optax
@@ -18,49 +18,44 @@ def scale_by_shrunk_muon(
     b2: float = 0.999,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """Muon whose orthogonalization knows the noise: U diag(c) Vᵀ in the place of U Vᵀ.
+    """Rescales updates by Muon with noise-aware orthogonalization.
 
-    Muon takes all singular values of a kernel's running mean gradient for 1. Under noise most of
-    them are noise, and so would be most of the step. With m_t = U diag(s) Vᵀ the bias-corrected
-    running mean, τ the noise that is left in it (see `singular_value_shrinkage`) and (m, n) the
-    kernel's shape,
+    Muon replaces all singular values of a kernel's running mean gradient by 1, also those that are
+    noise. Let m_t = U diag(s) Vᵀ be the bias-corrected running mean of a kernel of shape (m, n),
+    and τ the noise left in it (see `singular_value_shrinkage`). Then
 
         update = √max(1, n/m) U diag(c) Vᵀ,
         c = q/(s x),  q = √((s² − τ²(√m + √n)²)(s² − τ²(√m − √n)²)),  x² = (s² − (m + n)τ² + q)/2
 
-    where s > τ(√m + √n), and c = 0 elsewhere. c is the product of the cosines between the singular
-    vectors that are seen and those of the signal: of all matrices with these vectors, U diag(c) Vᵀ
-    is next to the signal's own U Vᵀ, in the limit of large matrices of small rank. c is near 1 far
-    above the noise, and everywhere at `stddev` 0: then this is Muon without Nesterov's term, with
-    an exact decomposition for Newton and Schulz' iteration. Muon as it is stands behind the noise
-    too: `optax.contrib.muon`.
+    where s > τ(√m + √n), and c = 0 elsewhere. c is the product of the cosines between the observed
+    singular vectors and those of the signal. Of all matrices with the observed vectors, U diag(c)
+    Vᵀ is closest to the U Vᵀ of the signal, in the limit of large matrices of small rank. If
+    `stddev` is 0, c is 1. This is then `optax.contrib.muon`, which also works after the noise
+    stage, without Nesterov's term and with an exact decomposition instead of the Newton–Schulz
+    iteration.
 
-    Leaves of fewer than two axes get `scale_by_lp_adam` with the same `stddev`, which is
-    DP-AdamBC. To keep kernels out of it, such as embeddings, wrap it in `optax.partition`.
+    Leaves with fewer than two axes use `scale_by_lp_adam` with the same `stddev`, which is
+    DP-AdamBC. To exclude kernels such as embeddings, use `optax.partition`.
 
-    Input: privatized mean gradients with white noise. Output: their direction, of order 1.
-    Privacy: post-processing, no cost: only released values and the public noise level are read.
-    Memory: one copy of the kernels, two of the other leaves. A step computes the singular value
-    decomposition of each kernel, whole on every device.
+    Input: privatized mean gradients with white noise. Output: directions of order 1. Privacy:
+    post-processing, at no cost. Memory: one copy of the kernels, two of the other leaves. Each step
+    computes the singular value decomposition of every kernel, unsharded on every device.
 
     Args:
-      stddev: the noise's standard deviation in the released mean, absolute; see
+      stddev: the absolute standard deviation of the noise in the released mean; see
         `dpoptax.extend.noise_stddev`.
-      decay: of the running mean of kernels, in [0, 1).
+      decay: decay of the running mean of kernels, in [0, 1).
       b1: decay of the other leaves' first moment, in [0, 1).
       b2: decay of the other leaves' second moment, in [0, 1).
-      accumulator_dtype: the dtype of the running means; by default the parameters'.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      accumulator_dtype: the dtype of the running means. Defaults to that of the parameters.
 
     Raises:
-      ValueError: a number outside its range.
+      ValueError: a number is out of range.
 
-    Sources: Jordan et al., "Muon", 2024; Kim and Fan, "DP-Muon", 2026, for Muon behind the noise
-    (their own correction of the bias is another, and not here); Benaych-Georges and Nadakuditi,
-    "The singular values and vectors of low rank perturbations of large rectangular random
-    matrices", 2012, for the cosines. Their use here is this library's.
+    Source: Jordan et al., "Muon", 2024; Kim and Fan, "DP-Muon", 2026, for Muon after the noise
+    (whose bias correction is different and is not implemented here); Benaych-Georges and
+    Nadakuditi, "The singular values and vectors of low rank perturbations of large rectangular
+    random matrices", 2012, for the cosines. The combination is specific to dpoptax.
 
     >>> import jax.numpy as jnp
     >>> tx = scale_by_shrunk_muon(0.01)
@@ -85,17 +80,18 @@ def shrunk_muon(
     b1: float = 0.9,
     b2: float = 0.999,
 ) -> optax.GradientTransformation:
-    """`scale_by_shrunk_muon` times −learning_rate: the whole optimizer behind the noise stage.
+    """Applies the optimizer `scale_by_shrunk_muon` times −learning_rate.
+
+    Place it after the noise stage. Units, privacy, errors and sources are those of
+    `scale_by_shrunk_muon`.
 
     Args:
       learning_rate: a number or a schedule.
-      stddev: the noise's standard deviation in the released mean, absolute; see
+      stddev: the absolute standard deviation of the noise in the released mean; see
         `dpoptax.extend.noise_stddev`.
-      decay: of the running mean of kernels.
+      decay: decay of the running mean of kernels.
       b1: decay of the other leaves' first moment.
       b2: decay of the other leaves' second moment.
-
-    Units, privacy, errors and sources are those of `scale_by_shrunk_muon`.
 
     >>> tx = shrunk_muon(0.02, stddev=1.1 * 1.0 / 256)
     """

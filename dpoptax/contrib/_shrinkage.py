@@ -1,4 +1,4 @@
-"""Shrinkage of released gradients by their known noise: singular values, and lengths of layers."""
+"""Shrinkage of released gradients by their known noise."""
 
 import math
 from collections.abc import Callable
@@ -23,47 +23,42 @@ from dpoptax.filters._low_pass import LowPassState, low_pass, mean_share
 def singular_value_shrinkage(
     stddev: float, *, decay: float = 0.0, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
-    """Shrinks the singular values of each kernel's noisy gradient, and cuts those that are noise.
+    """Shrinks the singular values of each kernel's noisy gradient.
 
-    A kernel (…, n) is a matrix (m, n), m the product of the leading axes. Where it is a signal of
-    small rank under white noise of standard deviation τ, of all functions of the singular values s
+    A kernel (…, n) is a matrix (m, n), m the product of the leading axes. For a signal of small
+    rank under white noise of standard deviation τ,
 
         η(s) = √((s² − τ²(√m + √n)²)(s² − τ²(√m − √n)²)) / s   for s > τ(√m + √n), else 0
 
-    has the least squared error in the limit of large matrices. With `decay` = β > 0 it is the
-    bias-corrected running mean of the gradients that is shrunk, at its own τ,
+    has the smallest squared error of all functions of the singular values s, in the limit of large
+    matrices. With `decay` = β > 0, it shrinks the bias-corrected running mean of the gradients,
+    with its own τ,
 
         m_t = Σ_{i≤t} w_i g_{t−i},  w_i ∝ β^i,  Σ w_i = 1,    τ = stddev √(Σ w_i²),
 
-    which finds signal in the mean that no single release shows; it is momentum, so put no second
-    filter before or behind it. Leaves of fewer than two axes are averaged and otherwise left alone.
+    and so finds signal that no single release shows. This is momentum, so do not combine it with
+    another filter. Leaves with fewer than two axes are only averaged.
 
-    Less error of each gradient need not be a better model: what descent would average is taken
-    off, and the bias that comes for it is not averaged (docs/choosing.md has a comparison that
-    this loses).
+    A smaller error of each gradient need not give a better model: descent averages out noise, but
+    not the bias of shrinkage (docs/results/index.md has a comparison). It assumes white noise of
+    constant size, as from `gaussian_noise` but not `correlated_noise`, and matrices of small rank.
+    Sampling noise counts as signal.
 
-    What it assumes: noise that is white and of one size, as `gaussian_noise` makes it, not
-    `correlated_noise`; a matrix of small rank. The noise of sampling a batch counts as signal.
-
-    Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
-    values and the public noise level are read. Memory: one copy of the parameters with `decay`,
-    none without. A step computes the singular value decomposition of each kernel, whole on every
-    device.
+    Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory: one
+    copy of the parameters with `decay`, none without. Each step computes the singular value
+    decomposition of every kernel, unsharded on every device.
 
     Args:
-      stddev: the noise's standard deviation in the released mean, absolute; see
-        `dpoptax.extend.noise_stddev`. 0 changes nothing.
-      decay: β of the running mean, in [0, 1); 0 shrinks each release by itself.
-      accumulator_dtype: the dtype of the running mean; by default the parameters'.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      stddev: the absolute standard deviation of the noise in the released mean; see
+        `dpoptax.extend.noise_stddev`. 0 does not shrink.
+      decay: β of the running mean, in [0, 1). 0 shrinks each release separately.
+      accumulator_dtype: the dtype of the running mean. Defaults to that of the parameters.
 
     Raises:
-      ValueError: a number outside its range.
+      ValueError: a number is out of range.
 
     Source: Gavish and Donoho, "Optimal shrinkage of singular values", 2017, eq. (7), for Frobenius
-    loss, with the noise that is known in the place of their estimate of it.
+    loss, with the known noise instead of their estimate.
 
     >>> tx = singular_value_shrinkage(0.1)
     >>> noisy = {"kernel": jnp.diag(jnp.array([2.0, 0.3]))}
@@ -77,7 +72,7 @@ def singular_value_shrinkage(
             return mean
         return map_singular_values(mean, lambda s: shrunk(s, matrix_shape(mean), noise))
 
-    return _of_mean(_each(leaf), stddev, decay, accumulator_dtype)
+    return _shrink_mean(_each(leaf), stddev, decay, accumulator_dtype)
 
 
 def james_stein(
@@ -87,32 +82,27 @@ def james_stein(
     decay: float = 0.0,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """Shrinks each layer's noisy gradient towards zero, by the positive-part James–Stein factor.
+    """Shrinks each layer's noisy gradient by the positive-part James–Stein factor.
 
         g ↦ max(0, 1 − (d − 2) τ²/‖g‖²) g
 
-    for d > 2 coordinates, and g itself for fewer. For every true gradient its expected squared
-    error is below g's own. With `decay` the running mean is shrunk, at its own noise τ, as in
-    `singular_value_shrinkage`; without, τ = `stddev`. The factor is about 1 where signal outweighs
-    noise, and moves length from layers that are all noise to those that are not; for the whole
-    gradient together, `per_leaf=False`, it is a learning rate that follows the ratio of the two.
+    for d > 2 coordinates; fewer coordinates are unchanged. For every true gradient, the expected
+    squared error is smaller than that of g. With `decay`, it shrinks the running mean with its own
+    τ, as in `singular_value_shrinkage`; otherwise τ = `stddev`. The factor is about 1 if the signal
+    outweighs the noise, and small for layers that are mostly noise.
 
-    Input and output: privatized mean gradients with white noise, as `gaussian_noise` makes it.
-    Privacy: post-processing, no cost: only released values and the public noise level are read.
-    Memory: one copy of the parameters with `decay`, none without.
+    Input and output: privatized mean gradients with white noise, as from `gaussian_noise`. Privacy:
+    post-processing, at no cost. Memory: one copy of the parameters with `decay`, none without.
 
     Args:
-      stddev: the noise's standard deviation in the released mean, absolute; see
-        `dpoptax.extend.noise_stddev`. 0 changes nothing.
-      per_leaf: whether every leaf has a factor of its own.
-      decay: β of the running mean, in [0, 1); 0 shrinks each release by itself.
-      accumulator_dtype: the dtype of the running mean; by default the parameters'.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      stddev: the absolute standard deviation of the noise in the released mean; see
+        `dpoptax.extend.noise_stddev`. 0 does not shrink.
+      per_leaf: whether each leaf has its own factor.
+      decay: β of the running mean, in [0, 1). 0 shrinks each release separately.
+      accumulator_dtype: the dtype of the running mean. Defaults to that of the parameters.
 
     Raises:
-      ValueError: a number outside its range.
+      ValueError: a number is out of range.
 
     Source: James and Stein, "Estimation with quadratic loss", 1961; Baranchik, 1964, for the
     positive part.
@@ -125,7 +115,7 @@ def james_stein(
 
     def shrink(mean: PyTree, noise: jax.Array) -> PyTree:
         leaves, treedef = jax.tree.flatten(mean)
-        # In units of the noise: what overflows is far above it.
+        # In units of the noise, a value that overflows is far above the noise.
         unit = jnp.where(noise > 0.0, noise, 1.0)
         squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32) / unit)) for leaf in leaves]
         sizes = [leaf.size for leaf in leaves]
@@ -141,36 +131,39 @@ def james_stein(
         out = list(map(shrunk_leaf, leaves, squares, sizes))
         return jax.tree.unflatten(treedef, out)
 
-    return _of_mean(shrink, stddev, decay, accumulator_dtype)
+    return _shrink_mean(shrink, stddev, decay, accumulator_dtype)
 
 
 def orthogonalized(
     stddev: float, *, decay: float, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
-    """U diag(c) Vᵀ √max(1, n/m) of each kernel's running mean; see `scale_by_shrunk_muon`."""
+    """Returns U diag(c) Vᵀ √max(1, n/m) of each kernel's running mean.
+
+    See `scale_by_shrunk_muon`.
+    """
 
     def leaf(mean: jax.Array, noise: jax.Array) -> jax.Array:
         rows, columns = matrix_shape(mean)
         scale = math.sqrt(max(1.0, columns / max(rows, 1)))
         return map_singular_values(mean, lambda s: scale * cosines(s, (rows, columns), noise))
 
-    return _of_mean(_each(leaf), stddev, decay, accumulator_dtype)
+    return _shrink_mean(_each(leaf), stddev, decay, accumulator_dtype)
 
 
 def _each(
     leaf: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> Callable[[PyTree, jax.Array], PyTree]:
-    """`leaf(m, τ)` for each leaf m of a mean."""
+    """Returns a function that applies `leaf(m, τ)` to each leaf m of a mean."""
     return lambda mean, noise: jax.tree.map(lambda m: leaf(m, noise), mean)
 
 
-def _of_mean(
+def _shrink_mean(
     shrink: Callable[[PyTree, jax.Array], PyTree],
     stddev: float,
     decay: float,
     accumulator_dtype: DTypeLike | None,
 ) -> optax.GradientTransformation:
-    """`shrink(mean, τ)` of the running mean of the gradients and the noise that is left in it."""
+    """Applies `shrink(mean, τ)` to the running mean and the noise left in it."""
     check_stddev(stddev)
     check_decays(decay=decay)
     mean_filter = Filter((1.0 - decay,), (-decay,)) if decay else Filter((1.0,))

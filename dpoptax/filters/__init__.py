@@ -1,15 +1,14 @@
-"""Design and analysis of the low-pass filters (b, a) behind the noise.
+"""Design and analysis of low-pass filters (b, a) for privatized gradients.
 
-A filter is the pair of coefficient tuples of
+A filter has two tuples of coefficients, with which
 
     m_t = -Σ_{τ=1}^{na} a_τ m_{t-τ} + Σ_{τ=0}^{nb} b_τ g_{t-τ} = Σ_{τ≥0} κ_τ g_{t-τ},
 
-with g_t the input (the privatized gradient of step t), m_t the output and κ the impulse response.
-`a` is written *without* the leading 1 of scipy's convention: `scipy.signal.lfilter(b, [1, *a], g)`
-computes the same m. Frequencies are radians per step, in [0, π].
+where g_t is the input (the privatized gradient of step t), m_t is the output and κ is the impulse
+response. `a` omits the leading 1 of scipy's convention: `scipy.signal.lfilter(b, [1, *a], g)`
+computes the same m. Frequencies are in radians per step, in [0, π].
 
-Filters act on gradients that are private already: nothing here changes a privacy guarantee.
-Only NumPy and SciPy are imported.
+Filters are post-processing and do not change a privacy guarantee.
 """
 
 from dpoptax.filters import spectrum as spectrum

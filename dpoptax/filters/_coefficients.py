@@ -1,4 +1,4 @@
-"""The coefficients of a filter: what they are, the papers' choices, and what is refused."""
+"""Filter coefficients, presets from papers, and validation."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Filter(NamedTuple):
 
     Attributes:
       b: b_0 … b_nb, the weights of the input.
-      a: a_1 … a_na, the weights of the past output; empty for a finite impulse response.
+      a: a_1 … a_na, the weights of past outputs; empty for a finite impulse response.
     """
 
     b: tuple[float, ...]
@@ -24,7 +24,7 @@ class Filter(NamedTuple):
 
     @property
     def order(self) -> int:
-        """max(na, nb): the number of buffers that the filter needs."""
+        """Returns max(na, nb), the number of buffers that the filter needs."""
         return max(len(self.a), len(self.b) - 1)
 
 
@@ -44,7 +44,7 @@ _PRESETS: Mapping[str, Filter] = {
     "doppler-f4": Filter((0.2, 0.2), (-0.6,)),
     "doppler-f5": Filter((0.025, 0.05, 0.025), (-0.9,)),
     "doppler-f6": Filter((0.025, 0.025), (-1.8, 0.85)),
-    # DP-PMLF, the choices of its experiments (appendix, hyper-parameters).
+    # DP-PMLF, the filters of its experiments (appendix, hyper-parameters).
     "pmlf-mnist": _MOMENTUM,
     "pmlf-cifar": _PMLF_CIFAR,
     # DP-PMLF, Table 4, in its order.
@@ -62,9 +62,9 @@ _PRESETS: Mapping[str, Filter] = {
 def presets() -> dict[str, Filter]:
     """Returns the filters of the papers by name.
 
-    Sources: DOPPLER (Zhang et al. 2024), Table 2 ("none", "momentum", "doppler-first-order-1",
+    Source: DOPPLER (Zhang et al. 2024), Table 2 ("none", "momentum", "doppler-first-order-1",
     "doppler-first-order-2", "doppler-second-order") and Table 4 ("doppler-f1" … "doppler-f6");
-    DP-PMLF, Table 4 by row ("pmlf-1" … "pmlf-8") and the choice of its experiments on MNIST-like
+    DP-PMLF, Table 4 by row ("pmlf-1" … "pmlf-8") and the filters of its experiments on MNIST-like
     and CIFAR-like data ("pmlf-mnist", "pmlf-cifar").
     """
     return dict(_PRESETS)
@@ -74,24 +74,24 @@ def preset(name: str) -> Filter:
     """Returns one filter of the papers; see `presets` for the names.
 
     Raises:
-      ValueError: if no filter has this name.
+      ValueError: the name is unknown.
 
     >>> preset("momentum")
     Filter(b=(0.1,), a=(-0.9,))
     """
     if name not in _PRESETS:
-        raise ValueError(f"name={name!r} is no preset filter; choose one of {', '.join(_PRESETS)}")
+        raise ValueError(f"`name` must be one of {', '.join(_PRESETS)}, got {name!r}.")
     return _PRESETS[name]
 
 
-def or_preset(
+def resolve_preset(
     b: Sequence[float] | None, a: Sequence[float], name: str
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Returns `b` and `a`, or the coefficients of the preset `name` if neither is given."""
     if b is not None:
         return b, a
     if len(a):
-        raise ValueError(f"a={a!r} was given without b: give both, or neither for {name!r}")
+        raise ValueError(f"`a` must be given with `b`, got a={a!r}. Omit both for {name!r}.")
     return preset(name)
 
 
@@ -104,24 +104,28 @@ def validate(
 ) -> Filter:
     """Checks the coefficients of a filter and returns them as a `Filter`.
 
-    Refused are: an empty `b` and coefficients that are not finite; a pole (a root z of
-    z^na + Σ_τ a_τ z^{na-τ}) on or outside the unit circle, for then the output grows without bound;
-    with `unit_gain`, a gain Σb - Σa other than 1 by more than 1e-6, for then the step size is
-    rescaled by stealth; with `correctable`, a step response c_t = Σ_{τ≤t} κ_τ that is not positive
-    until it has settled, for the bias correction divides by it.
+    It raises an error in these cases:
 
-    The papers state the stability condition for 1 + Σ_τ a_τ x^τ with |x| < 1 (DOPPLER A.2); in that
-    variable the roots must lie *outside* the circle, x being 1/z.
+    - `b` is empty, or a coefficient is not finite;
+    - a pole, a root z of z^na + Σ_τ a_τ z^{na-τ}, is on or outside the unit circle, because the
+      output would grow without bound;
+    - with `unit_gain`, the gain Σb - Σa differs from 1 by more than 1e-6, because this would
+      rescale the step size;
+    - with `correctable`, the step response c_t = Σ_{τ≤t} κ_τ is not positive at some t before it
+      settles, because the bias correction divides by it.
+
+    The papers state the stability condition for 1 + Σ_τ a_τ x^τ with |x| < 1 (DOPPLER A.2). In that
+    variable, x = 1/z, the roots must lie *outside* the circle.
 
     Args:
       b: b_0 … b_nb.
       a: a_1 … a_na, without the leading 1.
-      unit_gain: whether another gain than 1 is refused.
-      correctable: whether a step response that reaches zero is refused.
+      unit_gain: whether the gain must be 1.
+      correctable: whether the step response must be positive.
 
     Raises:
-      TypeError: if a coefficient is no real number.
-      ValueError: as above, naming the pole, the gain, or the step.
+      TypeError: a coefficient is not a real number.
+      ValueError: one of the cases above. The message names the pole, the gain, or the step.
 
     >>> validate([0.1], [-0.9])
     Filter(b=(0.1,), a=(-0.9,))
@@ -129,21 +133,21 @@ def validate(
     filt = Filter(_coefficients("b", b), _coefficients("a", a))
     hint = ""
     if filt.a and filt.a[0] == 1.0:
-        hint = " (a starts with 1.0: it is written without scipy's leading 1, so pass a[1:])"
+        hint = " `a` starts with 1.0. Omit scipy's leading 1: pass `a[1:]`."
     if not filt.b:
-        raise ValueError("b=() is empty: a filter needs at least b_0, such as b=[1.0]")
+        raise ValueError("`b` must not be empty. Pass at least b_0, for example `b=[1.0]`.")
     for pole in poles(filt):
         if abs(pole) >= 1.0:
             raise ValueError(
-                f"a={filt.a} is unstable: pole {pole:.6g} has modulus {abs(pole):.6g}, and every "
-                f"pole must lie inside the unit circle{hint}; filters.butterworth designs a stable "
-                "filter"
+                f"The filter a={filt.a} must be stable, but pole {pole:.6g} has modulus "
+                f"{abs(pole):.6g} and is not inside the unit circle.{hint} "
+                "`filters.butterworth` designs stable filters."
             )
     gain = sum(filt.b) - sum(filt.a)
     if unit_gain and not abs(gain - 1.0) <= _GAIN_TOLERANCE:
         raise ValueError(
-            f"b={filt.b}, a={filt.a} has gain sum(b) - sum(a) = {gain:.9g}, and it must be 1"
-            f"{hint}; scale b by {_rescaling(filt)}"
+            f"The gain sum(b) - sum(a) must be 1, got {gain:.9g} for b={filt.b}, a={filt.a}."
+            f"{hint} {_rescaling(filt)}"
         )
     if correctable:
         _check_step_response(filt)
@@ -151,41 +155,42 @@ def validate(
 
 
 def _coefficients(name: str, values: ArrayLike) -> tuple[float, ...]:
-    wanted = f"{name}={values!r} must be a flat sequence of real numbers"
+    wanted = f"`{name}` must be a flat sequence of real numbers, got {values!r}."
     if isinstance(values, Filter | str):
-        unpack = "a filter is b and a: unpack it, as in *dpoptax.filters.preset(name)"
-        raise TypeError(f"{wanted}; {unpack}")
+        unpack = "Unpack a filter into b and a, as in `*dpoptax.filters.preset(name)`."
+        raise TypeError(f"{wanted} {unpack}")
     array = np.asarray(values)
     if array.ndim != 1 or array.size and array.dtype.kind not in "fiu":
         raise TypeError(wanted)
     array = array.astype(np.float64)
     if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name}={values!r} has a coefficient that is not finite")
+        raise ValueError(f"`{name}` must be finite, got {values!r}.")
     return tuple(array.tolist())
 
 
 def _rescaling(filt: Filter) -> str:
     if sum(filt.b) == 0.0:
-        return "nothing: its sum is 0, so that no scale gives unit gain"
-    return f"{(1.0 + sum(filt.a)) / sum(filt.b):.9g}"
+        return "Scaling `b` cannot change this, because its sum is 0."
+    return f"Scale `b` by {(1.0 + sum(filt.a)) / sum(filt.b):.9g}."
 
 
 def _check_step_response(filt: Filter) -> None:
     modulus = max(np.abs(poles(filt)), default=0.0)
     steps = filt.order + 1
     if modulus > 0.0:
-        # A repeated pole settles as t^order times a geometric sequence; the factor 2 covers it.
+        # With a repeated pole the response settles as t^order times a geometric sequence. The
+        # factor 2 covers this.
         steps += int(min(_MAX_STEPS, 2 * filt.order * np.log(_SETTLED) / np.log(modulus)))
     kappa = impulse_response(filt, steps)
     response = np.cumsum(kappa)
-    # What cancels below the resolution of float32 counts as zero.
+    # Values that cancel to below the resolution of float32 count as zero.
     bad = np.flatnonzero(response <= _SETTLED * np.cumsum(np.abs(kappa)))
     if bad.size:
         t = int(bad[0])
         raise ValueError(
-            f"b={filt.b}, a={filt.a} cannot be corrected for its start: the step response is "
-            f"c_{t} = {response[t]:.6g} at t = {t}, and the correction divides by it, so it must "
-            "stay positive; choose other coefficients, or a start without correction"
+            "The step response must be positive, because the bias correction divides by it, got "
+            f"c_{t} = {response[t]:.6g} at t = {t} for b={filt.b}, a={filt.a}. Choose other "
+            "coefficients, or a start without correction."
         )
 
 
@@ -195,15 +200,15 @@ def poles(filt: Filter) -> NDArray[np.complex128]:
 
 
 def impulse_response(filt: Filter, length: int) -> NDArray[np.float64]:
-    """Returns κ_0 … κ_{length-1}, the weight of the input τ steps ago; shape (length,).
+    """Returns κ_0 … κ_{length-1}, the weights of the input τ steps ago.
 
-    DOPPLER eq. (6) writes κ by partial fractions, which needs distinct poles; the recursion here
-    does not.
+    It uses the recursion. DOPPLER eq. (6) writes κ by partial fractions, which requires distinct
+    poles.
 
     >>> impulse_response(preset("momentum"), 3).round(6).tolist()
     [0.1, 0.09, 0.081]
     """
-    from scipy import signal  # Here, as it takes longer to import than the package.
+    from scipy import signal  # Imported here because it takes longer than the package.
 
     impulse = np.zeros(length)
     impulse[:1] = 1.0

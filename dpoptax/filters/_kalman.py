@@ -1,4 +1,4 @@
-"""Kalman gains: from given variances, and estimated during training from released gradients."""
+"""Kalman gains, from given variances or estimated from released gradients."""
 
 import math
 from typing import NamedTuple, overload
@@ -15,7 +15,7 @@ from dpoptax._tree import PyTree, check_decays, check_stddev
 from dpoptax.filters._low_pass import mean_share
 
 
-# In the long run: one number.
+# The limit: one number.
 @overload
 def kalman_gain(
     *,
@@ -25,7 +25,7 @@ def kalman_gain(
     steps: None = ...,
     initial_variance: float = ...,
 ) -> float: ...
-# Step by step: error variances and gains, (steps,) each.
+# Per step: error variances and gains, each of shape (steps,).
 @overload
 def kalman_gain(
     *,
@@ -43,7 +43,7 @@ def kalman_gain(
     steps: int | None = None,
     initial_variance: float = 0.0,
 ) -> float | tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The gain of DiSK's scalar Kalman filter, in the long run or step by step.
+    """Returns the gain of DiSK's scalar Kalman filter, in the limit or step by step.
 
     With s = σ_H² + σ_v², the error variance p and the gain k follow
 
@@ -52,18 +52,18 @@ def kalman_gain(
     and converge to p_∞ = (√(s (s + 4(σ_w² − σ_H²))) − s)/2, κ = (p_∞ + s)/(p_∞ + σ_w² + σ_v²).
 
     Args:
-      noise_stddev: σ_w, the noise of one coordinate of the released gradient (absolute).
-      drift_stddev: σ_v, how far one coordinate of the gradient moves in a step beyond the
+      noise_stddev: σ_w, the absolute noise of one coordinate of the released gradient.
+      drift_stddev: σ_v, the change of one coordinate of the gradient per step beyond the
         prediction.
       hessian_stddev: σ_H, the error of the predicted change.
-      steps: `None` for κ, or how many steps of the recursion to return.
+      steps: the number of steps of the recursion to return, or `None` for κ.
       initial_variance: p_{−1}, for the recursion.
 
     Returns:
-      κ as a float; with `steps`, a pair of arrays (p_t, k_t) of that length.
+      κ as a float. With `steps`, the pair of arrays p_t and k_t, each of shape (steps,).
 
     Raises:
-      ValueError: a negative or non-finite standard deviation, or σ_w not above σ_H.
+      ValueError: a standard deviation is negative or not finite, or σ_w is not above σ_H.
 
     Source: DiSK, appendix A.3, steps 3 and 4.
 
@@ -74,11 +74,12 @@ def kalman_gain(
     names = ("noise_stddev", "drift_stddev", "hessian_stddev")
     for name, value in zip(names, values, strict=True):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}={value}: want a finite number >= 0")
+            raise ValueError(f"`{name}` must be finite and non-negative, got {value}.")
     if noise_stddev <= hessian_stddev:
         raise ValueError(
-            f"noise_stddev={noise_stddev} must be above hessian_stddev={hessian_stddev}: otherwise "
-            "the released gradient is better than any prediction, and no filter is needed"
+            f"`noise_stddev` must be above hessian_stddev={hessian_stddev}, got {noise_stddev}. "
+            "Otherwise the released gradient is better than any prediction, and a filter is not "
+            "needed."
         )
     w, v, h = (value**2 for value in values)
     s = h + v
@@ -95,7 +96,7 @@ def kalman_gain(
 
 
 class AdaptiveKalmanState(NamedTuple):
-    """State of `adaptive_kalman`; scalars, or one a leaf with `per_leaf`.
+    """State of `adaptive_kalman`, with scalars, or one per leaf if `per_leaf`.
 
     Attributes:
       count: the number of updates so far, int32.
@@ -119,40 +120,36 @@ def adaptive_kalman(
     per_leaf: bool = False,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """A first-order Kalman filter that finds its gain from the released gradients.
+    """Applies a first-order Kalman filter that estimates its gain from releases.
 
-    The noise power of a release is known, so what its innovation has beyond noise and the filter's
-    own error is the drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
+    The noise power of a release is known. Innovation beyond the noise and the filter's error is the
+    drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
 
         r_t = mean over time of ‖e_t‖²/d − stddev² − p_{t−1},
         q_t = E[q | r_t, q ≥ 0] = r_t + s_t φ(r_t/s_t)/Φ(r_t/s_t),
         k_t = (p_{t−1} + q_t)/(p_{t−1} + q_t + stddev²),
         g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
 
-    from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error s_t = √(2/(d
-    n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time; q_t is the mean of
-    what it leaves possible. So a drift that r_t could not show is not taken for none, which would
-    let the gain go to zero and the filter live on old gradients; for large d, q_t is r_t or 0. The
-    gain starts as the running mean's, 1/(t + 1), and settles at that of `kalman_gain` for the
-    drift. The noise of sampling a batch counts as drift. Compare `disk`, whose gain is fixed and
-    which also predicts along the step.
+    starting from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error
+    s_t = √(2/(d n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time. q_t is
+    the posterior mean of the drift, which stays positive if r_t cannot resolve the drift, so that
+    the gain does not go to zero. The gain starts as that of the running mean, 1/(t + 1), and
+    converges to that of `kalman_gain` for the drift. Sampling noise counts as drift. `disk` has a
+    fixed gain and also predicts along the step.
 
-    Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
-    values and the public noise level are read. Memory: one copy of the parameters.
+    Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory: one
+    copy of the parameters.
 
     Args:
-      stddev: the noise's standard deviation in the released mean, absolute: noise multiplier times
-        clip bound over batch size; see `dpoptax.extend.noise_stddev`.
-      decay: of the mean over time, in [0, 1); 0.95 is a memory of 20 steps.
-      per_leaf: whether every leaf has a gain of its own. Leaves of few coordinates cannot tell
-        theirs, and are filtered little: s_t grows with √(1/d).
-      accumulator_dtype: the dtype of the filtered gradient; by default the parameters'.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      stddev: the absolute standard deviation of the noise in the released mean, noise multiplier
+        times clipping bound over batch size; see `dpoptax.extend.noise_stddev`.
+      decay: decay of the mean over time, in [0, 1). 0.95 averages over about 20 steps.
+      per_leaf: whether each leaf has its own gain. Leaves with few coordinates cannot resolve it
+        and are filtered little, because s_t grows with √(1/d).
+      accumulator_dtype: the dtype of the filtered gradient. Defaults to that of the parameters.
 
     Raises:
-      ValueError: `stddev` not positive and finite, or `decay` outside [0, 1).
+      ValueError: `stddev` is not positive and finite, or `decay` is outside [0, 1).
 
     >>> tx = adaptive_kalman(stddev=1.1 * 1.0 / 256)
     """
@@ -167,7 +164,8 @@ def adaptive_kalman(
         variance: jax.Array,
         count: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Kalman's gain from the mean square of the innovation of groups of `sizes` coordinates."""
+        """Returns the gain from the mean square innovation of groups of `sizes` entries."""
+        # The mean square of the innovation is drift + noise + variance.
         drift = decay * drift + (1.0 - decay) * (power - noise - variance)
         forgotten = jnp.power(decay, jnp.maximum(count, 1))
         error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + variance)
@@ -180,7 +178,7 @@ def adaptive_kalman(
     def init_fn(params: PyTree) -> AdaptiveKalmanState:
         groups = len(jax.tree.leaves(params)) if per_leaf else 1
         estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
-        # One buffer each: a state that is donated must not hold one twice.
+        # Separate buffers: a donated state must not hold the same buffer twice.
         drift, variance, gain = (jnp.zeros(groups, jnp.float32) for _ in range(3))
         return AdaptiveKalmanState(jnp.zeros([], jnp.int32), estimate, drift, variance, gain)
 
@@ -218,13 +216,13 @@ def adaptive_kalman(
 
 
 def corrected(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
-    """Kalman's correction (1 − k) e + k g of the estimate e by the gradient g, in e's dtype."""
+    """Returns Kalman's correction (1 − k) e + k g of the estimate e, in e's dtype."""
     return ((1.0 - gain) * estimate + gain * gradient.astype(estimate.dtype)).astype(estimate.dtype)
 
 
 def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:
-    """The mean of a normal variable, of mean `estimate` and deviation `error`, given it is >= 0."""
+    """Returns the mean of N(estimate, error²) conditioned on being non-negative."""
     z = estimate / error
     ratio = jnp.exp(jax.scipy.stats.norm.logpdf(z) - jax.scipy.stats.norm.logcdf(z))
-    # Far below zero the two terms cancel, and the mean tends to error/|z|.
+    # Far below zero the two terms cancel numerically, and the mean tends to error/|z|.
     return error * jnp.where(z < -10.0, -1.0 / jnp.minimum(z, -10.0), z + ratio)

@@ -1,4 +1,4 @@
-"""The linear filter that every method of the family puts behind the noise."""
+"""The linear filter that all low-pass methods apply after the noise."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -28,9 +28,11 @@ class LowPassState(NamedTuple):
 
 
 def mean_share(decay: float, forgotten: jax.Array) -> jax.Array:
-    """Σ w_i² = (1 − β)/(1 + β) · (1 + β^n)/(1 − β^n) of a running mean of n steps, w_i ∝ β^i.
+    """Returns the variance share of a running mean of n steps with weights w_i ∝ β^i.
 
-    What it leaves of the variance of independent noise; β^n is `forgotten`.
+        Σ w_i² = (1 − β)/(1 + β) · (1 + β^n)/(1 − β^n)
+
+    The mean multiplies the variance of independent noise by it. `forgotten` is β^n.
     """
     return (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
 
@@ -42,36 +44,33 @@ def low_pass(
     start: Literal["corrected", "steady", "zero"] = "corrected",
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """A linear filter over time with rational transfer function, applied to every coordinate.
+    """Applies a linear filter over time to every coordinate.
 
         m_t = −Σ_{τ≥1} a_τ m_{t−τ} + Σ_{τ≥0} b_τ g_{t−τ}
 
-    `a` is without its leading 1: with scipy it reads `scipy.signal.lfilter(b, [1, *a], g)`. Compare
-    `optax.ema`, which is b = (1 − decay,), a = (−decay,), and `optax.trace`, whose gain is
-    1/(1 − decay) and not 1. Computed in direct form II transposed: max(len(a), len(b) − 1) buffers,
-    each read and written once a step.
+    `a` omits its leading 1; with scipy this is `scipy.signal.lfilter(b, [1, *a], g)`. `optax.ema`
+    is b = (1 − decay,), a = (−decay,). `optax.trace` has gain 1/(1 − decay) instead of 1. The
+    filter is computed in direct form II transposed: it reads and writes each of max(len(a),
+    len(b) − 1) buffers once per step.
 
-    Input and output: any gradients, shapes and units kept. Privacy: post-processing; behind the
-    noise stage it costs nothing.
+    Input and output: any gradients, of the same shape and units. Privacy: post-processing, at no
+    cost after the noise stage.
 
     Args:
       b: feed-forward coefficients b_0, b_1, …
       a: feedback coefficients a_1, a_2, …
-      start: what came before step 0. "corrected": zeros, and the output is divided by c_t, the same
-        filter's response to the constant 1, so that its weights sum to 1 from the first step.
-        "steady": g_0 for ever, so m_0 = g_0. "zero": zeros, uncorrected.
-      accumulator_dtype: the buffers' dtype; by default the parameters'. Feedback near 1 wants
-        float32 buffers under bfloat16 parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
+      start: the assumed inputs before step 0. "corrected": zeros, and the output is divided by c_t,
+        the filter's response to the constant 1, so that its weights sum to 1 from the first step.
+        "steady": g_0, so m_0 = g_0. "zero": zeros, without correction.
+      accumulator_dtype: the dtype of the buffers. Defaults to that of the parameters. If feedback
+        is near 1 and parameters are bfloat16, use float32 buffers.
 
     Raises:
-      ValueError: no or non-finite coefficients, a pole on or outside the unit circle, a gain
-        Σb − Σa other than 1, or with "corrected" a c_t that is not positive.
+      ValueError: `b` is empty, a coefficient is not finite, a pole is on or outside the unit
+        circle, the gain Σb − Σa is not 1, or, with "corrected", some c_t is not positive.
 
-    Source: Zhang et al., "DOPPLER", 2024, Algorithm 2 (lines 6 to 8); the paper keeps len(a) +
-    len(b) − 1 buffers.
+    Source: Zhang et al., "DOPPLER", 2024, Algorithm 2 (lines 6 to 8), which keeps
+    len(a) + len(b) − 1 buffers.
 
     >>> import jax.numpy as jnp
     >>> tx = low_pass(b=[0.1], a=[-0.9])
@@ -80,17 +79,18 @@ def low_pass(
     2.0
     """
     if start not in ("corrected", "steady", "zero"):
-        raise ValueError(f"start={start!r}: want 'corrected', 'steady' or 'zero'")
+        raise ValueError(f"`start` must be 'corrected', 'steady' or 'zero', got {start!r}.")
     b, a = validate(b, a, correctable=start == "corrected")
     order = max(len(a), len(b) - 1)
     taps = tuple(b) + (0.0,) * (order + 1 - len(b))
     feedback = (0.0, *a) + (0.0,) * (order - len(a))
-    # The buffers that a constant input of 1 leaves behind, for a start in the steady state.
+    # The buffers after a constant input of 1, to start in the steady state.
     steady = [sum(taps[i:]) - sum(feedback[i:]) for i in range(1, order + 1)]
 
     def step(
         x: jax.Array, buffers: Sequence[jax.Array | float]
     ) -> tuple[jax.Array, list[jax.Array]]:
+        # Direct form II transposed: each buffer holds a partial sum of a later output.
         y = taps[0] * x + (buffers[0] if order else 0.0)
         shifted: list[jax.Array | float] = [*buffers[1:], 0.0][:order]
         return y, [
@@ -99,7 +99,7 @@ def low_pass(
 
     def init_fn(params: PyTree) -> LowPassState:
         zeros = [optax.tree.zeros_like(params, dtype=accumulator_dtype) for _ in range(order)]
-        # Not empty without buffers either: there are checkpoint formats that have no empty arrays.
+        # At least one entry, because some checkpoint formats do not support empty arrays.
         correction = jnp.zeros(max(order, 1), jnp.float32)
         return LowPassState(jnp.zeros([], jnp.int32), tuple(zeros), correction)
 

@@ -1,8 +1,8 @@
 """Spectra, correlations and signal-to-noise ratio of recorded private gradients.
 
-A recording is what a run released anyway, so whatever is computed here costs no privacy. Arrays of
-gradients have shape (T, K): T steps, K coordinates of the noisy mean gradient. Frequencies are
-radians per step, in [0, π]. Only NumPy and SciPy are imported; `plot` needs Matplotlib.
+A recording contains only released values, so all functions here are post-processing. Arrays of
+gradients have shape (T, K): T steps, K coordinates of the noisy mean gradient. Frequencies are in
+radians per step, in [0, π]. `plot` needs Matplotlib.
 """
 
 from pathlib import Path
@@ -16,13 +16,13 @@ from dpoptax.filters._responses import optimal_fir
 
 
 class Recording(NamedTuple):
-    """What `dpoptax train --record K` writes to recording.npz.
+    """Contents of recording.npz, which `dpoptax train --record K` writes.
 
     Attributes:
       released: the noisy mean gradient g_t at K random coordinates, shape (T, K).
-      filtered: what the method's filter made of it, shape (T, K).
-      stddev: the standard deviation of the noise in each coordinate of `released`; NaN where the
-        mechanism has no single one.
+      filtered: the output of the method's filter, shape (T, K).
+      stddev: the standard deviation of the noise in each coordinate of `released`, or NaN if it is
+        not a single number.
     """
 
     released: NDArray[np.float64]
@@ -34,13 +34,13 @@ def load(path: str | Path) -> Recording:
     """Returns the recording in the file at `path`.
 
     Raises:
-      OSError: no such file.
-      ValueError: a file of another kind.
+      OSError: the file does not exist.
+      ValueError: the file is not a recording.
     """
     with np.load(path) as file:
         missing = [name for name in Recording._fields if name not in file]
         if missing:
-            raise ValueError(f"{path} is no recording: {', '.join(missing)} missing")
+            raise ValueError(f"{path} is not a recording: it lacks {', '.join(missing)}.")
         released, filtered = (np.asarray(file[name], np.float64) for name in Recording._fields[:2])
         return Recording(released, filtered, float(file["stddev"]))
 
@@ -48,31 +48,32 @@ def load(path: str | Path) -> Recording:
 def power_spectrum(
     gradients: ArrayLike, *, segment: int | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns frequencies and power density, averaged over the coordinates by Welch's method.
+    """Returns frequencies and power density, by Welch's method.
 
-    (1/π) ∫_0^π P(ω) dω is the mean square of a coordinate, so white noise of standard deviation s
-    has P = s² at every frequency. The mean is not removed: a constant gradient is signal.
+    The density is averaged over the coordinates. (1/π) ∫_0^π P(ω) dω is the mean square of a
+    coordinate, so white noise of standard deviation s has P = s² at every frequency. The mean is
+    not removed: a constant gradient is signal.
 
     Args:
       gradients: shape (T, K).
-      segment: number of steps of the overlapping segments; None: a quarter of T, at least 16. More
-        resolve lower frequencies, fewer average better.
+      segment: the number of steps of the overlapping segments. `None` means T/4, but at least 16.
+        Longer segments resolve lower frequencies, shorter ones average better.
 
     Returns:
       ω and P(ω), each of shape (segment // 2 + 1,).
 
     Raises:
-      ValueError: another shape, values that are not finite, or a segment outside [2, T].
+      ValueError: the shape is wrong, a value is not finite, or `segment` is outside [2, T].
 
     Source: DOPPLER (Zhang et al. 2024), Figure 2.
     """
-    from scipy import signal  # here, as it takes longer to import than the rest
+    from scipy import signal  # imported here because it takes longer than the package
 
     series = _series(gradients)
     steps = len(series)
     size = min(steps, max(16, steps // 4)) if segment is None else segment
     if not 2 <= size <= steps:
-        raise ValueError(f"segment={size} must lie between 2 and the {steps} recorded steps")
+        raise ValueError(f"`segment` must be between 2 and the {steps} recorded steps, got {size}.")
     _, power = signal.welch(
         series, fs=1.0, nperseg=size, detrend=False, return_onesided=False, axis=0
     )
@@ -84,67 +85,75 @@ def power_spectrum(
 def autocorrelation(
     gradients: ArrayLike, max_lag: int, *, stddev: float = 0.0
 ) -> NDArray[np.float64]:
-    """Returns c_0 … c_max_lag, c_τ = the mean of g_t g_{t-τ} over steps and coordinates.
+    """Returns the autocorrelations c_0 … c_max_lag.
 
-    Noise is independent from step to step: it enters c_0 alone, from which stddev² is taken. Each
-    lag is the mean over its own T - τ pairs, so no lag is biased towards 0.
+    c_τ is the mean of g_t g_{t-τ} over steps and coordinates.
+
+    Noise is independent across steps, so it affects only c_0, from which stddev² is subtracted.
+    Each lag is the mean over its T - τ pairs, so lags are not biased toward 0.
 
     Args:
       gradients: shape (T, K).
       max_lag: the largest τ, less than T.
-      stddev: of the noise in each coordinate.
+      stddev: the standard deviation of the noise in each coordinate.
 
     Raises:
-      ValueError: another shape, a lag outside [0, T), a negative or non-finite stddev.
+      ValueError: the shape is wrong, `max_lag` is outside [0, T), or `stddev` is negative or not
+        finite.
     """
     series = _series(gradients)
     if not 0 <= max_lag < len(series):
-        raise ValueError(f"max_lag={max_lag} must lie in [0, {len(series)}), below the steps")
+        raise ValueError(
+            f"`max_lag` must be in [0, {len(series)}), below the number of steps, got {max_lag}."
+        )
     lags = [np.mean(series[lag:] * series[: len(series) - lag]) for lag in range(max_lag + 1)]
     lags[0] -= _stddev(stddev) ** 2
     return np.array(lags)
 
 
 def running_snr(gradients: ArrayLike, stddev: float, *, window: int = 50) -> NDArray[np.float64]:
-    """Returns the signal-to-noise ratio of each window of steps: max(0, mean g² - s²) / s².
+    """Returns the signal-to-noise ratio of each window, max(0, mean g² - s²) / s².
 
-    The signal is all that is not the added noise: true gradient and sampling together.
+    The signal is everything except the added noise: the true gradient plus sampling noise.
 
     Args:
       gradients: shape (T, K), as released.
-      stddev: s, of the noise in each coordinate; positive.
-      window: number of steps that are averaged over, in [1, T].
+      stddev: s, the standard deviation of the noise in each coordinate, positive.
+      window: the number of steps per window, in [1, T].
 
     Returns:
-      Shape (T - window + 1,); entry i is of steps i … i + window - 1.
+      Shape (T - window + 1,); entry i covers steps i … i + window - 1.
 
     Raises:
-      ValueError: a value outside its range.
+      ValueError: a value is out of range.
     """
     series = _series(gradients)
     if not 1 <= window <= len(series):
-        raise ValueError(f"window={window} must lie in [1, {len(series)}], the recorded steps")
+        raise ValueError(
+            f"`window` must be between 1 and the {len(series)} recorded steps, got {window}."
+        )
     if _stddev(stddev) == 0.0:
-        raise ValueError("stddev=0: without noise there is no ratio to it")
+        raise ValueError("`stddev` must be positive, got 0. Without noise the ratio is undefined.")
     power = np.convolve(np.mean(series**2, axis=1), np.full(window, 1 / window), "valid")
     return np.maximum(power / stddev**2 - 1.0, 0.0)
 
 
 def propose_filter(gradients: ArrayLike, stddev: float, *, length: int = 10) -> Filter:
-    """Proposes the finite filter that fits the recorded gradients' correlations.
+    """Proposes the finite filter that fits the correlations of recorded gradients.
 
-    b_τ = c_τ / Σ c_τ with the estimates of `autocorrelation`, negative ones clipped at 0. No signal
-    has |c_τ| > c_0, so c_0, whose estimate is the difference of two large numbers, is raised to the
-    largest of the others. The proposal is for runs like the recorded one; it is no worse than its
-    estimates, whose error is about s²/√(TK).
+    b_τ = c_τ / Σ c_τ with the estimates of `autocorrelation`, negative ones set to 0. Every signal
+    has |c_τ| ≤ c_0, and the estimate of c_0 is the difference of two large numbers, so it is raised
+    to the largest of the others. The filter suits runs like the recorded one. It is as accurate as
+    the estimates, whose error is about s²/√(TK).
 
     Args:
       gradients: shape (T, K), as released, T > length.
-      stddev: s, of the noise in each coordinate.
-      length: number of coefficients, at least 1.
+      stddev: s, the standard deviation of the noise in each coordinate.
+      length: the number of coefficients, at least 1.
 
     Raises:
-      ValueError: a value outside its range, or no correlation above 0: the recording is all noise.
+      ValueError: a value is out of range, or no correlation is above 0, because the recording is
+        nearly all noise.
 
     Source: DOPPLER (Zhang et al. 2024), section 5.3.
 
@@ -152,30 +161,32 @@ def propose_filter(gradients: ArrayLike, stddev: float, *, length: int = 10) -> 
     (0.5, 0.5)
     """
     if length < 1:
-        raise ValueError(f"length={length} must be at least 1")
+        raise ValueError(f"`length` must be at least 1, got {length}.")
     correlations = autocorrelation(gradients, length - 1, stddev=stddev)
     correlations[0] = correlations.max()
     if correlations[0] <= 0.0:
         raise ValueError(
-            f"no correlation of up to {length - 1} steps is above 0: the recording is all noise at "
-            f"stddev={stddev:g}; record more steps or coordinates"
+            f"At least one correlation of up to {length - 1} steps must be above 0. At "
+            f"stddev={stddev:g} the recording is nearly all noise. Record more steps or "
+            "coordinates."
         )
     return optimal_fir(correlations)
 
 
 def plot(recording: Recording, path: str | Path, *, window: int = 50) -> None:
-    """Writes a figure: power spectra, autocorrelation and running signal-to-noise ratio.
+    """Writes a figure of power spectra, autocorrelation and signal-to-noise ratio.
 
-    The last panel is left out where the mechanism has no single standard deviation.
+    The ratio is left out if the noise does not have a single standard deviation.
 
     Raises:
-      ImportError: matplotlib, which `dpoptax[train]` has, is not installed.
+      ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"plot needs {error.name}, which is not installed; pip install 'dpoptax[train]'"
+            f"`plot` needs {error.name}, which is not installed. Run "
+            "`pip install 'dpoptax[train]'`."
         ) from error
 
     steps = len(recording.released)
@@ -212,12 +223,13 @@ def _series(gradients: ArrayLike) -> NDArray[np.float64]:
     series = np.asarray(gradients, np.float64)
     if series.ndim != 2 or not series.size or not np.all(np.isfinite(series)):
         raise ValueError(
-            f"gradients of shape {series.shape} must be finite numbers, (steps, coordinates)"
+            "`gradients` must be finite numbers of shape (steps, coordinates), got shape "
+            f"{series.shape}."
         )
     return series
 
 
 def _stddev(stddev: float) -> float:
     if not 0.0 <= stddev < np.inf:
-        raise ValueError(f"stddev={stddev} must be a finite number that is not negative")
+        raise ValueError(f"`stddev` must be finite and non-negative, got {stddev}.")
     return stddev

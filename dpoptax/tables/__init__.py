@@ -1,18 +1,18 @@
-"""Large tables of which a step touches few rows: memory and time with the rows, not the table.
+"""Large tables of which each step trains few rows.
 
-The gradient of an embedding table is zero in all rows that no example looked up; the noise of
-DP-SGD is not. So all rows are clipped, noised and written, in every step. They need not be where
-the rows that take part are public. Three ways to make them so:
+The gradient of an embedding table is zero in rows that no example looks up, but DP-SGD adds noise
+to all rows. If the trained rows are public, time and memory depend only on these rows. There are
+three ways to make them public:
 
-* a vocabulary that is public: the values of its rows, `take_rows(table, rows)`, are the parameter,
-  and the batch holds `locate(lookups, rows, table)`;
-* a vocabulary that is selected once, with noise, by `select_rows` (DP-FEST), and goes on the same
-  way; with any clip, noise, method and optimizer;
-* rows that are selected in each step, with noise, from the batch itself (DP-AdaFEST):
-  `row_selecting_clip`, `row_selecting_noise` and `selected_grad`.
+* a public vocabulary. The parameter is `take_rows(table, rows)`, and the batch holds
+  `locate(lookups, rows, table)`;
+* a vocabulary that `select_rows` selects once, with noise (DP-FEST), and that is then used in the
+  same way. Both work with any clip, noise, method and optimizer;
+* rows that each step selects from its batch, with noise (DP-AdaFEST), by `row_selecting_clip`,
+  `row_selecting_noise` and `selected_grad`.
 
-In all of them the loss reads the table by `look_up(table, lookups)`, with the whole table too.
-Rows that just happen to be in the batch are private: to noise these alone would show who is there.
+In each case, and also with the whole table, the loss reads the table by `look_up(table, lookups)`.
+The rows that occur in a batch are private: adding noise only to these would reveal its examples.
 
 Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of Large Embedding
 Models", 2023.

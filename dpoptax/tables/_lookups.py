@@ -1,4 +1,4 @@
-"""Rows of a table: looked up by a loss, taken from the table, and put back."""
+"""Lookups, reads and writes of table rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,18 +10,18 @@ from jax.typing import ArrayLike
 
 from dpoptax._tree import PyTree
 from dpoptax.tables._row_selection import table_rows
-from dpoptax.tables._trained_rows import OTHER_USE, TrainedRows
+from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
-# Every number that stands for a row.
-_ALL = 2**31 - 1
+# The largest row number.
+_MAX_INDEX = 2**31 - 1
 
 
 class Located(NamedTuple):
-    """Lookups whose place among the trained rows is known; see `locate`.
+    """Lookups with their places among the trained rows; see `locate`.
 
     Attributes:
-      slots: places among the trained rows, int32 (…); their number where a row is not trained.
-      frozen: the row of the table for those that are not trained, (…, d); `None` for zeros.
+      slots: places among the trained rows, int32 (…); their number if a row is not trained.
+      frozen: the table's values for rows that are not trained, (…, d); `None` for zeros.
     """
 
     slots: jax.Array
@@ -29,14 +29,14 @@ class Located(NamedTuple):
 
 
 def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
-    """The rows of a table that are looked up: the same in a loss for training and for evaluation.
+    """Returns the looked-up rows of a table, in training and evaluation alike.
 
     Args:
-      table: (V, d), or (k, d) of trained rows, or what `selected_grad` puts in their place.
-      lookups: integers (…), of the whole table; or what `locate` made of them.
+      table: (V, d), or (k, d) of trained rows, or the object that `selected_grad` passes to a loss.
+      lookups: integers (…), row numbers of the whole table, or the result of `locate`.
 
     Returns:
-      (…, d); zeros for numbers outside the table, such as a padding of −1.
+      (…, d); zeros for numbers outside the table, such as −1 for padding.
 
     >>> table = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     >>> look_up(table, jnp.array([1, -1]))
@@ -45,7 +45,7 @@ def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
     """
     if not isinstance(lookups, Located):
         if isinstance(table, TrainedRows):
-            raise TypeError(OTHER_USE)
+            raise TypeError(UNSUPPORTED_USE)
         table = jnp.asarray(table)
         return take_rows(table, table_rows(jnp.asarray(lookups), table.shape[0]))
     values = table.values if isinstance(table, TrainedRows) else jnp.asarray(table)
@@ -57,31 +57,30 @@ def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
 
 
 def locate(lookups: ArrayLike, rows: ArrayLike, table: jax.Array | None = None) -> Located:
-    """Finds lookups among the rows that are trained, for `look_up` in the loss.
+    """Finds lookups among the trained rows, for `look_up` in the loss.
 
-    For rows that are the same in all steps: a public vocabulary, or one from `select_rows`. Their
-    values, `take_rows(table, rows)`, are then a parameter like others, for any clip, noise and
-    optimizer, and cost what k rows cost. `selected_grad` does this by itself.
+    Use it if the rows are the same in all steps: a public vocabulary, or one from `select_rows`.
+    Their values, `take_rows(table, rows)`, are an ordinary parameter for any clip, noise and
+    optimizer, at the cost of k rows. `selected_grad` calls this function itself.
 
-    Privacy: a function of each example and of `rows`, which must be public.
+    Privacy: the result depends on each example separately and on `rows`, which must be public.
 
     Args:
-      lookups: integers (…), the numbers of rows of the whole table.
-      rows: (k,), ascending, each once. Behind them may be fillings with V, where a table is given.
-      table: (V, d), what to look up for rows that are not trained; it gets no gradient. `None` for
-        zeros.
+      lookups: integers (…), row numbers of the whole table.
+      rows: (k,), ascending and distinct. With a table, they may be padded at the end with V.
+      table: (V, d), the values of rows that are not trained, without gradient. `None` for zeros.
 
     Raises:
-      TypeError: lookups that are no integers.
-      ValueError: no rows.
+      TypeError: the lookups are not integers.
+      ValueError: `rows` is empty.
 
     >>> locate(jnp.array([7, 3, 5]), jnp.array([3, 7])).slots
     Array([1, 0, 2], dtype=int32)
     """
     rows = jnp.asarray(rows)
     if rows.ndim != 1 or not rows.size:
-        raise ValueError(f"rows have shape {rows.shape}: want (k,), at least one row to train")
-    size = _ALL if table is None else table.shape[0]
+        raise ValueError(f"`rows` must have shape (k,) with k at least 1, got {rows.shape}.")
+    size = _MAX_INDEX if table is None else table.shape[0]
     wanted = table_rows(jnp.asarray(lookups), size)
     place = jnp.minimum(jnp.searchsorted(rows, wanted), rows.size - 1)
     known = (rows[place] == wanted) & (wanted < size)
@@ -90,7 +89,9 @@ def locate(lookups: ArrayLike, rows: ArrayLike, table: jax.Array | None = None) 
 
 
 def take_rows(table: jax.Array, rows: ArrayLike) -> jax.Array:
-    """table[rows], (…, d); zeros for numbers from V on. None may be negative.
+    """Returns table[rows], (…, d), with zeros for numbers of V or more.
+
+    Numbers must not be negative.
 
     >>> take_rows(jnp.array([[1.0], [2.0]]), jnp.array([1, 2])).tolist()
     [[2.0], [0.0]]
@@ -99,9 +100,9 @@ def take_rows(table: jax.Array, rows: ArrayLike) -> jax.Array:
 
 
 def put_rows(table: jax.Array, rows: ArrayLike, values: jax.Array) -> jax.Array:
-    """The table with other values in the given rows; those from V on are left out.
+    """Returns the table with new values in the given rows, ignoring numbers from V on.
 
-    Where the table is donated it is written in place, in time that does not depend on V.
+    A donated table is written in place, in time independent of V.
 
     >>> put_rows(jnp.zeros((3, 1)), jnp.array([1, 3]), jnp.ones((2, 1))).tolist()
     [[0.0], [1.0], [0.0]]
@@ -112,16 +113,16 @@ def put_rows(table: jax.Array, rows: ArrayLike, values: jax.Array) -> jax.Array:
 def apply_updates(
     params: PyTree, updates: PyTree, rows: ArrayLike, *, where: Callable[[PyTree], Any]
 ) -> PyTree:
-    """`optax.apply_updates`, with the updates of the table added to the given rows.
+    """Adds updates to parameters, and those of the table to the given rows.
 
-    Where the parameters are donated the table is written in place, in time that does not depend on
-    V: plain SGD on the table.
+    It is `optax.apply_updates` with plain SGD on the table. A donated table is written in place, in
+    time independent of V.
 
     Args:
-      params: with the whole table, (V, d).
-      updates: with those of the rows, (k, d), in its place.
-      rows: (k,); those from V on are left out.
-      where: the table in a tree shaped like `params`, such as `lambda p: p["table"]`.
+      params: parameters with the whole table, (V, d).
+      updates: updates of the same structure, with those of the rows, (k, d), instead of the table.
+      rows: (k,); numbers from V on are ignored.
+      where: selects the table in a tree shaped like `params`, such as `lambda p: p["table"]`.
 
     >>> params = {"table": jnp.zeros((3, 1)), "bias": jnp.zeros(1)}
     >>> updates = {"table": jnp.ones((2, 1)), "bias": jnp.ones(1)}
@@ -133,8 +134,8 @@ def apply_updates(
     changes, given = jax.tree.flatten(updates)
     if len({given, structure}) > 1:
         raise ValueError(
-            f"updates are {given}, and the parameters {structure}: want updates of all "
-            "parameters, those of the rows in the place of the table"
+            f"`updates` must have the structure of the parameters, {structure}, with the updates "
+            f"of the rows instead of the table, got {given}."
         )
     table, change = leaves[place], changes[place]
     leaves[place] = changes[place] = None
@@ -144,12 +145,12 @@ def apply_updates(
 
 
 def place_of(params: PyTree, where: Callable[[PyTree], Any]) -> int:
-    """The number of the table among the leaves of the parameters."""
+    """Returns the index of the table among the leaves of the parameters."""
     leaves, structure = jax.tree.flatten(params)
     found = where(jax.tree.unflatten(structure, range(len(leaves))))
     if not isinstance(found, int) or leaves[found].ndim != 2:
         raise ValueError(
-            f"where(params) is {found!r}: want one table of shape (V, d), as by where=lambda "
-            'params: params["table"]'
+            f"`where(params)` must be one table of shape (V, d), got {found!r}. Pass for example "
+            '`where=lambda params: params["table"]`.'
         )
     return found

@@ -1,4 +1,4 @@
-"""Rows that are selected by noisy counts, and the noise of gradients by these rows alone."""
+"""Row selection by noisy counts, and noise on the gradients of these rows."""
 
 import dataclasses
 import math
@@ -19,17 +19,17 @@ from dpoptax._serialization import serializable
 from dpoptax._tree import PyTree
 from dpoptax.tables._row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
 
-# Folded into a step's key for its rows: no leaf of a gradient has this number.
+# Folded into a step's key to select rows. No leaf of a gradient has this number.
 _ROWS = 2**32 - 3
 
 
 class SelectedRows(NamedTuple):
-    """Rows of a table that were released.
+    """Released row numbers of a table.
 
     Attributes:
-      rows: int32 (capacity,), ascending; filled with table_size, which stands for no row.
-      number: how many were selected, an int32 scalar. Above `capacity` some were left out, at
-        random: raise the threshold or the capacity.
+      rows: int32 (capacity,), ascending, padded with table_size.
+      number: the number of selected rows, an int32 scalar. If it exceeds `capacity`, random rows
+        were left out: raise the threshold or the capacity.
     """
 
     rows: jax.Array
@@ -38,11 +38,11 @@ class SelectedRows(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class OfRelease:
-    """Which release a sum is for: that whose rows its gradients are of.
+class ReleaseContext:
+    """Identifier of the release that a sum is for.
 
     Attributes:
-      count: of the releases before, int32.
+      count: the number of earlier releases, int32.
       key: the fingerprint of the noise stage's key.
     """
 
@@ -57,7 +57,7 @@ class RowSelectingNoiseState:
     """State of `row_selecting_noise`.
 
     Attributes:
-      noise: the noise stage's, with the ledger.
+      noise: the state of the noise stage, with the ledger.
     """
 
     noise: GaussianNoiseState
@@ -66,30 +66,30 @@ class RowSelectingNoiseState:
 def row_selecting_noise(
     clip: RowSelectingClip, *, noise_multiplier: float, batch_size: float, key: jax.Array
 ) -> optax.GradientTransformation:
-    """`gaussian_noise` for a `row_selecting_clip`: for both releases of a step.
+    """Adds Gaussian noise for a `row_selecting_clip`, for both releases of a step.
 
         release_t = (Σ_ξ clip(g_S(ξ)) + σ/√(1 − ρ) C N(0, I)) / B
 
-    Input: the `ClippedSum` of `selected_grad`, which selected the rows S by this stage's σ and key.
-    Output: a mean, by the rows of S and the other parameters. The state is for σ and the key, and
-    has nothing of the table's size.
+    Input: the `ClippedSum` of `selected_grad`, which selects the rows S with this stage's σ and
+    key. Output: a mean, for the rows of S and the other parameters. The state does not grow with
+    the table.
 
-    Privacy: each update is, together with its rows, one release of the Gaussian mechanism with
-    noise multiplier σ = `noise_multiplier`, and the ledger says so. A sum whose rows are of another
-    state than this one is not released: the update is NaN, and the ledger says why. Rows that were
-    selected by `selected_grad` and never came to an update are in no ledger.
+    Privacy: each update together with its rows is one release of the Gaussian mechanism with noise
+    multiplier σ = `noise_multiplier`, and the ledger records it as such. If the rows of a sum were
+    selected with another state, the update is NaN and the ledger records the reason. The ledger
+    does not count rows that `selected_grad` selected but that never reached an update.
 
     Args:
-      clip: the same geometry that `selected_grad` got.
-      noise_multiplier: σ, for rows and gradient together; 0 for no noise and ε = ∞.
+      clip: the geometry that `selected_grad` was given.
+      noise_multiplier: σ, for rows and gradient together. 0 adds no noise and gives ε = ∞.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
 
     Raises:
-      TypeError: a `clip` that is no `row_selecting_clip`; at `update`, gradients that are not its
-        `ClippedSum`.
-      ValueError: as `gaussian_noise`; a threshold that noise alone exceeds for more rows than
-        `capacity`.
+      TypeError: `clip` is not a `row_selecting_clip`. At `update`: the gradients are not the
+        `ClippedSum` of `clip`.
+      ValueError: as in `gaussian_noise`, or noise alone is expected to select more than `capacity`
+        rows.
 
     >>> import dpoptax
     >>> from dpoptax import tables
@@ -100,7 +100,7 @@ def row_selecting_noise(
     0
     """
     if not isinstance(clip, RowSelectingClip):
-        raise TypeError(f"clip={clip!r}: want a dpoptax.tables.row_selecting_clip(...)")
+        raise TypeError(f"`clip` must be a `dpoptax.tables.row_selecting_clip`, got {clip!r}.")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
     key = check_threefry_key(key)
     _check_false(clip.selection, _selecting(clip, mechanism))
@@ -116,11 +116,11 @@ def row_selecting_noise(
             return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
         def belongs(clipped: ClippedSum) -> jax.Array:
-            made, next_release = clipped.reference, of_release(state)
-            if not isinstance(made, OfRelease):
+            made, next_release = clipped.reference, release_context(state)
+            if not isinstance(made, ReleaseContext):
                 raise TypeError(
-                    "nobody selected the rows of this sum: take it with "
-                    "dpoptax.tables.selected_grad, which selects them by this stage's noise"
+                    "The rows of this sum were not selected with this stage's noise. Compute it "
+                    "with `dpoptax.tables.selected_grad`."
                 )
             return jnp.array_equal(made.key, next_release.key) & (made.count == next_release.count)
 
@@ -132,15 +132,15 @@ def row_selecting_noise(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def of_release(state: RowSelectingNoiseState) -> OfRelease:
-    """The release that comes next."""
-    return OfRelease(state.noise.count, imprint_of(state.noise).key)
+def release_context(state: RowSelectingNoiseState) -> ReleaseContext:
+    """Returns the identifier of the next release."""
+    return ReleaseContext(state.noise.count, imprint_of(state.noise).key)
 
 
-def rows_of_release(
+def select_release_rows(
     state: RowSelectingNoiseState, clip: RowSelectingClip, lookups: jax.Array, mask: jax.Array
 ) -> SelectedRows:
-    """The rows of the release that comes next: a release of its own, with multiplier σ/√ρ."""
+    """Selects the rows of the next release, with multiplier σ/√ρ."""
     step_key = jax.random.fold_in(state.noise.key, state.noise.count)
     counts = count_rows(lookups, mask, clip.selection)
     multiplier = _selecting(clip, state.noise.mechanism)
@@ -155,14 +155,14 @@ def _selecting(clip: RowSelectingClip, mechanism: Mechanism) -> float:
 def draw_rows(
     counts: RowCounts, selection: RowSelection, noise_multiplier: float, key: jax.Array
 ) -> SelectedRows:
-    """{j : count_j + σ√m N(0, 1) ≥ τ}, cut to `capacity`, without a number for each row.
+    """Returns {j : count_j + σ√m N(0, 1) ≥ τ}, cut to `capacity`.
 
-    Rows are independent. One with a count is selected with probability Q((τ − count)/(σ√m)). One
-    without is with p = Q(τ/(σ√m)): so is every row that is hit by N positions, drawn uniformly
-    with replacement, where N is from the Poisson distribution with mean −V log(1 − p), as the
-    hits of each row are then independent, and there are none with probability 1 − p. All is in
-    tails that are exact to float32's relative error: of normal numbers of 23 bits, none is above
-    5.4 standard deviations.
+    It does not draw a number for each row of the table. Rows are independent. A row with a count is
+    selected with probability Q((τ − count)/(σ√m)), a row without one with p = Q(τ/(σ√m)). To draw
+    the latter, N positions are drawn uniformly with replacement, N from the Poisson distribution
+    with mean −V log(1 − p). The hits of each row are then independent, and a row has none with
+    probability 1 − p. Tails are exact to the relative error of float32. Normal numbers from 23 bits
+    would not exceed 5.4 standard deviations.
     """
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
@@ -173,11 +173,13 @@ def draw_rows(
     if stddev == 0.0:
         chosen = counts.missing <= 0
     else:
+        # `tail` is the probability of the less likely outcome, which float32 resolves near 0.
         tail = 0.5 * jax.lax.erfc(jnp.abs(missing) / np.float32(stddev * math.sqrt(2)))
         chosen = (_uniform(keys[0], missing.shape) < tail) == (missing > 0)
     looked_up = jnp.where(chosen & (counts.rows < size), counts.rows, size)
 
-    threshold = selection.units(counts.bits) * 2.0**-counts.bits  # that of the others
+    threshold = selection.units(counts.bits) * 2.0**-counts.bits  # of rows without a count
+    # A Poisson number of uniform positions hits each row without a count with probability p.
     limits = _poisson_limits(size, _tail(threshold, stddev))
     positions = jax.random.randint(keys[1], limits.shape[:1], 0, size, jnp.int32)
     drawn = jnp.arange(len(limits)) < _count_above(limits, keys[2])
@@ -189,8 +191,8 @@ def draw_rows(
 
     found = jnp.concatenate([looked_up, others])
     found = jnp.concatenate([found, jnp.full(max(0, capacity - found.size), size, found.dtype)])
-    # What is left out is drawn from S alone: not by counts, nor by whether examples looked it up,
-    # which the place of a row among equal bits would tell.
+    # Rows beyond the capacity are left out at random. The choice must depend only on S, not on
+    # counts or on lookups, which the order of rows with equal bits would reveal.
     order = jax.random.bits(keys[3], found.shape, jnp.uint32)
     _, _, shuffled = jax.lax.sort((found == size, order, found), num_keys=3)
     number = jnp.sum(found < size, dtype=jnp.int32)
@@ -199,7 +201,7 @@ def draw_rows(
 
 
 def _tail(threshold: float, stddev: float) -> float:
-    """Q(τ/s), the probability that noise alone reaches the threshold."""
+    """Returns Q(τ/s), the probability that noise alone reaches the threshold."""
     return 0.5 * math.erfc(threshold / (stddev * math.sqrt(2))) if stddev else 0.0
 
 
@@ -208,15 +210,19 @@ def _check_false(selection: RowSelection, noise_multiplier: float) -> None:
     expected = selection.table_size * _tail(selection.threshold, stddev)
     if expected > selection.capacity:
         raise ValueError(
+            f"Noise alone must select at most capacity={selection.capacity} rows, but is expected "
+            f"to select {expected:.3g} of {selection.table_size}: "
             f"threshold={selection.threshold} is {selection.threshold / stddev:.3g} standard "
-            f"deviations of the noise on a count, which is {stddev:.4g}: noise alone selects "
-            f"{expected:.3g} of {selection.table_size} rows, and capacity={selection.capacity}. "
-            "Raise the threshold, the share of the selection, or the capacity"
+            f"deviations of the noise on a count, {stddev:.4g}. Increase the threshold, the share "
+            "of the selection, or the capacity."
         )
 
 
 def _poisson_limits(size: int, probability: float) -> np.ndarray:
-    """2⁶⁴ times the Poisson distribution's function at 0, 1, …, as two words each, (n, 2)."""
+    """Returns 2⁶⁴ times the Poisson distribution function at 0, 1, …, (n, 2).
+
+    Each value is stored as two 32-bit words.
+    """
     mean = -size * math.log1p(-probability)
     most = math.ceil(mean + 10 * math.sqrt(mean) + 40)
     logs = [k * math.log(mean) - mean - math.lgamma(k + 1) if mean else -math.inf * k
@@ -227,12 +233,12 @@ def _poisson_limits(size: int, probability: float) -> np.ndarray:
 
 
 def _count_above(limits: np.ndarray, key: jax.Array) -> jax.Array:
-    """How many limits a number of 64 random bits is not below."""
+    """Returns the number of limits that a random 64-bit number reaches."""
     high, low = jax.random.bits(key, (2,), jnp.uint32)
     return jnp.sum((high > limits[:, 0]) | ((high == limits[:, 0]) & (low >= limits[:, 1])))
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform on [0, 1] in float32, with all its digits near 0, down to 2⁻⁶⁴."""
+    """Draws uniformly on [0, 1] in float32, with full precision near 0, down to 2⁻⁶⁴."""
     high, low = jax.random.bits(key, (2, *shape), jnp.uint32).astype(jnp.float32)
     return high * np.float32(2.0**-32) + low * np.float32(2.0**-64)

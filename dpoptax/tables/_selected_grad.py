@@ -1,4 +1,4 @@
-"""Gradients by rows of a table that are selected in each step."""
+"""Clipped gradients of table rows that are selected in each step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._clip.clip_per_example import check_mask
-from dpoptax._clip.clipped_sum import ClippedSum, as_made
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._linear_map import LinearMapState
 from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
@@ -18,21 +18,21 @@ from dpoptax.tables._lookups import locate, place_of, take_rows
 from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,
     SelectedRows,
-    of_release,
-    rows_of_release,
+    release_context,
+    select_release_rows,
 )
 from dpoptax.tables._row_selection import RowSelectingClip
-from dpoptax.tables._trained_rows import OTHER_USE, TrainedRows
+from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
 
 class SelectedGrad(NamedTuple):
-    """What `selected_grad` returns.
+    """Result of the function that `selected_grad` returns.
 
     Attributes:
-      sum: the `ClippedSum` of the gradients by `params`, for the noise stage. Private.
-      params: the parameters with the selected rows, (k, d), in the place of the table; for
-        `tx.update`, which gives updates of their shapes.
-      rows: the `SelectedRows`: public, as soon as the step is counted.
+      sum: the `ClippedSum` of the gradients with respect to `params`, for the noise stage. Private.
+      params: the parameters with the selected rows, (k, d), instead of the table. Pass them to
+        `tx.update`, whose updates have their shapes.
+      rows: the `SelectedRows`, public once the step is counted.
     """
 
     sum: ClippedSum
@@ -47,33 +47,33 @@ def selected_grad(
     where: Callable[[PyTree], Any],
     microbatch_size: int | None = None,
 ) -> Callable[..., SelectedGrad]:
-    """`clipped_grad` for a large table: selects rows, and takes gradients by these alone.
+    """Returns a `clipped_grad` for a large table that selects rows in each step.
 
         S = rows of the batch, by noisy counts;  Σ_i mask_i clip( ∇_{table[S], others} ℓ(x; ξ_i) )
 
-    Nothing of the size of the table is made: time and memory are those of `clipped_grad` with a
-    table of k = `capacity` rows. Rows outside of S are looked up as they are and stay.
+    Time and memory are those of `clipped_grad` with a table of k = `capacity` rows, and do not
+    depend on the size of the table. Rows outside S are looked up unchanged and are not trained.
 
-    Privacy: rows and sum together are what `row_selecting_noise` prices as one release with its
-    noise multiplier. Both are private until its `update` has counted them: show neither before.
+    Privacy: `row_selecting_noise` prices rows and sum together as one release with its noise
+    multiplier. Both are private until its `update` has counted them, so do not publish them before.
 
     Args:
-      loss_fn: `loss_fn(params, (lookups, rest))`, or with a third argument `key`; a scalar. It
-        reads the table by `look_up(table, lookups)` and in no other way, which is refused.
+      loss_fn: `loss_fn(params, (lookups, rest))`, or with a third argument `key`. Returns a scalar.
+        It must read the table only by `look_up(table, lookups)`; other uses raise an error.
       clip: a `row_selecting_clip`.
-      where: the table in a tree shaped like the parameters, such as `lambda p: p["table"]`.
-      microbatch_size: as for `clipped_grad`.
+      where: selects the table in a tree shaped like the parameters, such as `lambda p: p["table"]`.
+      microbatch_size: as in `clipped_grad`.
 
     Returns:
-      `grad_fn(opt_state, params, batch, mask=None, *, key=None, ids=None)` with `params` that hold
-      the whole table, (V, d), and a batch that is a pair: integers (B, …), which rows each example
-      looks up, and anything else, leaves (B, …). The others are as for `clipped_grad`.
+      `grad_fn(opt_state, params, batch, mask=None, *, key=None, ids=None)`. `params` hold the whole
+      table, (V, d). The batch is a pair: integers (B, …), the rows that each example looks up, and
+      any tree of leaves (B, …). The other arguments are those of `clipped_grad`.
 
     Raises:
-      TypeError: a `clip` that is no `row_selecting_clip`; at the call, a loss that uses the table
-        in another way, or one by `dpoptax.users.per_user_loss`.
-      ValueError: a state without `row_selecting_noise`; methods and optimizers that remember the
-        table from step to step, whose rows are others in each.
+      TypeError: `clip` is not a `row_selecting_clip`. At the call: the loss uses the table in
+        another way, or comes from `dpoptax.users.per_user_loss`.
+      ValueError: the state does not contain that of `row_selecting_noise`; or the method or
+        optimizer keeps state per table entry, while the rows change in each step.
 
     Source: Ghazi et al., 2023, Algorithm 1 (DP-AdaFEST).
 
@@ -96,7 +96,7 @@ def selected_grad(
     ([7, 1000, 1000, 1000], (4, 2))
     """
     if not isinstance(clip, RowSelectingClip):
-        raise TypeError(f"clip={clip!r}: want a dpoptax.tables.row_selecting_clip(...)")
+        raise TypeError(f"`clip` must be a `dpoptax.tables.row_selecting_clip`, got {clip!r}.")
     size = clip.selection.table_size
 
     @jax.jit
@@ -110,7 +110,7 @@ def selected_grad(
     ) -> SelectedGrad:
         place, (lookups, rest) = place_of(params, where), batch
         leaves, structure = jax.tree.flatten(params)
-        selected = rows_of_release(state, clip, lookups, mask)
+        selected = select_release_rows(state, clip, lookups, mask)
         located = locate(lookups, selected.rows, leaves[place])
         leaves[place] = take_rows(leaves[place], selected.rows)
         small = jax.tree.unflatten(structure, leaves)
@@ -121,12 +121,12 @@ def selected_grad(
             try:
                 return loss_fn(jax.tree.unflatten(structure, inner), example, *key)
             except TypeError as error:
-                # JAX names the type that it cannot use, and not why it is there.
+                # JAX names only the type that it cannot use. The note explains its purpose.
                 if TrainedRows.__name__ in str(error):
-                    error.add_note(OTHER_USE)
+                    error.add_note(UNSUPPORTED_USE)
                 raise
 
-        points = GradientPoints((small,), (1.0,), reference=of_release(state))
+        points = GradientPoints((small,), (1.0,), reference=release_context(state))
         sum_of = clipped_grad(loss, clip, microbatch_size=microbatch_size)
         clipped = sum_of(points, (located, rest), mask, key=key, ids=ids)
         return SelectedGrad(clipped, small, selected)
@@ -143,21 +143,21 @@ def selected_grad(
         state = find_state(opt_state, RowSelectingNoiseState)
         if state is None:
             raise ValueError(
-                "opt_state holds no state of dpoptax.tables.row_selecting_noise, whose noise the "
-                "rows are selected by: let the chain begin with it, in place of gaussian_noise"
+                "`opt_state` must contain the state of `dpoptax.tables.row_selecting_noise`, whose "
+                "noise selects the rows. Start the chain with it instead of `gaussian_noise`."
             )
         place = place_of(params, where)
         rows = jax.tree.leaves(params)[place].shape[0]
         if rows != size:
             raise ValueError(
-                f"the table has {rows} rows, and the clip's selection was made with "
-                f"table_size={size}: the noise is drawn for so many rows; give the same number"
+                f"The table must have table_size={size} rows, as in the clip's selection, got "
+                f"{rows}. The noise is drawn for that many rows."
             )
         _check_memory(opt_state, params, place, clip)
         lookups, rest = _checked(batch)
         which = check_mask(mask, lookups.shape[0])
         clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
-        clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
+        clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return SelectedGrad(clipped, small, selected)
 
     return grad_fn
@@ -166,20 +166,23 @@ def selected_grad(
 def _checked(batch: object) -> tuple[jax.Array, PyTree]:
     if not isinstance(batch, tuple) or len(batch) != 2:
         raise TypeError(
-            f"batch is {kind_of(batch)}: want a pair (lookups, rest), integers (B, …) and "
-            "what else the loss reads"
+            f"`batch` must be a pair (lookups, rest) of integers (B, …) and the other inputs of "
+            f"the loss, got {kind_of(batch)}."
         )
     lookups = jnp.asarray(batch[0])
     if lookups.ndim == 0 or not jnp.issubdtype(lookups.dtype, jnp.integer):
         raise TypeError(
-            f"the lookups are {lookups.dtype}{list(lookups.shape)}: want integers (B, …), which "
-            "rows each example looks up"
+            "The lookups must be integers (B, …), the rows that each example looks up, got "
+            f"{lookups.dtype}{list(lookups.shape)}."
         )
     return lookups, batch[1]
 
 
 def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelectingClip) -> None:
-    """Raises where the optimizer remembers the table by places, which are other rows each step."""
+    """Raises an error if the optimizer keeps state per table entry.
+
+    Its entries would belong to other rows in each step.
+    """
     for kind, what in (
         (TrackIteratesState, "gradient points of other iterates (disk, pmlf, inner_outer)"),
         (LinearMapState, "a linear map before the clip"),
@@ -187,8 +190,8 @@ def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelect
     ):
         if find_state(opt_state, kind) is not None:
             raise ValueError(
-                f"opt_state has {what}, and the rows of the table are others in each step: take it "
-                "away, or select the rows once with dpoptax.tables.select_rows, which goes with all"
+                f"`opt_state` must not have {what}, because the rows of the table change in each "
+                "step. Remove it, or select the rows once with `dpoptax.tables.select_rows`."
             )
     sizes = [(clip.selection.capacity,), (clip.selection.table_size,)]
     name = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(params)[place][0])
@@ -197,9 +200,10 @@ def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelect
         number = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
         if inside and number and jnp.shape(leaf)[:1] in sizes:
             raise ValueError(
-                f"opt_state{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)}: an optimizer "
-                "or filter that remembers the table's entries (momentum, Adam), whose rows are "
-                "others in each step. Give the table optax.sgd without momentum by "
-                "optax.partition, or dpoptax.tables.rowwise_adagrad; or select the rows once with "
-                "dpoptax.tables.select_rows, which goes with all"
+                "The optimizer must not keep state per table entry (like momentum or Adam), "
+                "because the rows change in each step, but "
+                f"opt_state{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)}. For the "
+                "table, use `optax.sgd` without momentum, by `optax.partition`, or "
+                "`dpoptax.tables.rowwise_adagrad`. Or select the rows once with "
+                "`dpoptax.tables.select_rows`."
             )

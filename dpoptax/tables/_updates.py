@@ -1,4 +1,4 @@
-"""Optimizers of tables that touch the rows they are given, and no other."""
+"""Optimizers that update only the given rows of a table."""
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,18 @@ def rowwise_adagrad(
     learning_rate: ArrayLike,
     eps: float = 1e-8,
 ) -> tuple[jax.Array, jax.Array]:
-    """One step of Adagrad with one accumulator a row, on the given rows alone.
+    """Computes one step of Adagrad with one accumulator per row, on the given rows.
 
         a_j ← a_j + mean(g_j²),   table_j ← table_j − η g_j / (√a_j + ε)
 
-    Where table and accumulator are donated both are written in place, in time that does not depend
-    on the number of rows of the table. Privacy: post-processing of a release.
+    A donated table and accumulator are written in place, in time independent of the number of rows
+    of the table. Privacy: post-processing of a release.
 
     Args:
       table: (V, d).
-      accumulator: (V,), zeros at first, in float32.
-      rows: (k,), each once; those from V on are left out.
-      gradient: (k, d), a release: what the noise stage gave for the rows.
+      accumulator: (V,), float32, initially zeros.
+      rows: (k,), distinct; numbers from V on are ignored.
+      gradient: (k, d), the release of the noise stage for the rows.
       learning_rate: η.
       eps: ε.
 

@@ -1,4 +1,4 @@
-"""A vocabulary that is selected once, before the run: a release of its own."""
+"""Private selection of a vocabulary, once before training."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(NamedTuple):
-    """What `select_rows` returns.
+    """Result of `select_rows`.
 
     Attributes:
       rows: ascending, int32 (k,).
-      selected: how many there were, before they were cut to the capacity.
-      event: what the selection reveals, for `also` of `dpoptax.accounting.epsilon_spent` and
-        `calibrate_noise_multiplier`.
+      selected: the number of selected rows before the cut to the capacity.
+      event: the privacy event of the selection, for `also` of `dpoptax.accounting.epsilon_spent`
+        and `calibrate_noise_multiplier`.
     """
 
     rows: np.ndarray
@@ -39,29 +39,29 @@ def select_rows(
     noise_multiplier: float,
     key: jax.Array,
 ) -> Vocabulary:
-    """Selects the rows of a table to train, once and for all steps: DP-FEST.
+    """Selects the rows of a table to train, once for all steps (DP-FEST).
 
-    The rows that enough of all training examples look up, by noisy counts; see `RowSelection`. What
-    comes after is `clipped_grad` by the values of these rows, as by any parameter.
+    It selects by noisy counts the rows that many training examples look up; see `RowSelection`.
+    Then train the values of these rows with `clipped_grad`, like any parameter.
 
     Privacy: one release of the Gaussian mechanism with multiplier σ = `noise_multiplier`, on the
-    whole data set. No ledger knows of it: give its `event` to `epsilon_spent(also=[...])`.
+    whole data set. Ledgers do not record it: pass its `event` to `epsilon_spent(also=[...])`.
 
     Args:
-      lookups: which rows each example, or each user with all of its records, looks up, integers
-        (N, …). Numbers outside of [0, table_size), such as −1, are none.
-      mask: (N,), False for what is no example; `None` for all.
+      lookups: the rows that each example, or each user with all records, looks up, integers (N, …).
+        Numbers outside [0, table_size), such as −1, are ignored.
+      mask: (N,), False for padding. `None` if all are examples.
       selection: V, k, τ, in examples of the data set, and m.
       noise_multiplier: σ.
-      key: used for nothing else; as secret as the data.
+      key: a key that is not used elsewhere. Keep it as secret as the data.
 
     Raises:
-      TypeError: lookups that are no integers, a key that is none.
-      ValueError: a multiplier that is negative or not finite; a threshold that noise alone exceeds
-        for more rows than `capacity`, or no row exceeds.
+      TypeError: the lookups are not integers, or `key` is not a key.
+      ValueError: the multiplier is negative or not finite; noise alone is expected to select more
+        than `capacity` rows; or no row is selected.
 
     Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of Large Embedding
-    Models", 2023 (DP-FEST), with a threshold in place of a top k.
+    Models", 2023 (DP-FEST), with a threshold instead of the top k.
 
     >>> lookups = jnp.arange(3000) % 3  # three rows, by a thousand examples each
     >>> selection = RowSelection(table_size=10**6, capacity=10, threshold=500.0)
@@ -71,16 +71,16 @@ def select_rows(
     >>> found.rows
     array([0, 1, 2], dtype=int32)
     """
-    # Not at the top: it imports dp_accounting, which `selected_grad` has no use for.
+    # Imported here because it imports dp_accounting, which `selected_grad` does not need.
     from dpoptax._pricing.events import noisy_sum_event
 
     if not isinstance(selection, RowSelection):
-        raise TypeError(f"selection={selection!r}: want a dpoptax.tables.RowSelection(...)")
+        raise TypeError(f"`selection` must be a `dpoptax.tables.RowSelection`, got {selection!r}.")
     noise_multiplier, _ = check_mechanism(noise_multiplier, 1)
     key, lookups = check_key(key), jnp.asarray(lookups)
     which = jnp.ones(lookups.shape[0], bool) if mask is None else jnp.asarray(mask).astype(bool)
     if which.shape != lookups.shape[:1]:
-        raise ValueError(f"mask has shape {which.shape}: want ({lookups.shape[0]},)")
+        raise ValueError(f"`mask` must have shape ({lookups.shape[0]},), got {which.shape}.")
 
     @jax.jit
     def selected(lookups: jax.Array, mask: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
@@ -90,8 +90,8 @@ def select_rows(
     rows = rows[rows < selection.table_size]
     if not rows.size:
         raise ValueError(
-            f"threshold={selection.threshold}: no row was selected, and what was tried is a "
-            "release that counts; lower the threshold"
+            f"No row was selected with threshold={selection.threshold}. Decrease the threshold. "
+            "This attempt is also a release and has a privacy cost."
         )
     event = noisy_sum_event(noise_multiplier, 1, lambda gaussian: gaussian)
     return Vocabulary(rows, int(number), event)

@@ -1,5 +1,3 @@
-"""Training runs on dpoptax's public API: configs, data, models and the loop."""
+"""Trains models from configs, with the public API of dpoptax."""
 
-from dpoptax.training.data import folders as folders  # they register their data sets
-from dpoptax.training.data import images as images
-from dpoptax.training.data import sentences as sentences
+from dpoptax.training.data import folders as folders  # it registers its data set

@@ -1,31 +1,27 @@
-"""Audits of a config: its own noise, filter, clip, sampler, optimizer and model, under attack."""
+"""Audits a config: attacks its noise, filter, clip, sampler, optimizer and model."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import dpoptax
 from dpoptax import auditing, sampling
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import seeds
-from dpoptax.training.run.chain import Chain, build_chain
+from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.plots import COLOURS, label
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import epsilon_text
-from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.seeds import Keys
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
@@ -33,12 +29,10 @@ _SMALL = 2
 # A sampler that cannot leave out the other records is replayed, which takes a hundred times longer.
 _REPLAYED = 50
 _CANARIES = 1000
-# The figure's axes end at error rates of e^-12 and 1 - e^-12, about.
-_LOGIT = 12.0
 # Examples of `auditing.searched_canary`.
 _SEARCHED = 16
 
-# What a row's bound says, by what it is called there.
+# Meanings of the bounds, by their names in the table.
 _MEANINGS = {
     "one threshold": "errors of one test, by Clopper and Pearson; holds for any mechanism",
     "(ε, δ), Steinke et al.": "how many guesses about canaries were right; for any mechanism",
@@ -54,8 +48,8 @@ class Audited:
 
     Attributes:
         method: Of the config.
-        name: What was audited.
-        result: What was found.
+        name: Name of the audit.
+        result: Its result.
     """
 
     method: str
@@ -64,7 +58,7 @@ class Audited:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim is refuted, by any of the bounds."""
+        """Whether any of the bounds refutes the claim."""
         return self.result.violated or any(
             bound.epsilon > self.result.claimed_epsilon for bound in self.result.bounds
         )
@@ -78,16 +72,16 @@ def audit_config(
     seed: int = 0,
     progress: bool = False,
 ) -> list[Audited]:
-    """Attack a config's training, and bound its ε from below.
+    """Attacks the training of a config and bounds its ε from below.
 
     Five audits: one release on a full batch, which shows how well the attack sees; the same with
-    the example that `auditing.worst_example` found in the place of a plain canary, which attacks
+    the example that `auditing.worst_example` found instead of a plain canary, which attacks
     the clip; the whole run, with every update of noise and filter shown; the whole run, with the
     final parameters shown; and one training of the model itself, with training examples as
     canaries. The last is left out where the unit is a user, or where examples are streamed.
 
-    What is claimed of a whole run is the ε that the run itself states, by its own accountant, or
-    that of privacy loss distributions where this is less; of one release it is the latter.
+    The claim of a whole run is the ε that the run states by its accountant, or that of privacy loss
+    distributions if it is smaller. The claim of one release is the latter.
 
     Args:
         config: The run; its steps are those that its budget permits.
@@ -116,7 +110,7 @@ def audit_config(
         if progress:
             say(f"auditing {config.method.name}, {name} ...")
 
-    # What follows from the run's seed is fixed, so that an audit can be repeated.
+    # The seed is fixed, so that an audit can be repeated.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
     # A fixed key, into which the audit folds its own.
@@ -124,7 +118,6 @@ def audit_config(
         config,
         make_plan(config, dataset.units(config.unit)),
         num_classes=dataset.num_classes,
-        kind=dataset.kind,
         keys=Keys.fixed(config.generator),
     )
     plan, chain = run.plan, run.chain
@@ -172,7 +165,7 @@ def audit_config(
 
 
 def table(rows: list[Audited]) -> str:
-    """The audits' bounds as a Markdown table."""
+    """Returns the bounds of the audits as a Markdown table."""
     lines = [
         "| method | audited | threat model | trials | claimed ε | audited ε ≥ | by | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -192,7 +185,7 @@ def table(rows: list[Audited]) -> str:
 
 
 def notes(rows: list[Audited]) -> list[str]:
-    """What the table's bounds mean, what refutes a claim, and how much canaries vary."""
+    """Explains the bounds of the table, names refuted claims, and says how much canaries vary."""
     methods = dict.fromkeys(bound.method for row in rows for bound in row.result.bounds)
     lines = [f"By {method}: {_MEANINGS[method]}." for method in methods]
     for row in rows:
@@ -209,66 +202,20 @@ def notes(rows: list[Audited]) -> list[str]:
     return lines
 
 
-def plot_trade_offs(rows: list[Audited], path: Path) -> None:
-    """Errors of the attacks by many runs against what is claimed, a panel each, as a file.
-
-    No test may lie below the claimed curve. The band holds the true errors of all thresholds, with
-    the audit's confidence; a band that is below the curve as a whole refutes the claim.
-    """
-    curves = [
-        (row, e) for row in rows if isinstance(e := row.result.evidence, auditing.TradeOffCurve)
-    ]
-    methods = list(dict.fromkeys(row.method for row, _ in curves))
-    columns = max(sum(row.method == method for row, _ in curves) for method in methods)
-    figure = Figure(figsize=(3.6 * columns, 3.5 * len(methods)), layout="constrained")
-    panels = figure.subplots(len(methods), columns, squeeze=False)
-    for method, line in zip(methods, panels, strict=True):
-        drawn = [(row, curve) for row, curve in curves if row.method == method]
-        for axes, (row, curve) in zip(line, drawn, strict=False):
-            _draw(axes, row, curve)
-        for axes in line[len(drawn) :]:
-            axes.set_axis_off()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-def _draw(axes: Axes, row: Audited, curve: auditing.TradeOffCurve) -> None:
-    claimed = row.result.claimed
-    if claimed is not None:
-        rates = 1 / (1 + np.exp(np.linspace(_LOGIT, -_LOGIT, 200)))
-        axes.plot(rates, claimed(rates), color=COLOURS[0], label="claimed: none below")
-    edge = 1 / (1 + np.exp(_LOGIT))
-    bounds = curve.false_positive_bounds, curve.false_negative_bounds
-    outline = [np.clip(np.concatenate([b[0], b[1, ::-1]]), edge, 1 - edge) for b in bounds]
-    percent = f"{100 * curve.confidence:g} %"
-    axes.fill(*outline, color=COLOURS[1], alpha=0.3, linewidth=0, label=f"audited, {percent}")
-    axes.plot(
-        curve.false_positive_rates, curve.false_negative_rates, ".", color=COLOURS[1], markersize=4
-    )
-    axes.set_xscale("logit")
-    axes.set_yscale("logit")
-    axes.set_xlim(edge, 1 - edge)
-    axes.set_ylim(edge, 1 - edge)
-    label(axes, "false positive rate", "false negative rate")
-    axes.tick_params(labelsize="x-small")
-    axes.set_title(f"{row.method}, {row.name}\n{row.result.threat_model}", fontsize="small")
-    axes.legend(frameon=False, fontsize="small", loc="lower left")
-
-
-def _full_batch(run: Run) -> auditing.Game:
+def _full_batch(run: ResolvedRun) -> auditing.Game:
     records = run.plan.sampler.dataset_size
     chain = _one_release(run, records)
     sampler = sampling.PoissonSampler(records, records, seed=0)
     return auditing.canary_gradient(chain.release, chain.clip, jnp.zeros(_SMALL), sampler)
 
 
-def _worst_example(run: Run) -> auditing.Game:
+def _worst_example(run: ResolvedRun) -> auditing.Game:
     # Full batches of the search's few examples: epsilon is that of one release, as above.
     chain = _one_release(run, _SEARCHED)
     return auditing.searched_canary(chain.release, chain.clip)[0]
 
 
-def _as_stated(result: auditing.AuditResult, run: Run) -> auditing.AuditResult:
+def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.AuditResult:
     """The result of a whole run, whose claim is also the ε that the run itself states.
 
     By privacy loss distributions the same ledgers claim more where the config's accountant prices
@@ -286,20 +233,20 @@ def _as_stated(result: auditing.AuditResult, run: Run) -> auditing.AuditResult:
     return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)
 
 
-def _one_release(run: Run, batch_size: int) -> Chain:
+def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
     """The run's chain, with its noise, for a single step on a batch of another size."""
     config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
     return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
 
 
-def _model(run: Run, dataset: Dataset) -> auditing.Game:
+def _model(run: ResolvedRun, dataset: Dataset) -> auditing.Game:
     config, model, chain = run.config, run.model, run.chain
     examples = jax.tree.map(
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
     init_key, keys = seeds.keys(run.plan.seed, config.generator)
-    params, frozen = models.start_variables(config, model, inputs, init_key)
+    params, frozen = config.initial_variables(model, inputs, init_key)
     loss = config.method.loss(models.example_loss(model, frozen))
     grad_fn = dpoptax.clipped_grad(loss, chain.clip, microbatch_size=config.microbatch_size)
     with_ids = examples, jnp.arange(dataset.train_size)

@@ -1,4 +1,4 @@
-"""Folders of this user alone for what can be made again: compiled programs, features of images."""
+"""Makes folders for this user only: caches, and files that are secret."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` where the platform keeps such things: XDG_CACHE_HOME or its stand-in."""
+    """Returns the cache folder `name`, in XDG_CACHE_HOME or the platform's counterpart."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given and Path(given).is_absolute():
         base = Path(given)
@@ -22,7 +22,7 @@ def cache_folder(name: str) -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Makes the folder for its owner alone.
+    """Makes a folder for its owner only.
 
     Raises:
         OSError: It cannot be made or written to, is another user's, or others may write to it.
@@ -35,10 +35,10 @@ def prepare(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Makes the folder, whose contents are secret, or takes one that is there; for its owner alone.
+    """Makes a folder for secret files, or takes an existing one, for its owner only.
 
     Raises:
-        OSError: It cannot be made, or it is another user's, who could read what is written there.
+        OSError: It cannot be made, or it is another user's, who could read the files.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":
@@ -52,7 +52,7 @@ def make_private(folder: Path) -> None:
 
 
 def keep_newest(folder: Path, pattern: str, largest: int) -> None:
-    """Removes of the files that match `pattern` the oldest, until all have `largest` bytes."""
+    """Removes the oldest files that match `pattern`, until all have `largest` bytes."""
     files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob(pattern))
     excess = sum(size for _, size, _ in files) - largest
     for _, size, file in files:
@@ -63,7 +63,7 @@ def keep_newest(folder: Path, pattern: str, largest: int) -> None:
 
 
 def _check_others_keep_out(folder: Path) -> None:
-    """Raises unless this user alone can write to the folder, or put another one in its place."""
+    """Raises unless only this user can write to the folder or replace it."""
     found, *around = (place.stat() for place in (folder, *folder.resolve().parents))
     if found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
@@ -75,6 +75,6 @@ def _check_others_keep_out(folder: Path) -> None:
 
 
 def _open_to_others(found: os.stat_result) -> bool:
-    """Whether others may rename what is in a folder; a group of the user's number has no others."""
+    """Returns whether others may rename files in a folder. The user's own group has no others."""
     group = stat.S_IWGRP if found.st_gid != os.getuid() else 0
     return bool(found.st_mode & (group | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX

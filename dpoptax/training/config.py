@@ -1,31 +1,28 @@
-"""What a training run is: one frozen dataclass, read from a Python file and checked at once."""
+"""Defines the config of a training run and reads configs from Python files."""
 
 import dataclasses
 import fnmatch
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpoptax.training import config_files
-from dpoptax.training.data.dataset import Unit, Wanted
-from dpoptax.training.data.dictionary import Dictionary
-from dpoptax.training.data.features import FeatureMap
-from dpoptax.training.data.scattering import Colors, Scattering
-from dpoptax.training.data.tokens import Tokens
+from dpoptax.training.data.dataset import DatasetSpec, Unit
 from dpoptax.training.errors import ConfigError, line_in, unknown_name
-from dpoptax.training.methods import DPSGD, Augmented, Method
+from dpoptax.training.methods import DPSGD, Method
 from dpoptax.training.roles import Numbers, Role, check, field
 
-Features = Literal["none", "scattering", "dictionary"]
-"""What takes the place of images."""
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+
+    from dpoptax.training.models import Variables
 
 Accountant = Literal["pld", "rdp", "monte_carlo"]
 """As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
 
 _COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
-_LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "a whole number of at least 2")
-_NUMBER = Numbers(lambda x: isinstance(x, int) and 0 <= x < 2**63, "a whole number, 0 for none")
 _SEED = Numbers(
     lambda x: isinstance(x, int) and 0 <= x < 2**256,
     "a whole number from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
@@ -42,80 +39,40 @@ _NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "a finite number that is no
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """One training run.
+    """Config of a training run.
 
-    The noise is either calibrated, `noise_multiplier=None`, so that `steps` steps spend `epsilon`
-    at `delta`; or given, and then `epsilon` is a budget: the step that would exceed it does not run
-    (`epsilon=None`: no budget, the spent ε is reported).
+    With `noise_multiplier=None` the noise is calibrated, so that `steps` steps spend `epsilon` at
+    `delta`. If it is given, `epsilon` is a budget: a step that would exceed it does not run. With
+    `epsilon=None` there is no budget, and the spent ε is reported.
 
     Raises:
         ConfigError: A value outside its range; the message names field, value and remedy.
     """
 
     method: Method = field(DPSGD(), Role.KEPT | Role.STEP)
-    """Where gradients are taken and how the noisy gradient is filtered."""
+    """Method, which decides where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = field("digits", Role.KEPT)
-    """Name of a data set: digits, or one of files: mnist, fashion_mnist, cifar10, cifar100,
-    imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
+    """Name of a data set: digits, image_folder, or one that the config file registers."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
-    """Directory with the files of the data set as they are published; digits needs none."""
-    features: Features = field("none", Role.KEPT | Role.UNPRICED)
-    """What models see of an image: none, itself; scattering, fixed means of wavelet moduli;
-    dictionary, how much of each of many patches it has, which a random process drew. Both are of
-    one example at a time and so without a cost in privacy, computed once and kept on disk."""
-    scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Binary logarithm of the pixels that a feature is a mean over; the resolution falls by it."""
-    scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of directions of the wavelets."""
-    feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of groups of channels of scattering, each of mean 0 and variance 1 over its one
-    example; None: features are not normalised."""
-    feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
-    """What scattering is of: given, an image's own channels; opponent, of red, green and blue their
-    sum and two differences, fixed and of one pixel."""
-    dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of patches of the dictionary, each of which counts as its mirror image, too."""
-    dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Height and width of a patch of the dictionary, in pixels."""
-    dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Cells along each side of an image; features are means over one of them."""
+    """Directory with the files of the data set; digits needs none."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
-    resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_digits, vit_tiny, vit_small,
-    vit_small_16, vit_small_published; roberta_base, roberta_large for sentences; gpt2 for
-    generation."""
-    pretrained: Path | None = field(None, Role.KEPT)
-    """Directory of a published model, with config.json, model.safetensors and, for texts, the
-    tokenizer's files; training starts from its weights. The last four models need one."""
-    sequence_length: int = field(128, Role.KEPT, _LENGTH)
-    """Number of tokens of an example; longer texts are cut, shorter ones padded."""
-    lora_rank: int | None = field(None, Role.KEPT, _COUNT)
-    """Rank of the trained correction to each projection of a published model, the rest of which is
-    frozen, but for the classification head; None: all weights are trained."""
-    lora_alpha: float = field(16.0, Role.KEPT, _POSITIVE)
-    """The correction is multiplied by lora_alpha / lora_rank."""
-    lora_projections: tuple[str, ...] = field((), Role.KEPT)
-    """Names of the corrected projections; none: query and value, or what GPT-2 has in one."""
+    """Name of a model: linear, mlp, cnn, transformer, or one that the config file registers."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
-    """What ε is about: example, or user, who owns several examples: these are one example to the
-    clip, whose loss is the mean of theirs, and numbers of batches and microbatches count users."""
+    """Unit that ε protects: example, or user. A user's examples are one example to the clip, with
+    the mean of their losses; sizes of batches and microbatches then count users."""
     records_per_user: int | None = field(None, Role.KEPT, _COUNT)
-    """Largest number of examples of a user in a step; of one who owns more, each step draws as
-    many."""
-    owners: Path | None = field(None, Role.CHANGEABLE)
-    """Text file with a line for each training example: whose it is; None: the data set says so."""
+    """Largest number of a user's examples in a step, drawn anew at each step if there are more."""
 
     steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
     """Number of optimizer steps."""
     batch_size: int = field(256, Role.PLANNED | Role.STEP, _COUNT)
-    """Expected number of examples per step; every sum is divided by it."""
+    """Expected number of examples per step, by which every sum is divided."""
     microbatch_size: int | None = field(None, Role.KEPT | Role.STEP, _COUNT)
-    """Examples whose gradients are held in memory at once; None: the whole batch."""
+    """Number of examples whose gradients are held in memory at once. None: the whole batch."""
     optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
-    """What turns the (filtered) gradient into a direction: sgd, momentum, adam, or adamw, whose
-    weight decay is 0.01."""
+    """Optimizer of the filtered gradient: sgd, momentum, adam, or adamw (weight decay 0.01)."""
     learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED, _POSITIVE)
     """Peak learning rate."""
     schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)
@@ -123,8 +80,8 @@ class TrainConfig:
     which rises over the first twentieth of the steps."""
 
     parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED, _FRACTION)
-    """Decay of the moving average of the parameters, in (0, 1), at the first steps t at most
-    (1 + t)/(10 + t); it is what is evaluated and written. None: the parameters themselves."""
+    """Decay of a moving average of the parameters, in (0, 1), at most (1 + t)/(10 + t) at step t.
+    The average is evaluated and written. None: the parameters themselves."""
 
     epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
@@ -133,9 +90,9 @@ class TrainConfig:
     noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     fixed_point: bool = field(False, Role.KEPT | Role.STEP | Role.UNPRICED)
-    """Whether the noise is of whole numbers: ε holds for who sees every bit of the parameters, too.
-    It takes twice as long to draw, and is larger by some thousandths. Correlated noise can be
-    so where sampling is "cyclic" or "in_order"."""
+    """Whether the noise consists of whole numbers, so that ε holds against an adversary who sees
+    every bit of the parameters. Drawing takes twice as long, and the noise is larger by some
+    thousandths. For correlated noise it needs sampling="cyclic" or "in_order"."""
     clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
     auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
@@ -143,48 +100,39 @@ class TrainConfig:
     l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED, _CLIP_NORM)
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = field("poisson", Role.PLANNED)
-    """How batches are drawn: poisson, fixed_size, balls_in_bins (each example in one batch of an
-    epoch), random_allocation (each in as many steps as there are epochs, anywhere in the run),
-    min_separation (by chance, never twice within as many steps as noise is correlated over), cyclic
-    (groups of examples take turns, for correlated noise), in_order (batches are such groups, whole:
-    data that come in a fixed order or once, without amplification), or shuffled (without a
+    """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of an
+    epoch), random_allocation (each example in as many steps as there are epochs, anywhere in the
+    run), min_separation (random, never twice within the steps over which noise is correlated),
+    cyclic (groups of examples take turns, for correlated noise), in_order (batches are these
+    groups: data in a fixed order or used once, without amplification), or shuffled (without a
     guarantee)."""
     accountant: Accountant = field("pld", Role.CHANGEABLE)
-    """Composition by privacy loss distributions, or by Rényi divergences; monte_carlo draws losses
-    of the whole run, for correlated noise and examples that take part by chance."""
+    """Accountant: privacy loss distributions (pld), Rényi divergences (rdp), or monte_carlo, which
+    draws losses of the whole run, for correlated noise with random participation."""
 
     seed: int | None = field(None, Role.PLANNED, _SEED)
-    """Seed of the initial parameters, the batches and the noise. None: a fresh one from the
-    operating system, which only the checkpoints record. Whoever knows the seed can subtract the
-    noise, and two runs with the same seed reveal each other's: give one only to repeat a study."""
+    """Seed of the initial parameters, the batches and the noise. None: a fresh seed from the
+    operating system, which only the checkpoints record. Anyone who knows the seed can subtract the
+    noise, and two runs with the same seed reveal each other's noise: give one only to repeat a
+    study."""
     generator: Literal["threefry", "chacha20"] = field(
         "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
     )
-    """Generator of the noise: threefry, or ChaCha20, and then SHAKE-256 draws the batches: what is
-    promised holds against whoever cannot break a cipher. A seed from the operating system has 63
-    bits for threefry and 256 for ChaCha20. Noise by ChaCha20 takes some four times as long to
-    draw."""
+    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With the
+    latter the guarantee holds against adversaries who cannot break a cipher. A seed from the
+    operating system has 63 bits for threefry and 256 for ChaCha20, which takes about four times as
+    long."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
     """Number of checkpoints that stay; more than one outlives damage to the newest."""
     parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
-    """What shares the work: one device, all of this process, or all of several hosts."""
+    """Devices that share the work: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
-    beams: int = field(0, Role.CHANGEABLE, _NUMBER)
-    """Number of beams with which a text is generated for each source of the test split after the
-    last step, to be scored with BLEU and ROUGE-L; 1: greedy; 0: none is generated."""
-    length_penalty: float = field(1.0, Role.CHANGEABLE, _NOT_NEGATIVE)
-    """Beams are ranked by log-probability / tokens ** length_penalty."""
-    max_new_tokens: int = field(100, Role.CHANGEABLE, _COUNT)
-    """Number of tokens after which a generated text is cut."""
-    record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
-    """Number of coordinates of the released and of the filtered gradient to keep of every step, for
-    dpoptax.filters.spectrum. They are released anyway: the record costs no privacy."""
     record_training_metrics: bool = field(False, Role.KEPT)
-    """Also record loss and accuracy on the training split, in all of the run. They are computed
-    from private data without noise: the stated ε does not cover them."""
+    """Whether to record loss and accuracy on the training split during the whole run. They are
+    computed from private data without noise: the stated ε does not cover them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -193,11 +141,6 @@ class TrainConfig:
                 "dpoptax.training.methods.DPSGD()"
             )
         check(self)
-        if self.record and (not self.method.private or self.noise_multiplier == 0):
-            raise ConfigError(
-                f"record={self.record} keeps released gradients, and without noise none is "
-                "released; give record=0, or a private method with noise"
-            )
         if self.fixed_point and not self.method.fixed_point:
             raise ConfigError(
                 f"fixed_point=True is not for method={self.method.name}, whose noise is not the "
@@ -218,21 +161,16 @@ class TrainConfig:
                 "seed is above 2**63 - 1, for which keys of generator='threefry' have no bits; "
                 "give generator='chacha20', or a smaller one"
             )
-        if self.features != "none" and isinstance(self.method, Augmented):
-            raise ConfigError(
-                f"features={self.features!r} are computed once, and method={self.method.name} "
-                "alters the images of each step; give features='none' or another method"
-            )
         if self.unit == "user" and self.records_per_user is None:
             raise ConfigError(
                 "records_per_user=None with unit='user': give the largest number of examples that "
                 "a user has in a step"
             )
-        for name in ("records_per_user", "owners"):
-            if self.unit == "example" and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is for unit='user'; leave it out, or give that"
-                )
+        if self.unit == "example" and self.records_per_user is not None:
+            raise ConfigError(
+                f"records_per_user={self.records_per_user} is for unit='user'; leave it out, or "
+                "give that"
+            )
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
                 "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
@@ -240,42 +178,39 @@ class TrainConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values, the method with its name, for summary.json."""
-        fields = {
-            **dataclasses.asdict(self),
-            "method": self.method.to_dict(),
-            "lora_projections": list(self.lora_projections),
-        }
-        return {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()}
+        """Returns all fields as plain values, the method with its name, for summary.json."""
+        fields = {**dataclasses.asdict(self), "method": self.method.to_dict()}
+        return {name: _plain(value) for name, value in fields.items()}
 
-    def data(self, *, progress: bool = False) -> Wanted:
-        """What the run wants of its data set; `progress` shows how far reading it is."""
-        return Wanted(
-            self.dataset, self.data_dir, self.tokens, self.feature_map, self.owners, progress
-        )
+    # A subclass that adds fields overrides these to read other data or to build other models.
 
-    @property
-    def tokens(self) -> Tokens:
-        """How the texts of a data set become arrays."""
-        return Tokens(self.pretrained, self.sequence_length)
+    def data(self, *, progress: bool = False) -> DatasetSpec:
+        """Specifies the data of the run. `progress` shows how far reading it is."""
+        return DatasetSpec(self.dataset, self.data_dir, progress)
 
-    @property
-    def feature_map(self) -> FeatureMap | None:
-        """What takes the place of the images of a data set; None where nothing does."""
-        if self.features == "none":
-            return None
-        if self.features == "dictionary":
-            return Dictionary(self.dictionary_filters, self.dictionary_patch, self.dictionary_grid)
-        return Scattering(
-            self.scattering_scale,
-            self.scattering_angles,
-            self.feature_groups,
-            self.feature_colors,
-        )
+    def build_model(self, num_classes: int) -> "nn.Module":
+        """Builds the flax module that `model` names."""
+        from dpoptax.training import models  # flax takes a second to import
+
+        return models.build_model(self.model, num_classes)
+
+    def initial_variables(
+        self, model: "nn.Module", inputs: "jax.Array", key: "jax.Array"
+    ) -> "Variables":
+        """Returns the variables with which training starts, for inputs of one example."""
+        from dpoptax.training import models
+
+        return models.initial_variables(model, inputs, key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
-    """The configs of a Python file, by name, or those whose name matches a pattern.
+    """Reads the configs of a Python file by name, or those whose name matches a pattern.
 
     A file defines `get_config()`, for one run named like the file, or `get_configs()`, for a
     table's rows by name. `FILE:PATTERN` chooses among them, such as `table1.py:mnist/*`.
@@ -308,7 +243,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
-    """The error for what a config's own code raised: its line, and the fields that there are."""
+    """Returns the error for an exception in a config file: its line, and the known fields."""
     where = f"config {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():
@@ -319,7 +254,7 @@ def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigEr
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """The one config that `path` names; see `load_configs`.
+    """Reads the one config that `path` names; see `load_configs`.
 
     Raises:
         ConfigError: As there, or several configs.

@@ -1,4 +1,4 @@
-"""What the fields of a config take and decide, said at each: nobody keeps a list of names."""
+"""Declares, at each field of a config, its allowed values and what depends on it."""
 
 import dataclasses
 import enum
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Role(enum.Flag):
-    """What depends on a field. One of the first three holds of each field of a config."""
+    """Effects of a field. Each field of a config has one of the first three."""
 
     KEPT = enum.auto()
     """Another value is another run: one that was begun does not go on with it."""
@@ -30,7 +30,7 @@ class Numbers(NamedTuple):
 
     Attributes:
         valid: Whether one is among them.
-        remedy: What is to be given, for messages.
+        remedy: Text for messages that names allowed values.
     """
 
     valid: Callable[[float], bool]
@@ -38,17 +38,17 @@ class Numbers(NamedTuple):
 
 
 def field(default: Value, role: Role, numbers: Numbers | None = None) -> Value:
-    """A dataclass's field with its default, its role and, of numbers, those that it takes."""
+    """Declares a field of a dataclass with its default, its role and its allowed numbers."""
     metadata = {"role": role, "numbers": numbers}
     declared: Any = dataclasses.field(default=default, metadata=metadata)
     return declared
 
 
 def check(settings: Any) -> None:
-    """Raises a `ConfigError` for a number that its field does not take, and for an unknown name.
+    """Raises a `ConfigError` for a number that its field does not allow, and for an unknown name.
 
-    A name is unknown where the field's type is a `Literal` without it. None is taken by a field
-    whose type has it.
+    A name is unknown if the field's type is a `Literal` without it. None is allowed if the type has
+    it.
     """
     for each in dataclasses.fields(settings):
         value, kinds = getattr(settings, each.name), get_args(each.type)
@@ -63,19 +63,19 @@ def check(settings: Any) -> None:
 
 
 def role_of(declared: "dataclasses.Field[Any]") -> Role:
-    """The role of a field; none where it says nothing."""
+    """Returns the role of a field, empty if it declares none."""
     return declared.metadata.get("role", Role(0))
 
 
 def fields_with(settings: Any, role: Role) -> tuple[str, ...]:
-    """The fields of a dataclass, or of an instance, that have `role`."""
+    """Returns the names of the fields of a dataclass, or of an instance, with `role`."""
     return tuple(each.name for each in dataclasses.fields(settings) if role in role_of(each))
 
 
 class Part:
-    """The fields of a dataclass's instance that have a role; to read another one is an error.
+    """The fields of an instance that have a role. Reading another field is an error.
 
-    Equal, and of one hash, where these fields are.
+    Two parts are equal, with equal hashes, if these fields are.
     """
 
     def __init__(self, settings: Any, role: Role) -> None:

@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     """A claim and the result.
 
     Attributes:
-        claim: The source's claim, in our words.
+        claim: The claim of the source, in our words.
         found: The numbers computed here.
         holds: "yes", "no" or "in part".
     """
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study, which gives one figure.
+    """A study, which produces one figure.
 
     Attributes:
         title: Its heading.
@@ -47,7 +47,7 @@ class Study(NamedTuple):
             returns rows. A study that trains also takes the folders of configs and of data.
         draw: Draws the rows.
         findings: Compares the claims with the rows.
-        dataset: Name of the published data that it trains on, if any.
+        dataset: Name of the published data that the study trains on, if any.
     """
 
     title: str
@@ -121,7 +121,7 @@ STUDIES: dict[str, Study] = {
 
 
 def names_for(data_dir: Path | None) -> tuple[str, ...]:
-    """Returns the names of the studies that can run: all of them if `data_dir` is given."""
+    """Returns the names of the studies that can run: all if `data_dir` is given."""
     return tuple(n for n, study in STUDIES.items() if study.dataset is None or data_dir is not None)
 
 
@@ -140,7 +140,7 @@ def run_studies(
     their file if the same code computed them before for the same number of seeds.
 
     Raises:
-        ConfigError: An unknown name, fewer than one seed, or no data for a study that trains.
+        ConfigError: The name is unknown, `seeds` is below 1, or a study that trains has no data.
     """
     for name in names:
         if name not in STUDIES:
@@ -179,7 +179,7 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
 
 
 def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row]:
-    """Returns the rows of a study; reads the parts that the same code computed before."""
+    """Returns the rows of a study; reads the parts that the same code has computed."""
     made_by = json.dumps(
         {"study": name, "seeds": seeds, "code": source_sha256()[:16], **records.versions()}
     )
@@ -195,7 +195,7 @@ def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row
         _write(begun, made_by, rows)
         bar.update()
     begun.replace(path)
-    # Read back, so that a figure does not depend on whether its numbers are fresh.
+    # Read the rows back, so that a figure does not depend on whether its numbers are fresh.
     return _read(path, made_by) or []
 
 

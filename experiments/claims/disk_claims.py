@@ -66,7 +66,7 @@ def kalman_gain_findings(rows: list[Row]) -> Findings:
 
 
 def noisy_regression(seeds: int) -> Parts:
-    """Computes DiSK Fig. 6(a) at several learning rates, with four times as many seeds."""
+    """Computes DiSK Fig. 6(a) at several learning rates, with 4 · `seeds` seeds."""
     return [functools.partial(_noisy_regression, seeds)]
 
 

@@ -8,7 +8,7 @@ from experiments.claims.study_rows import Findings, Parts, Row, pick, verdict
 
 
 def filters(seeds: int) -> Parts:
-    """Computes the responses of the filters in DOPPLER's Tables 2 and 4; nothing is random."""
+    """Computes responses of the filters in DOPPLER's Tables 2 and 4."""
     del seeds
     return [_filters]
 

@@ -42,7 +42,7 @@ def _errors(panel: str, sweep: studies.Sweep, seed: int) -> list[Row]:
 
 
 def _better(rows: list[Row], quantity: str, **where: Any) -> np.ndarray:
-    """Returns, for every x, whether GeoDP's mean error is below DP-SGD's."""
+    """Returns for every x whether GeoDP's mean error is below that of DP-SGD."""
     means = [over(rows, "x", f"{who}_{quantity}", **where)[1].mean(0) for who in ("geodp", "dp")]
     return means[0] < means[1]
 

@@ -12,12 +12,12 @@ from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search.trials import dataset_of
 from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
 
-# A loss that is within so much of another is "almost" that one.
+# Two losses that differ by at most this much are called almost equal.
 _ALMOST = 1.1
 
 
 def geodp_mnist(seeds: int, configs: Path, data_dir: Path) -> Parts:
-    """Trains the curves of GeoDP Fig. 5, one run a part, with the same seeds for all curves."""
+    """Trains the curves of GeoDP Fig. 5, one run per part, all with the same seeds."""
     curves = load_configs(configs / "papers" / "geodp" / "figure_5.py")
     return [
         functools.partial(

@@ -1,4 +1,4 @@
-"""Checks claims that no paper makes: correlated noise with a filter, directions of releases."""
+"""Checks claims of our own: filtered correlated noise, and directions of releases."""
 
 import functools
 
@@ -43,7 +43,7 @@ def _arms() -> dict[str, studies.Arm]:
 
 
 def correlated_noise_findings(rows: list[Row]) -> Findings:
-    """Checks whether correlated noise with a filter beats either."""
+    """Checks whether correlated noise with a filter is better than either of them."""
 
     def accuracy(noise: str, filtered: str) -> str:
         values = pick(rows, "accuracy", noise=noise, filtered=filtered)
@@ -72,7 +72,7 @@ def correlated_noise_findings(rows: list[Row]) -> Findings:
 
 
 def release_cosines(seeds: int) -> Parts:
-    """Computes the cosine between release and true gradient for each geometry and noise."""
+    """Computes the cosine between release and true gradient per geometry and noise."""
     return [functools.partial(_release_cosines, seed) for seed in range(seeds)]
 
 

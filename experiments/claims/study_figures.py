@@ -7,10 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dpoptax.training.run.plots import COLOURS, MARKERS, label
+from dpoptax.training.run.figures import COLOURS, label
 from experiments.claims.disk_claims import DRIFTS
 from experiments.claims.other_claims import CORRELATED_ARMS
 from experiments.claims.study_rows import Row, over, pick
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
 
 _SYMBOLS = {
     "noise_multiplier": ("σ", "noise multiplier σ"),
@@ -27,7 +29,7 @@ _ERRORS = {
 
 
 def filters(rows: list[Row]) -> Figure:
-    """Draws impulse and frequency responses, one row of panels for each of DOPPLER's tables."""
+    """Draws impulse and frequency responses, a row of panels per table of DOPPLER."""
     figure = Figure(figsize=(9.5, 6.4), layout="constrained")
     panels = figure.subplots(2, 2)
     for (time, frequency), table in zip(panels, (2.0, 4.0), strict=True):
@@ -106,7 +108,7 @@ def geodp_mnist(rows: list[Row]) -> Figure:
             x, losses = over(rows, "step", "training_loss", panel=panel, **where)
             text = "no noise" if method == "none" else _curve_name(method, sigma, size)
             style: dict[str, Any] = {"color": COLOURS[index - 1], "label": text}
-            if method == "none":  # DP hides it where its noise does nothing
+            if method == "none":  # DP's curve hides it where the noise has no effect
                 style |= {"color": "black", "linestyle": "--", "zorder": 3}
             band(axes, x, losses, style)
         axes.set(yscale="log")
@@ -129,7 +131,7 @@ def _curve_name(method: str, sigma: float, size: float) -> str:
 
 
 def kalman_gain(rows: list[Row]) -> Figure:
-    """Draws gain and error variance over steps, with their limits and the measured error."""
+    """Draws gain and error variance over steps, with limits and measured errors."""
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     gain, variance = figure.subplots(1, 2)
     for index, drift in enumerate(DRIFTS):
@@ -205,7 +207,7 @@ def noisy_regression(rows: list[Row]) -> Figure:
 
 
 def correlated_noise(rows: list[Row]) -> Figure:
-    """Draws the test accuracy of every arm, one point for each seed."""
+    """Draws the test accuracy of every arm, one point per seed."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     kinds = list(dict.fromkeys(name.removesuffix(" + filter") for name in CORRELATED_ARMS))
@@ -238,7 +240,7 @@ def correlated_noise(rows: list[Row]) -> Figure:
 
 
 def release_cosines(rows: list[Row]) -> Figure:
-    """Draws the cosine over the noise, one line for each geometry."""
+    """Draws the cosine over the noise, one line per geometry."""
     figure = Figure(figsize=(6.6, 4.4), layout="constrained")
     axes = figure.subplots()
     for index, name in enumerate(dict.fromkeys(pick(rows, "geometry"))):

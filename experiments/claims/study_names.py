@@ -1,4 +1,4 @@
-"""The names of the studies, for help texts that do not import the studies."""
+"""Lists the names of the studies, for help texts that do not import the studies."""
 
 NAMES = (
     "filters",

@@ -1,4 +1,4 @@
-"""Rows of numbers that a study computes, and helpers to compare claims with them."""
+"""Defines the rows that a study computes, and helpers to compare claims with them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +23,6 @@ def pick(rows: list[Row], column: str, **where: Any) -> np.ndarray:
 
 
 def over(rows: list[Row], x: str, y: str, **where: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted values of `x`, (n,), and those of `y` for each seed, (seeds, n)."""
+    """Returns the sorted values of `x`, (n,), and of `y` for each seed, (seeds, n)."""
     xs = np.unique(pick(rows, x, **where))
     return xs, np.stack([pick(rows, y, **{**where, x: value}) for value in xs], axis=1)

@@ -6,9 +6,7 @@ from pathlib import Path
 
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.plots import signed
-from dpoptax.training.search import lines
-from dpoptax.training.search.lines import Line
+from dpoptax.training.run.figures import signed
 from experiments.figure_files import shrink
 from experiments.image_benchmark.page_figures import plot_accuracies, plot_differences
 from experiments.image_benchmark.page_groups import (
@@ -24,23 +22,24 @@ from experiments.image_benchmark.page_groups import (
     titles,
 )
 from experiments.image_benchmark.published_accuracies import PUBLISHED
+from experiments.image_benchmark.run_lines import Line, read
 
 
 def write_page(folder: Path, output: Path | None = None) -> Path:
-    """Writes the page and its figures from the records (*.jsonl) of `folder`; returns its path.
+    """Writes the page and its figures from the records in `folder`; returns its path.
 
-    People write the summary and the list of omissions: the page includes `verdict.md` and `cut.md`
-    if the folder has them.
+    The records are the files *.jsonl. The summary and the list of omissions are written by hand:
+    the page includes `verdict.md` and `cut.md` if the folder has them.
 
     Raises:
         ConfigError: The folder has no records, or a line is not a record.
     """
     paths = sorted(folder.glob("*.jsonl"))
-    found = [line for path in paths for line in lines.read(path)]
+    found = [line for path in paths for line in read(path)]
     if not found:
         raise ConfigError(
-            f"folder={str(folder)!r} has no records; write some with dpoptax compare --records "
-            f"{folder / 'NAME.jsonl'}"
+            f"folder={str(folder)!r} has no records; write some with python -m experiments "
+            f"record WORKDIR --output {folder / 'NAME.jsonl'}"
         )
     output = output or folder.with_suffix(".md")
     groups = grouped(found)
@@ -62,7 +61,7 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
     parts = [
         "# Methods on images",
         f"Written by `python -m experiments image-benchmark {folder}` from {len(found)} runs, the "
-        f"records of `dpoptax compare --records` in `{folder}`, and nothing else.",
+        f"records of `python -m experiments record` in `{folder}`, and nothing else.",
         *_given(folder / "verdict.md", "## In short"),
         f"![Test accuracy over ε, beside published numbers]({where}/accuracies.png)",
     ]
@@ -104,7 +103,7 @@ def _described(setting: Setting) -> str:
 
 
 def _counted(compared: Groups) -> str:
-    """Says how often each method is above and below DP-SGD and tuned momentum."""
+    """Counts how often each method is above and below DP-SGD and tuned momentum."""
     tally: dict[str, list[list[int]]] = {}
     for entries in compared.values():
         for entry in entries:

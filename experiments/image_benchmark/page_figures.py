@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
-from dpoptax.training.run.plots import COLOURS, label, signed
+from dpoptax.training.run.figures import COLOURS, label, signed
 from experiments.image_benchmark.page_groups import (
     BASELINE,
     Entry,
@@ -28,14 +28,15 @@ from experiments.image_benchmark.published_accuracies import PUBLISHED, Publishe
 
 _GREY = "#777777"
 _FAR = 3.0
-# Times the usual reach from zero beyond which a method is named at the edge of its panel.
+# Methods beyond this multiple of the usual distance from zero are named at the panel's edge.
 
 
 def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
-    """Draws, for each data set, methods over ε at most steps, recipes and published numbers.
+    """Draws accuracy over ε for each data set: methods, recipes and published numbers.
 
-    Methods on features are lines, one for each model and batch size. For a model without features,
-    the best method is a point. Methods without a proof are left out.
+    Methods are shown at the largest number of steps. Methods on features are lines, one for each
+    model and batch size. For a model without features, the best method is a point. Methods without
+    a proof are left out.
     """
     datasets = list(dict.fromkeys(setting.dataset for setting in (*groups, *recipes)))
     figure = Figure(figsize=(6.4 * len(datasets), 4.6), layout="constrained")
@@ -95,7 +96,7 @@ def _best(axes: Axes, setting: Setting, entries: Sequence[Entry], **style: Any) 
 
 
 def _line_of(setting: Setting) -> tuple[Hashable, ...]:
-    """Returns the settings that a line's points share, without ε and the number of steps."""
+    """Returns the settings that the points of a line share, without ε and steps."""
     of_epsilon = setting.delta, setting.unit, setting.replaced
     return setting.features, setting.model, setting.batch_size, *of_epsilon
 
@@ -106,7 +107,7 @@ def _kind(setting: Setting) -> str:
 
 
 def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting, str]) -> None:
-    """Draws a line for each method at most steps, DP-SGD's in `colour`."""
+    """Draws a line per method at the largest number of steps; DP-SGD is in `colour`."""
     last = max(settings, key=lambda setting: setting.steps)
     shown = {s.epsilon: e for s, e in sorted(settings.items()) if s.steps == last.steps}
     proven = {
@@ -138,7 +139,7 @@ def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting
 
 
 def _published(axes: Axes, dataset: str) -> None:
-    """Draws points with their numbers in the page's table; coinciding points share a label."""
+    """Draws points with their numbers in the table; coinciding points share a label."""
     places: dict[tuple[float, int], list[tuple[int, Published]]] = {}
     for number, point in enumerate(PUBLISHED, 1):
         if point.dataset == dataset:
@@ -151,7 +152,7 @@ def _published(axes: Axes, dataset: str) -> None:
         axes.annotate(
             ", ".join(str(number) for number, _ in members),
             (x[0], sum(y) / len(y)),
-            xytext=(9, 0),  # beside a recipe's star at the same place
+            xytext=(9, 0),  # next to a recipe's star at the same point
             textcoords="offset points",
             va="center",
             fontsize=8,
@@ -164,9 +165,9 @@ def _published(axes: Axes, dataset: str) -> None:
 
 
 def plot_differences(groups: Groups, path: Path) -> None:
-    """Draws differences from DP-SGD with 95 % intervals: a panel a setting, a row a method.
+    """Draws differences from DP-SGD with 95 % intervals, a panel per setting.
 
-    At least one setting must compare a method with DP-SGD.
+    At least one setting must compare a method with DP-SGD. Each method has a row.
     """
     shown = [(s, e) for s, e in groups.items() if len(e) > 1]
     labels = list(dict.fromkeys(entry.label for _, entries in shown for entry in entries))

@@ -1,4 +1,4 @@
-"""Groups the records of comparisons by setting and method, and computes differences."""
+"""Groups records of comparisons by setting and method, and computes differences."""
 
 import dataclasses
 import math
@@ -11,11 +11,12 @@ from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.training import methods
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
-from dpoptax.training.search.lines import Line
+from experiments import methods as contrib_methods
+from experiments.config import ExperimentConfig
+from experiments.image_benchmark.run_lines import Line
 from experiments.reports.paper_runs import points
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
@@ -31,12 +32,12 @@ class Setting:
         model: Name of the model.
         steps: Number of steps.
         batch_size: Expected batch size.
-        in_order: Whether batches come in a fixed order, so that nothing amplifies.
+        in_order: Whether batches come in a fixed order, without amplification.
         epsilon: ε; infinite without privacy.
         delta: δ; 0 if it is not stated.
         unit: Unit that ε and δ protect: "example" or "user".
-        replaced: Whether neighbors replace a unit by another instead of adding or removing it. A
-            sum then changes by up to twice as much.
+        replaced: Whether neighbors replace a unit by another instead of adding or removing it. The
+            sensitivity of a sum is then up to twice as large.
     """
 
     dataset: str
@@ -52,7 +53,7 @@ class Setting:
 
     @property
     def stated(self) -> str:
-        """Text on ε for headings and figures; empty without privacy."""
+        """Returns the text on ε for headings and figures; empty without privacy."""
         if math.isinf(self.epsilon):
             return ""
         delta = f", δ = {records.delta_text(self.delta)}" if self.delta else ", no δ stated"
@@ -62,7 +63,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """Text for headings and figures."""
+        """Returns the text for headings and figures."""
         own = f"{self.model if self.features == 'none' else self.features}, "
         order = " in order" if self.in_order else ""
         privacy = f"ε = {self.epsilon:g}{self.stated}"
@@ -74,13 +75,13 @@ class Entry:
     """A method in a setting.
 
     Attributes:
-        label: Its name, with the words that distinguish it from others of that name.
-        unproven: Whether ε is not stated because there is no proof.
-        zeroed: Whether ε is for one example that is replaced by one that adds nothing.
+        label: Name of the method, with words that distinguish it from others of that name.
+        unproven: Whether the method has no proof, and therefore no ε.
+        zeroed: Whether ε is for replacing one example by one that adds zero.
         learning_rate: The selected learning rate.
         rates: All learning rates that were tried, in order.
         accuracies: Test accuracies in %, by seed.
-        gradients: Number of gradients of each example in a step.
+        gradients: Number of gradients of each example per step.
     """
 
     label: str
@@ -93,19 +94,19 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        """Mean accuracy in %."""
+        """Returns the mean accuracy in %."""
         return statistics.fmean(self.accuracies.values())
 
     @property
     def accuracy(self) -> str:
-        """Mean and standard deviation over the seeds in %, for tables."""
+        """Returns mean and standard deviation over the seeds in %, for tables."""
         values = list(self.accuracies.values())
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         return f"{self.mean:.2f}{spread}"
 
     @property
     def at_edge(self) -> bool:
-        """Whether the selected rate is the smallest or the largest that was tried."""
+        """Returns whether the selected rate is the smallest or largest that was tried."""
         return len(self.rates) > 1 and self.learning_rate in (self.rates[0], self.rates[-1])
 
 
@@ -115,7 +116,7 @@ Groups: TypeAlias = dict[Setting, list[Entry]]
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Mean difference in points between runs of the same seeds, and half its 95 % interval.
+    """Mean difference between runs of the same seeds in points, with a 95 % interval.
 
     Attributes:
         mean: Mean over the seeds that both have.
@@ -127,7 +128,7 @@ class Difference:
 
     @property
     def verdict(self) -> int:
-        """1 and −1 where the interval is above and below zero, else 0."""
+        """Returns 1 if the interval is above zero, −1 if it is below, and else 0."""
         return (self.mean > self.half) - (self.mean < -self.half)
 
 
@@ -143,10 +144,11 @@ def difference(entry: Entry, other: Entry) -> Difference:
 
 
 def grouped(lines: Iterable[Line]) -> Groups:
-    """Groups records into methods by setting, in their order; repeated runs count once, the last.
+    """Groups records into methods by setting, in order; the last repeated run counts.
 
     Runs of one name have a row for each way of drawing batches. A method counts once it has runs on
-    the test split at the rate that its trials select. Runs without privacy have their own setting.
+    the test split at the learning rate that its trials select. Runs without privacy have a separate
+    setting.
     """
     lines = list(lines)
     deltas: dict[Setting, set[float]] = {}
@@ -180,12 +182,12 @@ def grouped(lines: Iterable[Line]) -> Groups:
 
 
 def titles(settings: Iterable[Setting]) -> dict[Setting, str]:
-    """Returns names for headings; with model and batch size where settings differ only there."""
+    """Returns names for headings, with model and batch size if only these differ."""
     return told_apart({s: s.title for s in settings}, model="model", batch_size="B =")
 
 
 def told_apart(names: Mapping[Setting, str], **fields: str) -> dict[Setting, str]:
-    """Returns names of settings, with the name and value of a field where only it differs."""
+    """Returns names of settings, with a field's value if only that field differs."""
     found = dict(names)
     for field, what in fields.items():
         values: dict[str, set[Any]] = {}
@@ -203,7 +205,7 @@ def named(entries: Sequence[Entry], label: str) -> Entry | None:
 
 
 def data_name(dataset: str) -> str:
-    """Returns the data set's name as it is written, with a remark on its images."""
+    """Returns the data set's name for display, with a remark on its images."""
     return {"mnist": "MNIST", "cifar10": "CIFAR-10, JPEG"}.get(dataset, dataset)
 
 
@@ -225,12 +227,12 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
         learning_rate=tests[0].learning_rate,
         rates=tuple(sorted(tried)),
         accuracies={run.seed: 100 * run.accuracy for run in sorted(tests, key=lambda r: r.seed)},
-        gradients=points(TrainConfig(method=_method(tests[0]))),
+        gradients=points(ExperimentConfig(method=_method(tests[0]))),
     )
 
 
 def _setting(line: Line, delta: float) -> Setting:
-    given = TrainConfig().to_dict() | line.settings
+    given = ExperimentConfig().to_dict() | line.settings
     common = ("dataset", "features", "model", "steps", "batch_size", "unit")
     return Setting(
         **{name: given[name] for name in common},
@@ -242,7 +244,7 @@ def _setting(line: Line, delta: float) -> Setting:
 
 
 def _sampling(line: Line) -> str:
-    return str((TrainConfig().to_dict() | line.settings)["sampling"])
+    return str((ExperimentConfig().to_dict() | line.settings)["sampling"])
 
 
 def _relation(line: Line) -> str:
@@ -255,7 +257,7 @@ def _relation(line: Line) -> str:
 def _method(line: Line) -> methods.Method:
     """Returns the method of a line with its parameters."""
     given = dict(line.settings["method"])
-    every = vars(methods).values()
+    every = (vars(methods) | vars(contrib_methods)).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
     kind = kinds.get(given.pop("name"))
     if kind is None or "class" in given:
@@ -270,7 +272,7 @@ def _method(line: Line) -> methods.Method:
 
 
 def _told_apart(method: str, name: str) -> str:
-    """Returns the method's name and the words that only the config's name has."""
+    """Returns the method's name and the words that only the name of the config has."""
     own = set(re.split(r"\W+", method.lower()))
     words = [word for word in name.split("_") if word not in own]
     return f"{method}, {' '.join(words)}" if words else method

@@ -1,4 +1,4 @@
-"""Accuracies that papers state for private training on MNIST and CIFAR-10, from scratch."""
+"""Lists published accuracies of private training, on MNIST and CIFAR-10."""
 
 import dataclasses
 

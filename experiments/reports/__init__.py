@@ -1,1 +1,1 @@
-"""Writes the report on all papers, with the estimated cost of the runs that were not made."""
+"""Writes the report on all papers, with the estimated cost of runs not made here."""

@@ -1,4 +1,4 @@
-"""Estimates the cost of the papers' runs that were not trained, and lists their commands."""
+"""Estimates the cost of the papers' runs not made here, and lists their commands."""
 
 import dataclasses
 import json
@@ -10,14 +10,15 @@ import jax.numpy as jnp
 
 import dpoptax
 from dpoptax.training.bars import Bar
-from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import DPSGD
-from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.seeds import Keys
 from experiments.code_version import source_sha256
+from experiments.config import ExperimentConfig, load_experiments
+from experiments.data import PUBLISHED
+from experiments.models.published_models import PUBLISHED_MODELS
 
 CLAIMS = {
     "disk/figure_1": "DiSK above its base at every ε; ε = 8: CIFAR-10 63 to 75 %, CIFAR-100 21 to "
@@ -61,11 +62,11 @@ CLAIMS = {
     "geodp/tables_2_3": "GeoDP above DP but for large β; MNIST, σ = 1: 98.0 against 95.5 %, "
     "99.11 % without noise; CIFAR-10, σ = 0.01: 67.35 against 63.84 %, 67.43 % without noise",
 }
-"""The papers' claims about the runs of a config file, by the file's name."""
+"""The papers' claims about the runs of a config file, by file name."""
 
 REPETITIONS = {"pmlf": 5, "geodp": 100, "doppler": 1}
-"""Number of repetitions behind the papers' numbers, by folder. The sources are DP-PMLF's
-hyper-parameters, GeoDP's section VI-A and DOPPLER's checklist. DiSK does not say."""
+"""Number of repetitions in the papers, by folder. The sources are the hyper-parameters of DP-PMLF,
+section VI-A of GeoDP and the checklist of DOPPLER. DiSK does not state it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +74,26 @@ class PaperRun:
     """One configured run.
 
     Attributes:
-        file: Of its config, as the command names it.
-        name: In that file.
-        config: The run.
-        flops: Floating-point operations of all its steps, about.
+        file: File of its config, as in the command.
+        name: Its name in that file.
+        config: The config of the run.
+        flops: Approximate floating-point operations of all its steps.
     """
 
     file: str
     name: str
-    config: TrainConfig
+    config: ExperimentConfig
     flops: float
 
 
 def costs(
     files: Sequence[Path], root: Path, cache: Path, *, progress: bool = True
 ) -> list[PaperRun]:
-    """Returns all runs of config files with their operations; caches those of each step."""
+    """Returns all runs of config files with their operations, which are cached."""
     loaded = [
         (str(path.relative_to(root)), name, config)
         for path in files
-        for name, config in load_configs(path).items()
+        for name, config in load_experiments(path).items()
     ]
     known: dict[str, float] = {}
     code = source_sha256()
@@ -110,16 +111,17 @@ def costs(
     ]
 
 
-def points(config: TrainConfig) -> int:
-    """Returns the number of gradients that the method takes of each example and its copies."""
+def points(config: ExperimentConfig) -> int:
+    """Returns the number of gradients per example and step, counting copies."""
     params = {"w": jnp.zeros(2)}
     chain = build_chain(config, 1.0, Keys.fixed("threefry"))
     found = dpoptax.gradient_points(chain.release.init(params), params)
-    return (len(found.points) + (found.tangent is not None)) * config.method.copies
+    copies: int = getattr(config.method, "multiplicity", 1)
+    return (len(found.points) + (found.tangent is not None)) * copies
 
 
 def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """Returns a Markdown table with a row for each file, data set and model."""
+    """Returns a Markdown table with a row per file, data set and model."""
     groups: dict[tuple[str, str, str], list[PaperRun]] = {}
     for run in runs:
         groups.setdefault((run.file, run.config.dataset, run.config.model), []).append(run)
@@ -149,7 +151,7 @@ def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
 
 
 def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """Returns a shell script with one command for each run and its estimated time."""
+    """Returns a shell script with the command and the estimated time of each run."""
     lines = [
         "#!/bin/sh",
         "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
@@ -160,23 +162,23 @@ def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
     for run in runs:
         path = run.file.removeprefix("configs/papers/").removesuffix(".py")
         needs = '--data-dir "$DATA" '
-        if run.config.model in models.PUBLISHED_MODELS:
+        if run.config.model in PUBLISHED_MODELS:
             needs += f'--pretrained "$PRETRAINED/{run.config.model}" '
-        lines.append(
-            f"dpoptax train {shlex.quote(f'{run.file}:{run.name}')} {needs}"
-            f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}  "
-            f"# {_hours(run.flops / flops_per_second)}"
-        )
+        named = f"{shlex.quote(f'{run.file}:{run.name}')} {needs}"
+        named += f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}"
+        lines.append(f"dpoptax train {named}  # {_hours(run.flops / flops_per_second)}")
+        if PUBLISHED[run.config.dataset].kind == "generation":
+            lines.append(f"python -m experiments generate {named}")
     return "\n".join(lines) + "\n"
 
 
-def _step(config: TrainConfig) -> str:
+def _step(config: ExperimentConfig) -> str:
     text = f"{config.sequence_length} {config.lora_rank} {config.lora_projections}"
     return f"{config.dataset} {config.model} {config.batch_size} {text}"
 
 
-def _flops_of_one_point(config: TrainConfig) -> float:
-    """Returns the operations of one step of DP-SGD. The amount of noise does not matter."""
+def _flops_of_one_point(config: ExperimentConfig) -> float:
+    """Returns the operations of one step of DP-SGD, which do not depend on the noise."""
     step = dataclasses.replace(
         config,
         method=DPSGD(),
@@ -185,7 +187,6 @@ def _flops_of_one_point(config: TrainConfig) -> float:
         epsilon=None,
         accountant="rdp",
         steps=1,
-        record=0,
         parameter_ema=None,
     )
     return float(plan_run(step).flops or 0.0)

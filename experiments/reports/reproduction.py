@@ -1,4 +1,4 @@
-"""Writes the report on the papers: the results here, and the runs that were not made."""
+"""Writes the report on the papers: results computed here, and runs not made here."""
 
 import dataclasses
 import statistics
@@ -29,15 +29,15 @@ _DIGITS = {
 class Report:
     """Options of `report`.
 
-    It runs everything that needs neither a GPU nor data, and lists the rest with commands and
-    estimated times.
+    The command runs everything that needs neither a GPU nor data. It lists the rest with commands
+    and estimated times.
     """
 
     workdir: Path = Path("runs/report")
-    """Folder for numbers, records and figures. Results of the same code are reused, so that a
-    report continues where it was stopped."""
+    """Folder for numbers, records and figures. Results of the same code are reused, so an
+    interrupted report continues."""
     output: Path | None = None
-    """The Markdown file. Figures and commands.sh go into reproduction/ next to it. None:
+    """The Markdown file. Figures and commands.sh are written to reproduction/ next to it. None:
     REPRODUCTION.md in the workdir."""
     configs: Path = Path("configs")
     """Folder with digits/ and papers/."""
@@ -50,9 +50,9 @@ class Report:
     epsilon: float = 1.0
     """ε of the comparison on digits."""
     flops_per_second: float = 2e13
-    """Sustained speed of the device that the times are estimated for."""
+    """Sustained speed of the device for the estimated times."""
     processes: int = 1
-    """Number of runs at a time on digits."""
+    """Number of concurrent runs on digits."""
 
     def __post_init__(self) -> None:
         if not self.flops_per_second > 0:
@@ -167,8 +167,7 @@ def _digits_section(report: Report, results: ComparisonResult | None) -> list[st
         "standard error.",
         catalog.findings_table(digits_findings(results)),
         comparison_table(results),
-        "![Test accuracy over steps and validation accuracy over the learning rate]"
-        "(reproduction/digits.png)",
+        "![Test accuracies and differences from DP-SGD](reproduction/digits.png)",
     ]
 
 
@@ -212,5 +211,5 @@ def _summary(findings: dict[str, list[catalog.Finding]], results: ComparisonResu
         )
     return (
         f"{text} Of the papers' results on images, GeoDP's Figure 5 and DP-PMLF's CNN were trained "
-        "(docs/on-images.md); the others wait for a GPU."
+        "(experiments/results/on-images.md); the others wait for a GPU."
     )

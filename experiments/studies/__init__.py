@@ -1,7 +1,7 @@
-"""The papers' synthetic studies, as functions that return arrays.
+"""Computes the papers' synthetic studies, as functions that return arrays.
 
-`python -m experiments study` draws them. Nothing here is private or needs to be: the gradients are
-synthetic, or the digits are public.
+`python -m experiments study` draws them. Nothing here needs privacy: the gradients are synthetic,
+and the digits are public.
 """
 
 from experiments.studies._correlated_noise import Arm as Arm

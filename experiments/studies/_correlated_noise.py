@@ -21,12 +21,12 @@ from dpoptax.filters import _low_pass
 def iterate_noise(
     strategy: matrix.Strategy, filt: filters.Filter | None, *, curvature: float, steps: int
 ) -> float:
-    """Returns the exact variance of the last iterate of SGD on a quadratic due to noise.
+    """Returns the exact variance of SGD's last iterate on a quadratic, due to noise.
 
         x_{t+1} = x_t − m_t,    m = filter(curvature · x + M⁻¹ Z),    Var[x_T] for unit-variance Z
 
-    in units of (η σ C/B)², with curvature = η λ; SGD without a filter is stable below 2. The filter
-    starts from zero. Two arms at equal ε compare by multiplier² · variance.
+    The unit is (η σ C/B)², and curvature = η λ. SGD without a filter is stable below 2. The filter
+    starts from zero. To compare two arms at equal ε, compare multiplier² · variance.
 
     >>> independent = matrix.BandedToeplitz((1.0,))
     >>> iterate_noise(independent, None, curvature=1.0, steps=50)
@@ -48,9 +48,9 @@ class Arm(NamedTuple):
     """One combination of noise, sampler and filter.
 
     Attributes:
-      strategy: how noise is correlated.
-      sampler: how batches are drawn; its seed is replaced by each run's.
-      filter: behind the noise; `None` for none.
+      strategy: the correlation of the noise.
+      sampler: the sampler. Each run replaces its seed.
+      filter: the filter after the noise, or `None`.
     """
 
     strategy: matrix.Strategy
@@ -62,11 +62,11 @@ class ArmResult(NamedTuple):
     """Results of an arm at the learning rate of least mean training loss.
 
     Attributes:
-      noise_multiplier: calibrated to the ε of all arms.
-      learning_rate: the best.
-      accuracy: on the test split in percent, one a seed, (seeds,).
-      training_loss: one a seed, (seeds,).
-      losses: the mean training loss of every learning rate, (learning_rates,).
+      noise_multiplier: the multiplier calibrated to the ε of all arms.
+      learning_rate: the best learning rate.
+      accuracy: test accuracy in percent for each seed, (seeds,).
+      training_loss: training loss for each seed, (seeds,).
+      losses: mean training loss of every learning rate, (learning_rates,).
     """
 
     noise_multiplier: float
@@ -86,11 +86,12 @@ class ArmResult(NamedTuple):
 def digits_arms(
     *, batch_size: int = 64, steps: int = 120, bands: Sequence[int] = (2, 4, 8, 16)
 ) -> dict[str, Arm]:
-    """Returns the arms of `compare_correlated_noise`: each kind of noise, plain and filtered.
+    """Returns the arms of `compare_correlated_noise`, with and without the filter.
 
-    "poisson": independent noise, Poisson sampling: DP-SGD. "banded b": cyclic Poisson sampling, the
-    optimal b bands. "fixed": full groups in a fixed order, no amplification, with independent
-    noise, as many bands as groups, or the optimal buffered strategy.
+    - "poisson": independent noise with Poisson sampling, which is DP-SGD.
+    - "banded b": cyclic Poisson sampling with the optimal b bands.
+    - "fixed": full groups in a fixed order without amplification. The noise is independent, has as
+      many bands as groups, or follows the optimal buffered strategy.
     """
     size = len(_digits()["train"]["labels"])
     groups = size // batch_size
@@ -125,8 +126,9 @@ def compare_correlated_noise(
 ) -> dict[str, ArmResult]:
     """Trains a network on digits with every arm, at equal ε (δ = 1e-4).
 
-    MLP 64-64-10 with tanh, SGD, automatic clipping. Every arm has the same learning rates to choose
-    from, by training loss, and the same seeds for parameters, batches and noise.
+    The network is an MLP 64-64-10 with tanh, trained by SGD with automatic clipping. All arms use
+    the same learning rates, selected by training loss, and the same seeds for parameters, batches
+    and noise.
 
     With the defaults, test accuracy in percent over 5 seeds:
 
@@ -138,8 +140,9 @@ def compare_correlated_noise(
         fixed, banded 22 (7.80)   78.9 ± 2.3    87.1 ± 1.9
         fixed, buffered (8.37)    77.7 ± 2.3    87.0 ± 2.1
 
-    The pair beats each alone by far where sampling amplifies nothing, and comes within two points
-    of DP-SGD with Poisson sampling; with amplification it gains nothing over the filter alone.
+    Without amplification, correlated noise with a filter is much better than either alone, and
+    within two points of DP-SGD with Poisson sampling. With amplification, it is not better than the
+    filter without correlated noise.
     """
     return {
         name: _compare(arm, epsilon, steps, learning_rates, seeds) for name, arm in arms.items()

@@ -1,4 +1,4 @@
-"""Computes errors of released gradients in direction and value (GeoDP Fig. 3 and 4)."""
+"""Computes errors of released gradients in direction and value (GeoDP Fig. 3, 4)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from dpoptax._random.check_key import check_key
-from dpoptax.contrib._hyperspherical import from_hyperspherical, to_hyperspherical
+from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 
 class GeoDPErrors(NamedTuple):
-    """Mean square errors of a mean gradient ḡ released by GeoDP and by DP-SGD; GeoDP Fig. 3, 4.
+    """Mean square errors of a mean gradient ḡ released by GeoDP and by DP-SGD.
 
     Attributes:
       geodp_direction: E‖θ* - θ‖² with GeoDP's noise, in square radians.
@@ -31,9 +31,10 @@ class GeoDPErrors(NamedTuple):
 
 
 def random_mean_gradient(dimension: int, *, norm: float, key: Array) -> Array:
-    """Returns a mean gradient of the given l2 norm in a uniformly random direction, (dimension,).
+    """Returns a mean gradient of the given l2 norm in a uniformly random direction.
 
-    The paper's gradients come from a network; its results depend on ‖ḡ‖/C, which it does not state.
+    The shape is (dimension,). In the paper, gradients come from a network. The results depend on
+    ‖ḡ‖/C, which the paper does not state.
     """
     direction = jax.random.normal(check_key(key), (dimension,))
     return norm * direction / jnp.linalg.norm(direction)
@@ -49,10 +50,11 @@ def geodp_errors(
     repeats: int = 16,
     key: Array,
 ) -> GeoDPErrors:
-    """Estimates the errors of GeoDP Definition 3 for one mean gradient, over `repeats` draws.
+    """Estimates the errors of GeoDP Definition 3 for one mean gradient.
 
     GeoDP's noise is the published one, which is not private at this multiplier; see
-    `dpoptax.contrib.geodp`. Angles are counted from the equator, which changes no difference.
+    `dpoptax.contrib.geodp`. Angles are measured from the equator, which does not change
+    differences.
 
     Args:
       gradient: ḡ, the mean of clipped gradients, (d,).
@@ -60,7 +62,7 @@ def geodp_errors(
       batch_size: B.
       beta: β.
       l2_clip_norm: C; 0.1 throughout the paper.
-      repeats: draws of the noise.
+      repeats: number of draws of the noise.
       key: a JAX key.
 
     Returns:
@@ -108,13 +110,14 @@ def expected_geodp_errors(
     beta: float,
     l2_clip_norm: float = 0.1,
 ) -> GeoDPErrors:
-    """Returns the expectation of `geodp_errors` to first order in the noise on each angle.
+    """Returns the expectation of `geodp_errors` to first order in the angular noise.
 
     With s = σC/B, a = √(d + 2)βπσ/B and tail norms T_z = √(Σ_{i≥z} ḡ_i²):
 
         GeoDP: (d - 1) a² and s² + a² Σ_{z<d} T_z²;   DP-SGD: s² Σ_{z<d} 1/T_z² and d s²,
 
-    for the z-th angle turns the tail of length T_z. The first and the last hold at any noise.
+    because the z-th angle turns the tail of length T_z. The first and the last expression are exact
+    for any noise.
     """
     g = np.asarray(gradient, np.float64)
     d = g.size
@@ -127,10 +130,10 @@ def expected_geodp_errors(
 
 
 def break_even_beta(gradient: ArrayLike, *, l2_clip_norm: float = 0.1) -> tuple[float, float]:
-    """Returns the β below which GeoDP's errors in direction and in the gradient are the smaller.
+    """Returns the β below which GeoDP's errors in direction and gradient are smaller.
 
-    To first order in the noise, from `expected_geodp_errors`: neither depends on σ or B. They
-    shrink as 1/(√d ‖ḡ‖/C), whereas no published guarantee depends on β at all.
+    Both values are to first order in the noise, from `expected_geodp_errors`. They do not depend on
+    σ or B and shrink as 1/(√d ‖ḡ‖/C), whereas no published guarantee depends on β.
     """
     unit = expected_geodp_errors(
         gradient, noise_multiplier=1.0, batch_size=1, beta=1.0, l2_clip_norm=l2_clip_norm
@@ -146,7 +149,7 @@ class Sweep(NamedTuple):
     """Errors along one axis of a figure's panel.
 
     Attributes:
-      name: what varies: "noise_multiplier", "dimension", "batch_size" or "beta".
+      name: the varied setting: "noise_multiplier", "dimension", "batch_size" or "beta".
       values: its values, (n,).
       fixed: the other settings.
       errors: `GeoDPErrors` of arrays (n,).
@@ -158,7 +161,7 @@ class Sweep(NamedTuple):
     errors: GeoDPErrors
 
 
-# The last batch size is printed as 163984.
+# The paper prints the last batch size as 163984.
 _FIG_3: tuple[tuple[str, tuple[float, ...], dict[str, float]], ...] = (
     (
         "noise_multiplier",
@@ -181,16 +184,16 @@ _FIG_3: tuple[tuple[str, tuple[float, ...], dict[str, float]], ...] = (
 def geodp_figure_3(
     *, relative_norm: float = 0.01, repeats: int = 8, key: Array
 ) -> dict[str, Sweep]:
-    """Computes the nine panels of GeoDP Fig. 3: errors against σ, d and B, for β = 1, 0.1 and 0.01.
+    """Computes the nine panels of GeoDP Fig. 3: errors over σ, d and B for three β.
 
     Args:
-      relative_norm: ‖ḡ‖/C of the mean gradient. The paper does not state it; at 0.01, and not at
-        0.1, its ordering at β = 1 and small σ comes out.
-      repeats: draws of the noise for each point.
+      relative_norm: ‖ḡ‖/C of the mean gradient. The paper does not state it. At 0.01 we find the
+        paper's order at β = 1 and small σ, and at 0.1 we do not.
+      repeats: number of draws of the noise for each point.
       key: a JAX key.
 
     Returns:
-      Sweeps by panel, "a" to "i".
+      Sweeps by panel, "a" to "i". The values of β are 1, 0.1 and 0.01.
     """
     betas = (1.0, 0.1, 0.01)
     return {
@@ -205,9 +208,9 @@ def geodp_figure_3(
 def geodp_figure_4(
     *, relative_norm: float = 0.01, repeats: int = 8, key: Array
 ) -> dict[str, Sweep]:
-    """Computes the panels of GeoDP Fig. 4: errors against β, at σ = 8, B = 4096 and three d.
+    """Computes the panels of GeoDP Fig. 4: errors over β at σ = 8, B = 4096, three d.
 
-    Arguments as for `geodp_figure_3`; panels "a" to "c".
+    The arguments are those of `geodp_figure_3`. The panels are "a" to "c".
     """
     betas = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
     fixed = {"noise_multiplier": 8.0, "batch_size": 4096}
@@ -227,7 +230,7 @@ def geodp_sweep(
     repeats: int,
     key: Array,
 ) -> Sweep:
-    """Computes the errors while one setting varies; see `Sweep` for the names of the settings."""
+    """Computes the errors while one setting varies; see `Sweep` for the settings."""
     l2_clip_norm, points = 0.1, []
     for value in values:
         settings = {**fixed, name: value}

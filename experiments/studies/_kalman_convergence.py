@@ -1,4 +1,4 @@
-"""Simulates the scalar Kalman filter, whose gain and error variance converge (DiSK Fig. 3)."""
+"""Simulates the scalar Kalman filter and its convergence (DiSK Fig. 3)."""
 
 from typing import NamedTuple
 
@@ -34,17 +34,18 @@ def kalman_convergence(
     coordinates: int = 200,
     seeds: int = 5,
 ) -> KalmanConvergence:
-    """Runs DiSK's recursion of k_t and p_t, and the filter with these gains on a random walk.
+    """Runs DiSK's recursion of k_t and p_t, and its filter on a random walk.
 
-    Every coordinate of the gradient moves by N(0, σ_v²) a step and is seen with N(0, σ_w²); the
-    change is not predicted (σ_H = 0). The first estimate is off by N(0, p_{−1}).
+    Every coordinate of the gradient moves by N(0, σ_v²) per step and is observed with noise N(0,
+    σ_w²). The filter does not predict the change (σ_H = 0). The initial estimate has an error of
+    N(0, p_{−1}).
 
     Args:
       drift_stddev: σ_v.
       noise_stddev: σ_w.
       initial_variance: p_{−1}.
       steps: T.
-      coordinates: that the mean square error is taken over.
+      coordinates: number of coordinates that the mean square error averages.
       seeds: number of simulations.
 
     Source: DiSK, appendix A.3, step 4, and Fig. 3.
@@ -70,5 +71,5 @@ def kalman_convergence(
             released = truth + noise_stddev * rng.normal(size=coordinates)
             estimate = estimate + gain[t] * (released - estimate)
             measured[seed, t] = np.mean((estimate - truth) ** 2)
-    # In the long run p = (1 − κ)(p + σ_v²), and k = p/σ_w² where the change is not predicted.
+    # In the limit p = (1 − κ)(p + σ_v²), and k = p/σ_w² if the change is not predicted.
     return KalmanConvergence(gain, variance, (kappa, kappa * noise_stddev**2), measured)

@@ -1,4 +1,4 @@
-"""Runs gradient descent on a linear regression with noisy gradients (DiSK Fig. 6(a))."""
+"""Runs gradient descent on a linear regression with noise (DiSK Fig. 6(a))."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ class NoisyRegression(NamedTuple):
     """Results of `noisy_regression`.
 
     Attributes:
-      methods: the names, in order.
-      noise_levels: standard deviation of the noise in each coordinate of a gradient.
+      methods: the names of the methods, in order.
+      noise_levels: standard deviations of the noise in each coordinate of a gradient.
       learning_rates: the grid, the same for every method.
       excess_loss: (methods, levels, rates, seeds), F(x) − F(x*) averaged over the last tenth of the
-        steps; infinite where a run diverged.
+        steps; infinite if a run diverged.
     """
 
     methods: tuple[str, ...]
@@ -30,7 +30,7 @@ class NoisyRegression(NamedTuple):
     excess_loss: np.ndarray
 
     def best(self) -> np.ndarray:
-        """Returns the mean over seeds at each method's best learning rate, (methods, levels)."""
+        """Returns the mean over seeds at each method's best rate, (methods, levels)."""
         return self.excess_loss.mean(axis=-1).min(axis=-1)
 
     def at(self, learning_rate: float) -> np.ndarray:
@@ -40,7 +40,7 @@ class NoisyRegression(NamedTuple):
 
 
 def regression_methods(kappa: float = 0.3) -> dict[str, optax.GradientTransformation]:
-    """Returns noisy descent, the low-pass filter of gain κ, and DiSK with the same gain."""
+    """Returns noisy descent, a low-pass filter of gain κ, and DiSK with the same gain."""
     return {
         "noisy GD": optax.identity(),
         "low-pass": low_pass([kappa], [kappa - 1.0], start="steady"),
@@ -57,19 +57,19 @@ def noisy_regression(
     steps: int = 300,
     seeds: int = 20,
 ) -> NoisyRegression:
-    """Returns the excess loss of noisy descent, filtered or not, on F(x) = ‖A x − y‖²/(2n).
+    """Returns the excess loss of noisy descent on F(x) = ‖A x − y‖²/(2n).
 
-    A has 10 · `dimension` rows of independent normal numbers, so that the curvatures lie around 1.
-    Every step's gradient, at the method's own points, gets fresh N(0, level² I), as behind the
-    noise stage of a private run with nothing clipped. The methods see the same noise.
+    A has 10 · `dimension` rows of independent normal numbers, so the curvatures are about 1. In
+    every step, each gradient at the method's points gets independent noise N(0, level² I), as after
+    the noise stage of a private run without clipping. All methods see the same noise.
 
     Args:
       noise_levels: standard deviations of the noise.
-      learning_rates: of SGD.
+      learning_rates: learning rates of SGD.
       methods: transforms by name; `regression_methods()` by default.
       dimension: d.
       steps: T.
-      seeds: number of runs, each with its own noise.
+      seeds: number of runs, each with separate noise.
 
     Source: DiSK, Fig. 6(a).
     """

@@ -1,4 +1,4 @@
-"""Measures how well a release keeps the gradient's direction for each clip geometry."""
+"""Measures how well releases keep the gradient's direction, per clip geometry."""
 
 import functools
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ def direction_clips(
 def heterogeneous_gradients(
     seed: int, *, examples: int = 256, dimension: int = 500, signal: float = 0.4
 ) -> tuple[Array, Array]:
-    """Returns per-example gradients, (examples, dimension), and their common direction.
+    """Returns per-example gradients (examples, dimension) and their common direction.
 
-    Each is `signal` times the shared direction plus its own direction, both of norm about 1,
-    scaled by a log-normal factor: norms differ between examples, as they do in training.
+    Each gradient is `signal` times the common direction plus an individual direction, both of norm
+    about 1. A log-normal factor scales it, because norms differ between examples in training.
     """
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=dimension) / np.sqrt(dimension)
@@ -53,18 +53,18 @@ def release_cosines(
     repeats: int = 8,
     key: Array,
 ) -> dict[str, float]:
-    """Returns the mean cosine between released gradients and the truth, per clip geometry.
+    """Returns the mean cosine between releases and the truth, per clip geometry.
 
-    All geometries are compared at one noise multiplier, so at one (ε, δ). A better geometry
-    has a larger cosine.
+    All geometries are compared at one noise multiplier and therefore at one (ε, δ). A better
+    geometry has a larger cosine.
 
     Args:
       gradients: per-example gradients, (B, d).
       truth: the direction that a release should have, (d,).
       clips: the geometries by name.
       noise_multiplier: σ.
-      reference: the public gradient that geometries with angles follow, (d,); None for none.
-      repeats: draws of the noise.
+      reference: the public gradient that geometries with angles follow, (d,), or None.
+      repeats: number of draws of the noise.
       key: a JAX key.
     """
     keys = jax.random.split(check_key(key), repeats)

@@ -1,6 +1,6 @@
-"""DiSK's training from scratch on images: the bold values of its Table 2 on each data set."""
+"""Configures DiSK's training from scratch: the bold values of its Table 2."""
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167}
 MODELS = {"cifar100": "wrn_16_4", "imagenet": "vit_small_16"}
@@ -8,23 +8,25 @@ EPOCHS = {"mnist": 40, "imagenet": 160}
 RATES = {"mnist": 0.25, "imagenet": 3e-4}
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """B = 5000, C = 1 with automatic clipping, δ = 1/N^1.1, warm-up and cosine (C.1, C.2).
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns B = 5000, C = 1, automatic clipping, δ = 1/N^1.1 and a cosine schedule.
 
-    E = 40 and η = 0.25 on MNIST, 80 and 0.005 on CIFAR, 160 and 0.0003 on ImageNet: the best of the
-    base optimizer, at one privacy budget, where section 5.1 tunes all three for each ε. The noise
-    is accounted by Rényi divergences (C.1).
+    Clipping and the schedule, which has a warm-up, are stated in C.1 and C.2.
 
-    The paper draws batches of a fixed size; here they are Poisson samples, for which the accountant
-    that it names is right, and whose ε is that of adding or removing one example
-    (`sampling="fixed_size"` draws as the paper does).
+    E = 40 and η = 0.25 on MNIST, 80 and 0.005 on CIFAR, 160 and 0.0003 on ImageNet. These are the
+    best values of the base optimizer at one privacy budget; section 5.1 tunes all three for each ε.
+    The noise is accounted by Rényi divergences (C.1).
 
-    Not stated and assumed: which data set has SGD and which Adam, here SGD on MNIST and Adam
-    elsewhere, as the step sizes suggest; the kernels and widths of the 5-layer CNN.
+    The paper draws batches of a fixed size. Here batches are Poisson samples: the accountant that
+    the paper names is correct for these, with the ε of adding or removing one example.
+    `sampling="fixed_size"` draws batches as the paper does.
+
+    Not stated, and assumed: SGD on MNIST and Adam elsewhere, as the step sizes suggest; the kernels
+    and widths of the 5-layer CNN.
     """
     rows = {}
     for dataset, size in SIZES.items():
-        rows[dataset] = TrainConfig(
+        rows[dataset] = ExperimentConfig(
             dataset=dataset,
             model=MODELS.get(dataset, "cnn_5"),
             steps=EPOCHS.get(dataset, 80) * size // 5000,

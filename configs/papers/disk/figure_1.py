@@ -1,22 +1,24 @@
-"""DiSK, Figure 1: MNIST and CIFAR-10 (5-layer CNN), CIFAR-100 (WRN-16-4) at several ε.
+"""Configures DiSK, Figure 1: MNIST, CIFAR-10 and CIFAR-100 at several ε.
 
-Names are DATASET/eps-E/METHOD; κ = 0.7, γ = 0.5 (Table 2). The ε are on the figure's axes alone:
-here those of Table 6.
+The models are the 5-layer CNN, and WRN-16-4 on CIFAR-100. Names are DATASET/eps-E/METHOD; κ = 0.7,
+γ = 0.5 (Table 2). The paper gives the values of ε on the axes of the figure only. Here they are
+those of Table 6.
 
-`disk_swapped` is not in the figure: DiSK with the filter of the code published with Opacus, whose
-two weights are swapped, so that its gain is 1 - κ = 0.3. That code also divides the noise
-multiplier by √(c² + (1 - c)²), which breaks its ε and is not done here.
+`disk_swapped` is not in the figure. It is DiSK with the filter of the code published with Opacus,
+which swaps the two weights, so that its gain is 1 - κ = 0.3. That code also divides the noise
+multiplier by √(c² + (1 - c)²), which invalidates its ε. We do not reproduce that.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Disk
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """The base optimizer, DiSK on it, and DiSK with the published code's gain."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the base optimizer, DiSK on it, and DiSK with the published code's gain."""
     base = load_configs(Path(__file__).with_name("base.py"))
     methods = {
         "base": DPSGD(),

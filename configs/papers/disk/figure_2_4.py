@@ -1,17 +1,18 @@
-"""DiSK, Figures 2 (MNIST, CIFAR-100, ImageNet) and 4 (three models on CIFAR-10), κ = 0.7, γ = 0.5.
+"""Configures DiSK, Figures 2 (three data sets) and 4 (three models on CIFAR-10).
 
-Names are DATASET/MODEL/METHOD. The ε are those that the captions state: 0.5 on MNIST, 8 on
-CIFAR-100 and ImageNet, 4 on CIFAR-10.
+Names are DATASET/MODEL/METHOD; κ = 0.7, γ = 0.5. The captions state ε: 0.5 on MNIST, 8 on CIFAR-100
+and ImageNet, 4 on CIFAR-10.
 
-Section 5.2 names ViT-small on ImageNet, as here, and gives it the accuracy that Table 6 gives to
-ResNet-50 (Figure 7); of CIFAR-100 it says 41.8 % where Table 6 says 42.0 %.
+Section 5.2 names ViT-small on ImageNet, as used here, but gives it the accuracy that Table 6 gives
+to ResNet-50 (Figure 7). For CIFAR-100, section 5.2 states 41.8 % and Table 6 states 42.0 %.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Disk
+from experiments.config import ExperimentConfig
 
 PANELS = (
     ("mnist", "cnn_5", 0.5),
@@ -23,8 +24,8 @@ PANELS = (
 )
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """The base optimizer, and DiSK on it."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the base optimizer, and DiSK on it."""
     base = load_configs(Path(__file__).with_name("base.py"))
     return {
         f"{dataset}/{model}/{name}": dataclasses.replace(

@@ -1,20 +1,23 @@
-"""DiSK, Figure 5: fine-tuning ViT-small on CIFAR-100 at several ε. Names are eps-E/METHOD.
+"""Configures DiSK, Figure 5: fine-tuning ViT-small on CIFAR-100 at several ε.
 
-`--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the format of `transformers`. ε
-as in Table 6. The rate decays by cosine without warm-up, which is for random initial weights alone
-(C.1). The other hyper-parameters are not stated: here ten epochs of Adam at η = 5e-4, batches and
-clipping as from scratch; κ = 0.7, γ = 0.5.
+Names are eps-E/METHOD, with the ε of Table 6. `--pretrained` is a ViT-small on 16x16 patches of
+224x224 images in the format of `transformers`.
+
+The rate decays by cosine without warm-up, because C.1 uses warm-up for random initial weights only.
+The paper does not state the other hyper-parameters. Here: ten epochs of Adam at η = 5e-4, κ = 0.7,
+γ = 0.5, and batches and clipping as in training from scratch.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Disk
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """DPAdam, and DiSK on it; all weights are trained."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns DPAdam, and DiSK on it; all weights are trained."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar100")["cifar100"]
     base = dataclasses.replace(
         base,

@@ -1,30 +1,35 @@
-"""DiSK, Figure 6(b): DiSK against DOPPLER, DP-FTRL and the base optimizer, WRN-16-4 on CIFAR-10.
+"""Configures DiSK, Figure 6(b): comparison with DOPPLER, DP-FTRL and the base.
 
-Names are eps-E/METHOD. The ε are on the figure's axis alone: here those of Table 6. Figure 6(a) is
-`python -m experiments study noisy-regression`.
+The setting is WRN-16-4 on CIFAR-10. Names are eps-E/METHOD. The paper gives the values of ε on the
+axis of the figure only. Here they are those of Table 6. `python -m experiments study
+noisy-regression` computes Figure 6(a).
 
-DOPPLER is here what C.3 and section 3.3 say: DiSK with the gradient at one point, that is the
-filter of first order with b = κ = 0.7 and a = -(1 - κ) = -0.3, and not one of DOPPLER's own tables.
-Its first steps have DOPPLER's correction of the bias where DiSK begins at the first gradient.
+DOPPLER follows C.3 and section 3.3: DiSK with the gradient at one point. That is the first-order
+filter with b = κ = 0.7 and a = -(1 - κ) = -0.3, which is not a filter of DOPPLER's tables. In its
+first steps it corrects the bias as DOPPLER does, whereas DiSK starts from the first gradient.
 
-Of DP-FTRL the paper says no more than two references: Kairouz et al. (2021), tree aggregation with
+For DP-FTRL the paper gives two references only: Kairouz et al. (2021), tree aggregation with
 batches in a fixed order, and Choquette-Choo et al. (2024), noise correlated by a Toeplitz matrix.
-Here it is the latter's kind, the banded Toeplitz matrix of least error in the gradients' sums:
-`dp_ftrl` in a fixed order, ten bands and ten groups of 5000, no amplification by sampling;
-`dp_ftrl_sampled` with four bands and Poisson samples of four groups in turns. There is no tree, the
-optimizer behind the noise is the other rows', Adam with its schedule, for which the matrix is not
-optimal, and ε is that of replacing an example by one that adds zero.
+Here it is of the second kind, with the banded Toeplitz matrix that minimizes the error of the
+gradients' sums:
+
+- `dp_ftrl`: a fixed order, ten bands, ten groups of 5000, no amplification by sampling.
+- `dp_ftrl_sampled`: four bands, Poisson samples of four groups in turn.
+
+No run uses a tree. The optimizer after the noise is that of the other rows, Adam with its schedule,
+for which the matrix is not optimal. ε is for replacing an example by one that adds zero.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """The base optimizer, DOPPLER, DP-FTRL and DiSK."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the base optimizer, DOPPLER, DP-FTRL and DiSK."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     methods = {
         "base": DPSGD(),

@@ -1,22 +1,24 @@
-"""DiSK, Figure 8: κ against γ at ε = 8 and κ against ε at γ = 1; 5-layer CNN, CIFAR-10.
+"""Configures DiSK, Figure 8: κ over γ at ε = 8, and κ over ε at γ = 1.
 
-Names are kappa-K/gamma-G for panel (a), with the grids of Table 2; gamma-nag is (1 - κ)/κ, one
-gradient per example. Panel (b) is kappa-K/gamma-1/eps-E, and at ε = 8 panel (a)'s kappa-K/gamma-1;
-its ε are on the axis alone, here those of Table 6.
+The setting is the 5-layer CNN on CIFAR-10. Panel (a) is kappa-K/gamma-G, with the grids of Table 2.
+gamma-nag means γ = (1 - κ)/κ, which needs one gradient per example. Panel (b) is
+kappa-K/gamma-1/eps-E; its points at ε = 8 are kappa-K/gamma-1 of panel (a). The paper gives the
+values of ε on the axis only. Here they are those of Table 6.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import Disk
+from experiments.config import ExperimentConfig
 
 KAPPAS = (0.99, 0.9, 0.8, 0.7, 0.6, 0.5)
 GAMMAS = {f"{gamma:g}": gamma for gamma in (0.2, 0.3, 0.5, 1.0, 2.0, 3.0)} | {"nag": None}
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Pairs of gain and look-ahead, then of gain and ε."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns configs for pairs of gain and look-ahead, and pairs of gain and ε."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     first = {
         f"kappa-{kappa:g}/gamma-{name}": dataclasses.replace(base, method=Disk(kappa, gamma))

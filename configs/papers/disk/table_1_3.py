@@ -1,17 +1,21 @@
-"""DiSK, Tables 1 and 3: fine-tuning RoBERTa on GLUE. Names are MODEL/TASK/eps-E/METHOD.
+"""Configures DiSK, Tables 1 and 3: fine-tuning RoBERTa on GLUE.
 
-`--pretrained` is a copy of FacebookAI/roberta-base or roberta-large. The paper takes η, B and the
-epochs from Bu et al. (2024), whose published script is that of Li et al. (2021): batches of 1000,
-2000, 6000, 6000 and 3, 6, 18, 18 epochs for SST-2, QNLI, QQP, MNLI, η = 5e-4 (5e-5 without
-privacy), 256 tokens; here with a classification head. AdamW is Adam, for that script has no weight
-decay; the rate decays by cosine without warm-up as C.1 says, where the script has linear decay.
-Noise is accounted by Rényi divergences (C.1). LoRA has rank 16 on the projections for query and
-value; its scale is not stated, here 16. δ is that of Table 7, which is 1/N^1.1 for SST-2 and QQP,
-and a little and much less than it for MNLI and QNLI.
+Names are MODEL/TASK/eps-E/METHOD. `--pretrained` is a copy of FacebookAI/roberta-base or
+roberta-large.
+
+The paper takes η, B and the epochs from Bu et al. (2024), whose published script is that of Li et
+al. (2021). For SST-2, QNLI, QQP and MNLI, the script has batches of 1000, 2000, 6000, 6000 and 3,
+6, 18, 18 epochs. It has η = 5e-4 (5e-5 without privacy) and 256 tokens. Here a classification head
+is trained. AdamW is Adam, because that script has no weight decay. The rate decays by cosine
+without warm-up, as C.1 says; the script decays it linearly.
+
+Noise is accounted by Rényi divergences (C.1). LoRA has rank 16 on the query and value projections.
+Its scale is not stated; here it is 16. δ is that of Table 7, which equals 1/N^1.1 for SST-2 and
+QQP, is slightly smaller for MNLI, and much smaller for QNLI.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, Disk, Method, NonPrivate
+from experiments.config import ExperimentConfig
 
 TASKS = {
     "mnli": (392_702, 6, 6.3e-7),
@@ -19,7 +23,7 @@ TASKS = {
     "sst2": (67_349, 1, 4.9e-6),
     "qqp": (363_846, 6, 7.6e-7),
 }
-"""Number of training examples, the factor of batch size and epochs, δ."""
+"""Number of training examples, the factor of batch size and epochs, and δ."""
 
 KF = Disk(kappa=0.7, gamma=0.5)
 METHODS: dict[str, tuple[Method, int | None]] = {
@@ -31,11 +35,11 @@ METHODS: dict[str, tuple[Method, int | None]] = {
     "kf_dp_lora": (KF, 16),
 }
 LARGE = ("adamw", "lora", "dp_lora", "kf_dp_lora")
-"""The rows of Table 3 for RoBERTa-large."""
+"""Rows of Table 3 for RoBERTa-large."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Automatic clipping at C = 1 (C.2); ε of 1 and 6.7, and without privacy none."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns runs at ε = 1 and 6.7 with automatic clipping (C.2), and without ε."""
     rows = {}
     for model in ("roberta_base", "roberta_large"):
         for task, (size, factor, delta) in TASKS.items():
@@ -46,7 +50,7 @@ def get_configs() -> dict[str, TrainConfig]:
                     if model == "roberta_large" and name not in LARGE:
                         continue
                     label = "eps-inf" if epsilon is None else f"eps-{epsilon:g}"
-                    rows[f"{model}/{task}/{label}/{name}"] = TrainConfig(
+                    rows[f"{model}/{task}/{label}/{name}"] = ExperimentConfig(
                         method=method,
                         dataset=task,
                         model=model,

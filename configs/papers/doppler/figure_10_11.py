@@ -1,18 +1,19 @@
-"""DOPPLER, Figures 10 (learning rates of LP-DPAdamBC) and 11 (LP-DPSGD's schedule), 150 epochs.
+"""Configures DOPPLER, Figures 10 (LP-DPAdamBC rates) and 11 (LP-DPSGD schedule).
 
-ε = 8, δ = 1/N^1.1 and 150 epochs are stated for Figure 10 and assumed for 11, the 5-layer CNN for
-both; the rates are the grid of Table 1.
+Figure 10 states ε = 8, δ = 1/N^1.1 and 150 epochs, which are assumed for Figure 11. The 5-layer CNN
+is assumed for both. The learning rates are the grid of Table 1.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import Doppler, LPAdam
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Figure 10 by learning rate, Figure 11 without and with warm-up and cosine decay."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns Figure 10 by learning rate, and Figure 11 by schedule."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     base = dataclasses.replace(base, steps=150 * 50)
     adam = LPAdam("doppler-first-order-1", noise_corrected=True)

@@ -1,18 +1,20 @@
-"""DOPPLER, Figure 12: fine-tuning ViT on CIFAR-10 at several ε. Names are eps-E/METHOD.
+"""Configures DOPPLER, Figure 12: fine-tuning ViT on CIFAR-10 at several ε.
 
-`--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the format of `transformers`;
-the paper does not say which ViT it was, nor its ε, here 1, 2, 4 and 8, nor its epochs, here 10.
+Names are eps-E/METHOD. `--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the
+format of `transformers`. The paper does not state the ViT, the values of ε (here 1, 2, 4 and 8), or
+the number of epochs (here 10).
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Without and with the first-order filter of Table 2; all weights are trained."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns configs with and without the first-order filter of Table 2."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     base = dataclasses.replace(base, model="vit_small_published", steps=500, microbatch_size=20)
     return {

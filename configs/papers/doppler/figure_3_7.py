@@ -1,19 +1,20 @@
-"""DOPPLER, Figures 3 (data sets) and 7 (models on CIFAR-10) at ε = 8: DPSGD against LP-DPSGD.
+"""Configures DOPPLER, Figures 3 (data sets) and 7 (models on CIFAR-10) at ε = 8.
 
-Names are DATASET/MODEL/METHOD. The filter is the first-order one of Table 2, of its two the first.
-Not stated and assumed: the model of Figure 3, here the 5-layer CNN of Figure 7(a); which
-EfficientNet it is, here B0.
+Names are DATASET/MODEL/METHOD, for DPSGD and LP-DPSGD. The filter is the first of the two
+first-order filters of Table 2. Not stated, and assumed: the model of Figure 3, here the 5-layer CNN
+of Figure 7(a); the version of EfficientNet, here B0.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Without and with the filter."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns configs with and without the filter."""
     rows = {}
     for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
         models = (

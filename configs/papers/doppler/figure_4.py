@@ -1,17 +1,20 @@
-"""DOPPLER, Figure 4: SGD, AdamBC and GaLore with and without the filter, 5-layer CNN on CIFAR-10.
+"""Configures DOPPLER, Figure 4: three optimizers with and without the filter.
 
-Names are OPTIMIZER/eps-E/METHOD. The panels' ε are to be read off their axes only; here 1, 2, 4 and
-8. Learning rates: 0.5 and, for Adam, the 1e-3 that Figure 10 finds best. Panel (b) is DPAdam in
-the caption and DPAdamBC in section 6.2, which is here. Without the filter, Adam has its own
-momentum of 0.9. GaLore's rank is not stated, here 16; it projects matrices, that is the last layer
-of this model, which is not stated either.
+The setting is the 5-layer CNN on CIFAR-10. Names are OPTIMIZER/eps-E/METHOD. The paper gives the
+values of ε on the axes only; here they are 1, 2, 4 and 8. The learning rate is 0.5, and for Adam
+1e-3, the best in Figure 10. Without the filter, Adam has its own momentum of 0.9.
+
+Panel (b) is DPAdam in the caption and DPAdamBC in section 6.2; here it is DPAdamBC. GaLore's rank
+is not stated; here it is 16. GaLore projects matrices, which here is the last layer only. The paper
+does not state that either.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler, LPAdam
+from experiments.config import ExperimentConfig
 
 FILTER = "doppler-first-order-1"
 PANELS = {
@@ -25,8 +28,8 @@ PANELS = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Three optimizers, four ε, without and with the first-order filter of Table 2."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns three optimizers at four ε, with and without the filter of Table 2."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     return {
         f"{panel}/eps-{epsilon:g}/{name}": dataclasses.replace(

@@ -1,15 +1,17 @@
-"""DOPPLER, Figures 8 (filters of Tables 2 and 4) and 9 (clipping): 5-layer CNN, CIFAR-10, ε = 8.
+"""Configures DOPPLER, Figures 8 (filters of Tables 2 and 4) and 9 (clipping).
 
-ε = 8 and the 5-layer CNN are assumed for both figures. The paper does not say what a layer is, nor
-how it splits C: here each array of parameters is one, weights and bias apart, and all have the same
-bound, C over the root of their number. "Norm" is automatic clipping, here AUTO-S.
+ε = 8 and the 5-layer CNN on CIFAR-10 are assumed for both figures. The paper defines neither a
+layer nor the split of C. Here each array of parameters is a layer, so weights and biases are
+separate. All layers have the same bound, C divided by the square root of their number. "Norm" is
+automatic clipping, here AUTO-S.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import Doppler
+from experiments.config import ExperimentConfig
 
 FILTERS = (
     "none",
@@ -21,8 +23,8 @@ FILTERS = (
 )
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Figure 8 by filter, Figure 9 by clip: automatic and vanilla, of all layers and of each."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns Figure 8 by filter, and Figure 9 by clip, flat and per layer."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     filters = {
         f"filter/{name}": dataclasses.replace(base, method=Doppler(preset=name)) for name in FILTERS

@@ -1,40 +1,41 @@
-"""GeoDP, Figure 5: training loss of logistic regression on MNIST over 350 iterations.
+"""Configures GeoDP, Figure 5: training loss of logistic regression on MNIST.
 
-Names are PANEL/sigma-S/METHOD-BATCH; sigma-0 is the noise-free curve, here clipped gradients of the
-panel's largest batch without noise. C = 0.1 and the panels' σ, β and B are those of section VI-A
-and of the captions; the batch of panel (b)'s curves is one, 2,048, and β differs. The text of panel
-(c) speaks of one curve of DP where σ has two values: here are both. All results are means of 100
-repetitions, here one a seed (`--seed 0` to `--seed 99`).
+Names are PANEL/sigma-S/METHOD-BATCH. sigma-0 is the noise-free curve: here clipped gradients of the
+panel's largest batch without noise. C = 0.1 and the values of σ, β and B are those of section VI-A
+and of the captions. All curves of panel (b) have B = 2,048 and differ in β. The text of panel (c)
+mentions one curve of DP for two values of σ; here each σ has one. Each result is a mean over 100
+repetitions, here one for each seed (`--seed 0` to `--seed 99`).
 
-Not stated and assumed: the learning rate, 10. The captions' d = 785 is the size of a logistic
-regression with one output, but not which two classes it tells apart; here are all ten, 7,850
-parameters, so that GeoDP's noise on the angles, which grows with √(d + 2), is larger than there.
+Not stated, and assumed: the learning rate, 10. The captions' d = 785 is the size of a logistic
+regression with one output, but the paper does not name the two classes. Here the model has all ten
+classes and 7,850 parameters. GeoDP's noise on the angles grows with √(d + 2), so it is larger here.
 
 The figure plots training losses, and so they are recorded. No ε covers them.
 
-ε: for DP the trainer reports the one that σ implies at δ = 1e-5, over all iterations; for GeoDP
-none, because none is proven. The paper has ε = 484.5, 153.2, 48.5, 15.3, 4.9, 1.5 at δ = 1e-5 for σ
-= 1e-4, 1e-3, …, 10 (section VI-B): that is √(2 ln(1.25/δ))/√σ, one release of a Gaussian mechanism
-whose variance, and not its standard deviation, is σ, although section IV makes σ the standard
-deviation, as it is here. At σ = 0.1 and 0.01 the ε of all iterations protects nothing, and only
-"pld" states it.
+For DP, the trainer reports the ε that σ implies at δ = 1e-5 over all iterations. For GeoDP it
+reports no ε, because no proof exists. At σ = 0.1 and 0.01, the ε of all iterations gives no
+protection, and only "pld" can compute it.
+
+The paper states ε = 484.5, 153.2, 48.5, 15.3, 4.9, 1.5 at δ = 1e-5 for σ = 1e-4, 1e-3, …, 10
+(section VI-B). These values equal √(2 ln(1.25/δ))/√σ, which is one release of a Gaussian mechanism
+with variance σ. But section IV defines σ as the standard deviation, as we do.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, GeoDP
+from experiments.config import ExperimentConfig
 
 PANELS = {
     "a": ((0.0, 4096, ()), (1.0, 4096, (1.0,)), (1.0, 2048, (1.0,))),
     "b": ((0.0, 2048, ()), (10.0, 2048, (1.0, 0.5))),
     "c": ((0.0, 256, ()), (0.1, 256, (1.0,)), (0.01, 256, (1.0,))),
 }
-"""Each panel's σ, batch and β; at each of them a curve of DP too."""
+"""σ, batch size and values of β of each panel. Each row also has a curve of DP."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """350 steps of each curve."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns 350 steps of each curve."""
     return {
-        f"{panel}/sigma-{sigma:g}/{name}-{batch}": TrainConfig(
+        f"{panel}/sigma-{sigma:g}/{name}-{batch}": ExperimentConfig(
             method=method,
             dataset="mnist",
             model="linear",

@@ -1,22 +1,24 @@
-"""GeoDP, Tables II (MNIST, CNN) and III (CIFAR-10, ResNet).
+"""Configures GeoDP, Tables II (MNIST, CNN) and III (CIFAR-10, ResNet).
 
-Names are TABLE/sigma-S/METHOD-BATCH; sigma-0 is the tables' noise-free row, here clipped gradients
-of the largest batch without noise. The rows with importance sampling (IS) and selective updates
-(SUR) are not here: they are other samplers. C = 0.1 (section VI-A), 20 epochs (VI-D); all results
-are means of 100 repetitions (VI-A), here one a seed (`--seed 0` to `--seed 99`).
+Names are TABLE/sigma-S/METHOD-BATCH. sigma-0 is the noise-free row of the tables: here clipped
+gradients of the largest batch without noise. The rows with importance sampling (IS) and selective
+updates (SUR) are left out, because they need other samplers. C = 0.1 (section VI-A), 20 epochs
+(VI-D). Each result is a mean over 100 repetitions (VI-A), here one for each seed (`--seed 0` to
+`--seed 99`).
 
-Not stated and assumed: the learning rate, 10; of the residual network the stem, the widths and the
-normalisation, here 16, 32, 64 channels and groups. Each of its three blocks has the two
-convolutions and the one ReLU of section VI-A. The CNN's activation is said to be softmax: here it
-is the output's, and the hidden layers of the usual network with its 21,840 parameters have ReLU.
+Not stated, and assumed: the learning rate, 10; the stem, widths and normalization of the residual
+network, here 16, 32, 64 channels and groups. Each of its three blocks has the two convolutions and
+the single ReLU of section VI-A. The paper calls the CNN's activation softmax. Here softmax is the
+activation of the output, and the hidden layers of the usual network with 21,840 parameters have
+ReLU.
 
-The tables state σ and no ε; what section VI-B says of ε is in figure_5.py. For DP the trainer
-reports the ε that σ implies over all steps, at δ = 1e-5; for GeoDP none, because none is proven. At
-σ = 0.1 and 0.01 that ε protects nothing, and only "pld" states it.
+The tables state σ and no ε; figure_5.py discusses section VI-B on ε. For DP, the trainer reports
+the ε that σ implies over all steps, at δ = 1e-5. For GeoDP it reports no ε, because no proof
+exists. At σ = 0.1 and 0.01 that ε gives no protection, and only "pld" can compute it.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, GeoDP, Method
+from experiments.config import ExperimentConfig
 
 ROWS: dict[str, tuple[Method, int, str]] = {
     "dp-8192": (DPSGD(), 8192, "l2"),
@@ -27,7 +29,7 @@ ROWS: dict[str, tuple[Method, int, str]] = {
     "geodp_0.1_auto_s-16384": (GeoDP(0.1), 16_384, "auto_s"),
     "geodp_0.1_psac-16384": (GeoDP(0.1), 16_384, "psac"),
 }
-"""Method, batch and clip of the rows that both tables have."""
+"""Method, batch size and clip of the rows that both tables have."""
 
 TABLES: dict[str, tuple[str, str, tuple[float, float], dict[str, tuple[Method, int, str]]]] = {
     "table_2": (
@@ -49,15 +51,15 @@ TABLES: dict[str, tuple[str, str, tuple[float, float], dict[str, tuple[Method, i
         },
     ),
 }
-"""Data, model, the two σ, and the rows of one table alone."""
+"""Data set, model, both values of σ, and the rows of only one table."""
 
 NOISE_FREE = {"dp-16384": ROWS["dp-16384"]}
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Twenty epochs of each row."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns twenty epochs of each row."""
     return {
-        f"{table}/sigma-{sigma:g}/{name}": TrainConfig(
+        f"{table}/sigma-{sigma:g}/{name}": ExperimentConfig(
             method=method,
             dataset=dataset,
             model=model,

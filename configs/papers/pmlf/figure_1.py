@@ -1,14 +1,17 @@
-"""DP-PMLF, Figure 1: two earlier methods against DPSGD, 5-layer CNN on CIFAR-10 over 100 epochs.
+"""Configures DP-PMLF, Figure 1: two earlier methods and DPSGD on CIFAR-10.
 
-Names are eps-E/METHOD: LP-DPSGD at ε = 8 (panel a), InnerOuter at ε = 1 (panel b). Both end below
-DPSGD in the paper. LP-DPSGD's filter and InnerOuter's momenta are as in table_1_3.py, not stated.
+The 5-layer CNN is trained for 100 epochs. Names are eps-E/METHOD: LP-DPSGD at ε = 8 (panel a),
+InnerOuter at ε = 1 (panel b). Both end below DPSGD in the paper. The filter of LP-DPSGD and the
+momenta of InnerOuter are not stated; here they are those of table_1_3.py.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, Doppler, InnerOuter
+from dpoptax.training.config import load_configs
+from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 PANELS = {
     8.0: {"dp_sgd": DPSGD(), "lp_dp_sgd": Doppler("pmlf-cifar")},
@@ -16,8 +19,8 @@ PANELS = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """Two curves a panel."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns two curves for each panel."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     return {
         f"eps-{epsilon:g}/{name}": dataclasses.replace(

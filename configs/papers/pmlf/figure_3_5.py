@@ -1,19 +1,21 @@
-"""DP-PMLF, Figures 3 (ablations), 4 (5-layer CNN at more ε) and 5 (ResNet-18, 100 epochs, ε = 1).
+"""Configures DP-PMLF, Figures 3 (ablations), 4 (more ε) and 5 (ResNet-18).
 
-Names are figure_N/DATASET/…/METHOD. ε goes from 1 to 8 in Figures 3 and 4, whose grid is on the
-axes alone: here 1, 2, 4, 6, 8. Figure 4 at 1 and 8 is in table_1_3.py. InnerOuter and LP-DPSGD are
-as there.
+Names are figure_N/DATASET/…/METHOD. Figures 3 and 4 range over ε from 1 to 8 and give the grid on
+the axes only; here it is 1, 2, 4, 6, 8. Figure 4 uses the 5-layer CNN; its points at 1 and 8 are in
+table_1_3.py. Figure 5 has 100 epochs and ε = 1. InnerOuter and LP-DPSGD are those of table_1_3.py.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.config import load_configs
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """w/o PM has one iterate, w/o LF no filter."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the configs; "w/o PM" has one iterate, and "w/o LF" has no filter."""
     rows = {}
     for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
         preset = "pmlf-cifar" if "cifar" in dataset else "pmlf-mnist"

@@ -1,17 +1,19 @@
-"""DP-PMLF, Figures 6 and 7: weight and length of the per-sample momentum on the 5-layer CNN.
+"""Configures DP-PMLF, Figures 6 and 7: weight and length of per-sample momentum.
 
-Names are DATASET/eps-E/beta-B (Figure 6, at k = 2) and DATASET/eps-E/k-K (Figure 7, at β = 0.1).
+The model is the 5-layer CNN. Names are DATASET/eps-E/beta-B (Figure 6, at k = 2) and
+DATASET/eps-E/k-K (Figure 7, at β = 0.1).
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import PMLF
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """β of 0.1, 0.3 … 0.9, and k of 2 … 6."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns configs for β from 0.1 to 0.9 and for k from 2 to 6."""
     base = load_configs(Path(__file__).with_name("base.py"))
     rows = {}
     for dataset, preset in (("mnist", "pmlf-mnist"), ("cifar10", "pmlf-cifar")):

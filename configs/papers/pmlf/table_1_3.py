@@ -1,21 +1,23 @@
-"""DP-PMLF, Tables 1 (ViT) and 3 (ResNet-18), Figure 4 at ε of 1 and 8 (5-layer CNN): four methods.
+"""Configures DP-PMLF, Tables 1 (ViT) and 3 (ResNet-18), and Figure 4 at two ε.
 
-Names are DATASET/eps-E/MODEL/METHOD. Not stated and assumed: LP-DPSGD's filter, here the one that
-DP-PMLF has on the data set; InnerOuter's momenta, here 0.1 over two iterates and 0.9; the size of
-the ViT, here width 64 and depth 4.
+Figure 4 at ε = 1 and 8 uses the 5-layer CNN. Names are DATASET/eps-E/MODEL/METHOD. Not stated, and
+assumed: the filter of LP-DPSGD, here that of DP-PMLF on the same data set; the momenta of
+InnerOuter, here 0.1 over two iterates and 0.9; the size of the ViT, here width 64 and depth 4.
 """
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.config import load_configs
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 MODELS = {"vit": "vit_tiny", "resnet": "resnet_18", "cnn": "cnn_5"}
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """β = 0.1, k = 2; a = -0.9 with b = 0.1 on grey images, b = (0.15, -0.05) on CIFAR."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns β = 0.1, k = 2, a = -0.9; b = 0.1, or b = (0.15, -0.05) on CIFAR."""
     rows = {}
     for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
         preset = "pmlf-cifar" if "cifar" in dataset else "pmlf-mnist"

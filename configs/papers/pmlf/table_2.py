@@ -1,12 +1,14 @@
-"""DP-PMLF, Table 2: fine-tuning RoBERTa-base on GLUE. Names are TASK/eps-E/METHOD.
+"""Configures DP-PMLF, Table 2: fine-tuning RoBERTa-base on GLUE.
 
-All weights are trained, from `--pretrained`, a copy of FacebookAI/roberta-base: C = 1, η = 0.5, B =
-1000, δ = 1/n, 20 epochs (appendix). The filter on sentences is not stated; here that of the grey
-images. InnerOuter's momenta are 0.1 over two iterates and 0.9, the length is 128 tokens.
+Names are TASK/eps-E/METHOD. All weights are trained from `--pretrained`, a copy of
+FacebookAI/roberta-base. C = 1, η = 0.5, B = 1000, δ = 1/N, 20 epochs (appendix). Not stated, and
+assumed: the filter, here that of gray images; InnerOuter's momenta, 0.1 over two iterates and 0.9;
+a length of 128 tokens.
 """
 
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 SIZES = {"mnli": 392_702, "qnli": 104_743, "qqp": 363_846, "sst2": 67_349}
 METHODS = {
@@ -17,10 +19,10 @@ METHODS = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """β = 0.1, k = 2; four tasks, two ε, four methods."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns β = 0.1 and k = 2 for four tasks, two ε and four methods."""
     return {
-        f"{task}/eps-{epsilon:g}/{name}": TrainConfig(
+        f"{task}/eps-{epsilon:g}/{name}": ExperimentConfig(
             method=method,
             dataset=task,
             model="roberta_base",

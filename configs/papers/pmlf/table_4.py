@@ -1,14 +1,18 @@
-"""DP-PMLF, Table 4: eight filters on the 5-layer CNN. Names are DATASET/eps-E/filter-ROW."""
+"""Configures DP-PMLF, Table 4: eight filters on the 5-layer CNN.
+
+Names are DATASET/eps-E/filter-ROW.
+"""
 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import PMLF
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
-    """The table's rows in its order; the last is no filter."""
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the rows of the table in order; the last row has no filter."""
     base = load_configs(Path(__file__).with_name("base.py"))
     return {
         f"{dataset}/eps-{epsilon:g}/filter-{row}": dataclasses.replace(

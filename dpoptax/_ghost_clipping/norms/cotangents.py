@@ -1,12 +1,12 @@
-"""Per-example gradients by a value that is made of parameters, on their way back to these.
+"""Holds per-example gradients by a derived value while they are pulled back to a parameter.
 
-A gradient by such a value is held as outer products times a fixed array, and as fixed arrays
-times few numbers of each example:
+A gradient by such a value is held as outer products times a fixed array, and as fixed arrays times
+a few numbers of each example:
 
     scale ⊙ Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k.
 
-Scaling, sums along axes and products with matrices keep this form. Fixed arrays come of the
-parameters alone. They and the weights have the value's axes, of size 1 where they do not vary.
+Scaling, sums along axes and products with matrices keep this form. Fixed arrays depend on the
+parameters only. They and the weights have the value's axes, of size 1 where they do not vary.
 """
 
 import dataclasses
@@ -20,103 +20,109 @@ import jax.numpy as jnp
 
 from dpoptax._clip import bounds
 from dpoptax._ghost_clipping.norms.factor_products import Segment, contract
-from dpoptax._ghost_clipping.trace.rules import Layout
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._xla import materialize
 
 
 class NotFactoredError(Exception):
-    """A gradient is not of this form."""
+    """Signals that a gradient does not have this form."""
 
 
-def normalised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A fixed array over a power of two, so that its largest entry is about 1, and the exponent."""
+def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns a fixed array divided by a power of two, and the exponent.
+
+    The largest entry of the quotient is about 1.
+    """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    found = bounds.exponent(largest)
+    found = bounds.binary_exponent(largest)
     found = jnp.where(found < -126, 0, found)  # zero is divided by 1
     return bounds.ldexp(x, -found), found
 
 
-def moved(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
-    """An array whose axis i is axis source[i] of `x`, or new; those left out are of size 1."""
+def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
+    """Returns an array whose axis i is axis source[i] of `x`, or new; others must have size 1."""
     kept = [i for i in source if i is not None]
     dropped = [i for i in range(x.ndim) if i not in kept]
     return x.transpose(*kept, *dropped).reshape([1 if i is None else x.shape[i] for i in source])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Term:
-    """`basis` ⊙ `weights`, the weights (B, …) of each example; a basis of None is 1."""
+class FixedTerm:
+    """Represents `basis` ⊙ `weights`; `weights` is (B, …), and a basis of `None` is 1."""
 
     basis: jax.Array | None
     weights: jax.Array
 
     @property
-    def thin(self) -> tuple[int, ...]:
-        """The axes of the weights of one example."""
+    def weight_shape(self) -> tuple[int, ...]:
+        """Returns the shape of one example's weights."""
         return self.weights.shape[1:]
 
     @property
-    def fixed_along(self) -> list[int]:
-        """The axes along which the weights do not vary."""
-        return [i for i, n in enumerate(self.thin) if n == 1]
+    def fixed_axes(self) -> list[int]:
+        """Returns the axes along which the weights do not vary."""
+        return [i for i, n in enumerate(self.weight_shape) if n == 1]
 
-    def times(self, y: jax.Array) -> "Term":
-        if all(n in (1, m) for n, m in zip(y.shape, self.thin, strict=True)):
-            return Term(self.basis, self.weights * y)
-        return Term(y if self.basis is None else materialize(self.basis * y), self.weights)
+    def times(self, y: jax.Array) -> "FixedTerm":
+        if all(n in (1, m) for n, m in zip(y.shape, self.weight_shape, strict=True)):
+            return FixedTerm(self.basis, self.weights * y)
+        return FixedTerm(y if self.basis is None else materialize(self.basis * y), self.weights)
 
-    def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "Term":
-        """Its sum over axes, which are then of size 1, as of a value of that shape."""
+    def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "FixedTerm":
+        """Returns its sum over axes, which then have size 1; `shape` is the value's."""
         axes = set(axes)
-        fixed = [i for i in axes if self.thin[i] == 1]
-        rest = [i + 1 for i in axes if self.thin[i] != 1]
+        fixed = [i for i in axes if self.weight_shape[i] == 1]
+        rest = [i + 1 for i in axes if self.weight_shape[i] != 1]
         basis = jnp.ones((1,) * len(shape), jnp.float32) if self.basis is None else self.basis
+        # A basis of size 1 along a summed axis counts once for each entry of the axis.
         missing = math.prod(shape[i] for i in fixed if basis.shape[i] == 1)
         basis = materialize(missing * jnp.sum(basis, fixed, keepdims=True))
         if not rest:
-            return Term(None, self.weights).times(basis)
-        if any(n not in (1, m) for n, m in zip(basis.shape, self.thin, strict=True)):
+            return FixedTerm(None, self.weights).times(basis)
+        if any(n not in (1, m) for n, m in zip(basis.shape, self.weight_shape, strict=True)):
             raise NotFactoredError
-        return Term(None, jnp.sum(self.weights * basis, rest, keepdims=True))
+        return FixedTerm(None, jnp.sum(self.weights * basis, rest, keepdims=True))
 
-    def moved(self, source: Sequence[int | None]) -> "Term":
-        basis = None if self.basis is None else moved(self.basis, source)
-        return Term(basis, jax.vmap(lambda w: moved(w, source))(self.weights))
+    def permuted(self, source: Sequence[int | None]) -> "FixedTerm":
+        basis = None if self.basis is None else permute_axes(self.basis, source)
+        return FixedTerm(basis, jax.vmap(lambda w: permute_axes(w, source))(self.weights))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outer:
-    """`scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of None is 1.
+class OuterSum:
+    """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of `None` is 1.
 
     Attributes:
       segment: the factors.
       layout: how they read the value.
-      shape: the value's.
+      shape: the value's shape.
       scale: a fixed array.
-      mixed: whether factors went through a matrix: their magnitudes are then anything.
-      known: contractions with fixed arrays, by their objects, which are kept along.
+      mixed: whether a factor was multiplied by a matrix, which can give it any magnitude.
+      known: contractions with fixed arrays, by object id. The arrays are kept, so ids stay unique.
     """
 
     segment: Segment
-    layout: Layout
+    layout: FactorLayout
     shape: tuple[int, ...]
     scale: jax.Array | None = None
     mixed: bool = False
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
-    def times(self, y: jax.Array) -> "Outer":
-        return dataclasses.replace(
-            self, scale=y if self.scale is None else materialize(self.scale * y)
-        )
+    def times(self, y: jax.Array) -> "OuterSum":
+        scale = y if self.scale is None else materialize(self.scale * y)
+        return dataclasses.replace(self, scale=scale)
 
-    def total(self, axes: Iterable[int]) -> Term:
-        """Its sum over axes, which are then of size 1."""
-        value = bounds.ldexp(*self.against(None, axes))
-        return Term(None, jax.vmap(self.uncut)(value))
+    def total(self, axes: Iterable[int]) -> FixedTerm:
+        """Returns its sum over axes, which then have size 1."""
+        value = bounds.ldexp(*self.inner_product(None, axes))
+        return FixedTerm(None, jax.vmap(self.restore)(value))
 
-    def against(self, basis: jax.Array | None, axes: Iterable[int]) -> tuple[jax.Array, jax.Array]:
-        """Σ over axes of basis ⊙ self, cut by the layout, (B, K, R, C), and the exponent of 2."""
+    def inner_product(
+        self, basis: jax.Array | None, axes: Iterable[int]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns Σ over axes of basis ⊙ self as (B, K, R, D), and an exponent of 2."""
         sums = self.sides(axes)
+        # After a matrix product, factors may have any magnitude, and this could overflow.
         if self.mixed:
             raise NotFactoredError
         along = 1 if sums[1] else 2
@@ -125,25 +131,27 @@ class Outer:
         outside = []
         for fixed in (basis, self.scale):
             if fixed is not None:
-                y, found = normalised(fixed)
+                y, found = normalize_fixed(fixed)
                 exponent += found
                 y = self.cut(y)
+                # Arrays that do not vary along the summed side factor out of the contraction.
                 if y.shape[along] == 1:
                     outside.append(y)
                 else:
                     inside.append((fixed, y))
+        # Fixed arrays are compared by identity: their values are traced.
         key = (along, *(id(fixed) for fixed, _ in inside))
         if key not in self.known:
             x = functools.reduce(operator.mul, [y for _, y in inside]) if inside else None
             self.known[key] = inside, self._contract(x, along)
         value = functools.reduce(operator.mul, outside, self.known[key][1])
-        for side in (0, 1, 2):  # one after the other: shorter chains of roundings
+        for side in (0, 1, 2):  # one axis after the other, for shorter chains of roundings
             if sums[side] and value.shape[side + 1] != 1:
                 value = materialize(jnp.sum(value, side + 1, keepdims=True))
         return value, exponent
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
-        """Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows' axis, (B, K, 1, C), or the columns'."""
+        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, D), or the columns."""
         rows, columns = self.segment if along == 1 else self.segment.swapped
         rows, columns = rows.astype(jnp.float32), columns.astype(jnp.float32)
         if x is None:
@@ -153,23 +161,23 @@ class Outer:
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
             mixed = contract("krc,bktr->bktc", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
-        # (B, K, C), or with the sides exchanged (B, K, R).
+        # (B, K, D), or (B, K, R) with the sides exchanged.
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
-    def transposed(self, source: Sequence[int]) -> "Outer":
-        """For a value whose axis i is axis source[i] of this one."""
+    def transposed(self, source: Sequence[int]) -> "OuterSum":
+        """Returns the gradient by a value whose axis i is axis source[i] of this one."""
         if self.layout.split != self.shape:
             raise NotFactoredError
         to = [source.index(i) for i in range(len(source))]
         sides = [tuple(to[i] for i in s) for s in self.layout.sides]
         shape = tuple(self.shape[i] for i in source)
-        scale = None if self.scale is None else moved(self.scale, source)
+        scale = None if self.scale is None else permute_axes(self.scale, source)
         return dataclasses.replace(
-            self, layout=Layout(shape, *sides), shape=shape, scale=scale, known={}
+            self, layout=FactorLayout(shape, *sides), shape=shape, scale=scale, known={}
         )
 
-    def through(self, matrix: jax.Array, axis: int) -> "Outer":
-        """For the left (0) or right (1) operand of the product of two matrices, by the other."""
+    def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
+        """Returns the gradient by the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
         if layout.split != self.shape or len(self.shape) != 2 or layout.batch:
             raise NotFactoredError
@@ -178,22 +186,26 @@ class Outer:
         if len(layout.rows) != 1 or len(layout.columns) != 1:
             raise NotFactoredError
         matrix = matrix if scale is None else materialize(matrix * scale)
-        # The axis that is contracted is 1 of the left operand, 0 of the right.
+        # The contracted axis is 1 of the left operand and 0 of the right one.
         mapped = contract(
             "dc,bktc->bktd" if axis == 0 else "rd,bktr->bktd",
             matrix,
             self._factor(1 - axis).astype(jnp.float32),
         )
         shape = (self.shape[0], matrix.shape[0]) if axis == 0 else (matrix.shape[1], self.shape[1])
-        of_rows = layout.rows == (1 - axis,)
-        segment = self.segment._replace(**{"rows" if of_rows else "columns": materialize(mapped)})
-        return Outer(segment, Layout(shape, (), layout.rows, layout.columns), shape, mixed=True)
+        acts_on_rows = layout.rows == (1 - axis,)
+        segment = self.segment._replace(
+            **{"rows" if acts_on_rows else "columns": materialize(mapped)}
+        )
+        return OuterSum(
+            segment, FactorLayout(shape, (), layout.rows, layout.columns), shape, mixed=True
+        )
 
     def _factor(self, axis: int) -> jax.Array:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """A fixed array as (K, R, C), each of size 1 where it does not vary along it."""
+        """Returns a fixed array as (K, R, D), each of size 1 where it does not vary."""
         split = self._split(x.shape)
         for side in self.layout.sides:
             if any(split[i] != 1 for i in side):
@@ -204,8 +216,8 @@ class Outer:
         sizes = [math.prod(split[i] for i in side) for side in self.layout.sides]
         return x.transpose(order).reshape(sizes)
 
-    def uncut(self, x: jax.Array) -> jax.Array:
-        """What `cut` makes (K, R, C) of."""
+    def restore(self, x: jax.Array) -> jax.Array:
+        """Returns the array that `cut` turns into (K, R, D)."""
         split = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:
@@ -223,12 +235,16 @@ class Outer:
         return split
 
     def sides(self, axes: Iterable[int]) -> list[bool]:
-        """Whether batch, rows and columns are within the value's `axes`; none may be in part."""
+        """Returns whether batch, rows and columns lie within the value's `axes`.
+
+        Raises a `NotFactoredError` if one of them does only in part.
+        """
         groups = self._groups()
         within = {i for axis in axes for i in groups[axis]}
         found = []
         for side in self.layout.sides:
             flags = {i in within for i in side if self.layout.split[i] != 1}
+            # A side that is summed in part would no longer be a factor.
             if len(flags) > 1:
                 raise NotFactoredError
             found.append(flags != {False})
@@ -237,12 +253,14 @@ class Outer:
         return found
 
     def _groups(self) -> list[list[int]]:
-        """The axes of the layout's split that each axis of the value is cut into."""
+        """Returns, for each axis of the value, its axes in the layout's split."""
         left = list(range(len(self.layout.split)))
         groups = []
         for n in self.shape:
             group: list[int] = []
             size = 1
+            # Axes of the split are consecutive: each axis of the value takes as many as its size
+            # needs.
             while left and (size < n or (not group and self.layout.split[left[0]] == 1)):
                 size *= self.layout.split[left[0]]
                 group.append(left.pop(0))

@@ -1,1 +1,10 @@
-"""Runs a read loss once and collects the factors of its per-example gradients."""
+"""Runs a read program forward and backward at every gradient point.
+
+`run_passes.run_passes` is the entry point. For a dense layer `y = x @ w + b` and a batch of B
+examples, the types are:
+
+- `Passes`: the arrays of all points. For the use `x @ w`, `operands` holds `x`, (B, R), and
+  `cotangents` holds ∂ℓ/∂y, (B, D). For the opaque `b`, `gradients` holds ∂ℓ/∂b, (B, D).
+- `WeightedPair`: operand, cotangent and weight whose products add up to the gradient of a use.
+- `ParameterEvaluator`: computes derived values, such as a normalized `w`, at given parameters.
+"""

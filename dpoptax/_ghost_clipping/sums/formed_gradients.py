@@ -1,4 +1,4 @@
-"""Per-example gradients that are formed, as that is cheaper or as no product stands for them."""
+"""Forms per-example gradients, where this is cheaper or no product represents them."""
 
 import math
 from collections.abc import Sequence
@@ -10,25 +10,22 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.passes.evaluate import Evaluation, use_layout
-from dpoptax._ghost_clipping.passes.gradient_passes import Pair, Passes, pairs_of
+from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.passes.run_passes import Passes, WeightedPair, weighted_pairs
 from dpoptax._ghost_clipping.plan import Plan
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._points import weigh
 from dpoptax._tree import widen
 from dpoptax._xla import opaque_integers
 
-# Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
-# Found by hand on one x86 CPU; no command of the benchmarks repeats it.
-_BUNDLED_ENTRIES = 2**10
 
-
-def form(
+def form_gradients(
     program: Program, plan: Plan, passes: Passes, factor_dtype: DTypeLike | None
 ) -> dict[int, jax.Array]:
-    """Per-example gradients (B, ...) of the parameters that are formed, in float32."""
+    """Returns the per-example gradients (B, ...) of the formed parameters, in float32."""
     total: dict[int, jax.Array] = {}
 
     def add(leaf: int, value: jax.Array) -> None:
@@ -43,7 +40,7 @@ def form(
     for use in plan.uses:
         view = use.value.view
         if view is not None:
-            gradient = _form_use(use, pairs_of(use, passes, True), factor_dtype)
+            gradient = _form_use(use, weighted_pairs(use, passes, True), factor_dtype)
             shape = tuple(program.parameters[view.leaf].shape)
             add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
         else:
@@ -52,35 +49,35 @@ def form(
     return total
 
 
-def bundled(
+def bundle_gradients(
     formed: dict[int, jax.Array], groups: list[int]
 ) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
-    """Formed gradients as few arrays (B, entries), the small ones of a clip group together."""
+    """Joins small formed gradients of one clip group to one array (B, entries)."""
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
-        small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
+        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
     flat = {leaf: g.reshape(g.shape[0], math.prod(g.shape[1:])) for leaf, g in formed.items()}
     pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
     return pieces, tuple(map(tuple, bundles.values()))
 
 
-def _form_use(use: Use, pairs: Sequence[Pair], dtype: DTypeLike | None) -> jax.Array:
-    """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
+def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) -> jax.Array:
+    """Returns per-example gradients by a used value, (B, ...) in float32, with its stacked axes."""
     layout = use.layout
     segments = [
-        Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(operand, weigh(cotangent, weight)))
+        Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight)))
         for operand, cotangent, weight in pairs
     ]
     if dtype is not None:
         segments = [segment.rounded(dtype) for segment in segments]
     stack = tuple(n for n, stacked in use.loops if stacked)
-    gradients = factor_products.form(segments, layout.sizes)
+    gradients = factor_products.multiply_factors(segments, layout.sizes)
     return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
 def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, jax.Array]:
-    """Gradients of the parameters that a value was computed from, by the chain rule per example."""
+    """Returns gradients by the parameters behind a used value, by the chain rule per example."""
     leaves = sorted(use.value.leaves)
 
     def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
@@ -88,7 +85,7 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
             every = list(passes.leaves[j])
             for leaf, x in zip(leaves, chosen, strict=True):
                 every[leaf] = x
-            return Evaluation(every)(use.value)
+            return ParameterEvaluator(every)(use.value)
 
         out, transpose = jax.vjp(value, chosen)
         return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
@@ -103,6 +100,8 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
             pairs = [(operand, cotangents[use.index], 1.0)]
             if not jnp.issubdtype(operand.dtype, jnp.integer):
                 pairs.append((operands[use.index], cotangent, 1.0))
+            # The derivative of the pulled-back gradient along the tangent, at parameters and
+            # gradient.
             parts, changes = jax.jvp(
                 lambda c, g: pull(c, g, 0),
                 (chosen, gradient),
@@ -118,8 +117,9 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
 
 
 def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
-    """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
+    """Splits a vector into arrays of the shapes of `like`."""
     ends = np.cumsum([x.size for x in like])
+    # Indices that XLA knows would give a kernel for each slice, which compiles slowly.
     starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
     part = partial(lax.dynamic_slice, allow_negative_indices=False)
     return [

@@ -1,12 +1,15 @@
-"""The clipped sum by book-keeping: no per-example gradients where a program can be read.
+"""Computes the clipped sum by ghost clipping, without per-example gradients where possible.
 
-One pass forward and one backward give, for each use of a parameter, the data operand and the
-cotangent of its output. From them come bounds of the per-example norms, then the factors of the
-clip, and one weighted contraction a parameter gives the clipped sum. Source: Bu et al.,
-"Differentially Private Optimization on Large Model at Small Cost", 2023; the joint norm over
-several gradient points, the bounds, and the reading of arbitrary programs, are this library's.
+One forward and one backward pass give, for each use of a parameter, the data operand and the
+cotangent of its output. These give bounds of the per-example norms, and the norms give the
+coefficients of the clip. One weighted contraction for each parameter then gives the clipped sum.
+
+Source: Bu et al., "Differentially Private Optimization on Large Model at Small Cost", 2023. The
+joint norm over several gradient points, the bounds of rounding, and the reading of arbitrary
+programs are new here.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -16,38 +19,59 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clip import bounds
-from dpoptax._clip.block_sums import Whole
-from dpoptax._clip.bounds import Size
+from dpoptax._clip import block_sums, bounds
+from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._clip.bounds import NormBounds
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.pulled_back_norms import Factored, measure_terms
-from dpoptax._ghost_clipping.passes.gradient_passes import run_passes
+from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, measure_terms
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.pieces import (
-    Pieces,
-    Sums,
-    make_pieces,
-    rounding_of,
-    sum_pieces,
-    zero_sums,
-)
+from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
+from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
+from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
 from dpoptax._ghost_clipping.trace.read_program import read_program
 from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 from dpoptax._points import GradientPoints
-from dpoptax._tree import PyTree
-
-# Sums of clipped gradients, and of what the geometry puts beside each.
-Total: TypeAlias = tuple[Sums, jax.Array | None]
-
-# Statistics are whole multiples, up to 2⁸ times, of one number: float32 holds the sums of so many.
-_EXACT_STATISTICS = 2**16
-# Weights whose absolute sum is this many times their sum multiply differences, not gradients.
-_LARGE_WEIGHTS = 3.0
+from dpoptax._tree import PyTree, float32_at_least
+from dpoptax._xla import unstack
 
 
-def bookkept_sum(
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientSums:
+    """Holds sums of gradients in few arrays, since many small arrays take long to compile.
+
+    Attributes:
+      leaf_sums: the sums of parameters whose gradients are products.
+      vectors: for each of `bundles`, the sums of its parameters in one vector.
+    """
+
+    leaf_sums: dict[int, jax.Array]
+    vectors: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+
+    def tree(self, params: PyTree) -> PyTree:
+        """Returns the sums as a tree like the parameters, in float32 at least."""
+        leaves, structure = jax.tree.flatten(params)
+        total = [self.leaf_sums.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
+        for bundle, vector in zip(self.bundles, self.vectors, strict=True):
+            for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
+                total[i] = part.astype(total[i].dtype)
+        return jax.tree.unflatten(structure, total)
+
+
+# Sums of clipped gradients, and of the geometry's statistic if it has one.
+ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
+
+# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
+_STATISTIC_EXAMPLES = 2**16
+# Weights multiply differences of gradients if the sum of |w_j| exceeds this many times |Σ w_j|.
+_CANCELLATION_RATIO = 3.0
+
+
+def ghost_clipped_sum(
     loss_fn: Callable[..., PyTree],
     clip: Clip,
     points: GradientPoints,
@@ -56,15 +80,27 @@ def bookkept_sum(
     keys: jax.Array | None,
     *,
     has_aux: bool,
-    whole: Whole | None = None,
+    whole: WholeBatch | None = None,
     factor_dtype: DTypeLike | None = None,
-) -> tuple[Total, PyTree]:
-    """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
+) -> tuple[ClippedTotal, PyTree]:
+    """Computes the clipped sum of one micro-batch, as `per_example_sum` does.
 
-    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)), which adds up over microbatches and
-    which `join_sums` gives its shape, and the auxiliary outputs at the first point, None without
-    `has_aux`. `whole` is the batch of all microbatches and devices, `None` where this is it.
-    Factors are rounded to `factor_dtype` where it is not None.
+        Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i))
+
+    Args:
+      loss_fn: the loss of one example.
+      clip: the geometry.
+      points: the gradient points x_j and their weights w_j.
+      batch: the examples ξ_i, leaves (B, …).
+      mask: (B,), True for examples and False for padding.
+      keys: one key for each example, or `None`.
+      has_aux: whether the loss returns (loss, aux).
+      whole: the batch of all micro-batches and devices, `None` if it is this one.
+      factor_dtype: the dtype that factors are rounded to, `None` for no rounding.
+
+    Returns:
+      The sum, which adds up over micro-batches and which `join_sums` shapes like the parameters,
+      and the auxiliary outputs at the first point, `None` without `has_aux`.
     """
     params = points.points[0]
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
@@ -75,8 +111,8 @@ def bookkept_sum(
     passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), size)
     plan = make_plan(program, size, len(points.points), points.linear_map, tangent=tangent)
 
-    def total_by(differences: bool) -> Total:
-        pieces = make_pieces(
+    def make_total(differences: bool) -> ClippedTotal:
+        pieces = scale_gradients(
             program,
             plan,
             passes,
@@ -85,31 +121,31 @@ def bookkept_sum(
             factor_dtype=factor_dtype,
         )
         return _clip_and_sum(
-            clip, points.reference, params, plan, pieces, mask, whole or Whole(size)
+            clip, points.reference, params, plan, pieces, mask, whole or WholeBatch(size)
         )
 
-    cancel = _cancel(points.weights)
+    cancel = _weights_cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers
-        total = lax.cond(cancel, lambda: total_by(True), lambda: total_by(False))
+        total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     else:
-        total = total_by(bool(cancel))
+        total = make_total(bool(cancel))
     aux = jax.tree.unflatten(program.result_tree, results)[1]
     return total, aux
 
 
-def join_sums(clip: Clip, params: PyTree, total: Total) -> PyTree:
-    """A clipped sum shaped like the parameters, in float32 at least, or as the geometry encodes."""
+def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
+    """Returns a sum shaped like the parameters, in float32 at least, or as the clip encodes."""
     sums, beside = total
     return clip.join(sums.tree(params), beside)
 
 
-def _cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:
-    """Whether the weights are large and cancel, such as DiSK's at a small gamma."""
+def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:
+    """Returns whether the weights are large and cancel, such as DiSK's at a small gamma."""
     if len(weights) == 1:
         return False
     xp: Any = np if all(isinstance(w, float) for w in weights) else jnp
     values = xp.asarray(weights)
-    return xp.sum(xp.abs(values)) > _LARGE_WEIGHTS * xp.abs(xp.sum(values))
+    return xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
 
 
 def _clip_and_sum(
@@ -117,55 +153,103 @@ def _clip_and_sum(
     reference: PyTree,
     params: PyTree,
     plan: Plan,
-    pieces: Pieces,
+    pieces: ScaledGradients,
     mask: jax.Array,
-    whole: Whole,
-) -> Total:
-    """The sum of clipped gradients, and the sum of the geometry's statistic."""
+    whole: WholeBatch,
+) -> ClippedTotal:
+    """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
 
     def statistic(norms: jax.Array, used: jax.Array) -> jax.Array | None:
         value = clip.statistic(norms, reference)
         if value is None:
             return None
-        if whole.examples > _EXACT_STATISTICS:
+        if whole.examples > _STATISTIC_EXAMPLES:
             raise ValueError(
-                f"{clip} counts up to {_EXACT_STATISTICS} examples exactly, and this batch has "
+                f"{clip} counts up to {_STATISTIC_EXAMPLES} examples exactly, and this batch has "
                 f"{whole.examples}: take smaller batches, or method='vmap', whose bound has the "
                 "rounding of the count"
             )
         return jnp.sum(jnp.where(used, value, 0.0))
 
-    zeros = zero_sums(params, plan, pieces)
+    zeros = _zero_sums(params, plan, pieces)
     if pieces.scales is None:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
     scaling = clip.scaling(reference)
-    sizes = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
+    sizes = [measure_product(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
     segments = [segment for piece in pieces.products for segment in piece.segments]
-    weights, norms, used = bounds.coefficients(
+    weights, norms, used = bounds.clip_coefficients(
         scaling,
         pieces.scales,
         sizes + pieces.sizes,
         [groups[leaf] for leaf in leaves],
         mask,
         layers=1 + max(groups),
-        ratios=[weighted_products.ratio_of(piece) for piece in pieces.products]
+        ratios=[weighted_products.absolute_ratio(piece) for piece in pieces.products]
         + [1.0] * len(pieces.sizes),
         sum_error=weighted_products.sum_error(segments),
-        rounding=rounding_of(plan, pieces, whole),
+        rounding=sum_rounding(plan, pieces, whole),
     )
-    total = sum_pieces(
+    total = _sum_weighted_gradients(
         zeros, plan, pieces, weights, bound=scaling.sensitivity, examples=whole.examples
     )
     return total, statistic(norms, used)
 
 
-def measure(product: Product, piece: Factored) -> Size:
-    """The size of a product's gradients."""
+def measure_product(product: Product, piece: FactoredGradients) -> NormBounds:
+    """Returns upper bounds of ‖G‖² and S of a product's gradients."""
     sizes = product.layout.sizes
     if piece.terms:
         return measure_terms(piece, sizes)
     if product.method == "form":
         return factor_products.measure_formed(piece.segments, sizes)
     return factor_products.measure(piece.segments, sizes, product.method)
+
+
+def _zero_sums(params: PyTree, plan: Plan, pieces: ScaledGradients) -> GradientSums:
+    """Returns the initial value of sums of gradients."""
+    leaves = jax.tree.leaves(params)
+    leaf_sums = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
+    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
+    return GradientSums(leaf_sums, vectors, pieces.bundles)
+
+
+def _sum_weighted_gradients(
+    start: GradientSums,
+    plan: Plan,
+    pieces: ScaledGradients,
+    weights: jax.Array,
+    *,
+    bound: float,
+    examples: int,
+) -> GradientSums:
+    """Returns start + Σ_i weights[piece][i] G_i, whose summands have norms of at most `bound`.
+
+    `examples` is the size of the whole batch, which decides how blocks are formed.
+    """
+    leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
+    (piece_weights,) = unstack(weights)
+    for product, piece, weight in zip(plan.products, pieces.products, piece_weights, strict=False):
+        part = sum_products(piece, weight, product.layout.sizes, bound=bound, examples=examples)
+        view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
+        part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
+        total = leaf_sums[product.leaf]
+        leaf_sums[product.leaf] = (total + part).astype(total.dtype)
+    for i, gradient in enumerate(pieces.formed):
+        vectors[i] += block_sums.sum_weighted(piece_weights[len(plan.products) + i], gradient)
+    return dataclasses.replace(start, leaf_sums=leaf_sums, vectors=vectors)
+
+
+def sum_rounding(plan: Plan, pieces: ScaledGradients, whole: block_sums.WholeBatch) -> float:
+    """Returns τ of the clipped sum over all parts of a batch."""
+    found = [
+        product_rounding(piece, product.layout.sizes, whole.examples)
+        for product, piece in zip(plan.products, pieces.products, strict=True)
+    ]
+    return block_sums.tau(whole, found)
+
+
+def _wide_zeros(leaf: jax.Array) -> jax.Array:
+    """Returns the initial value of the sum of a parameter's gradients."""
+    return jnp.zeros(leaf.shape, float32_at_least(leaf))

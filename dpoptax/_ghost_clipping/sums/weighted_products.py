@@ -1,7 +1,7 @@
-"""Weighted sums of gradients held as products, and what one example changes in their rounding.
+"""Sums gradients held as factors, with a weight for each example, and bounds the rounding.
 
-What each example's factors are weighted with goes into one of them, and the sum is one contraction
-over examples and positions. A sum is taken in parts: each dense segment, and one-hot ones.
+The weight of an example multiplies one of its factors. The sum is then one contraction over
+examples and positions for each dense segment, and an integer sum for one-hot segments.
 """
 
 import dataclasses
@@ -14,38 +14,39 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._clip import block_sums
-from dpoptax._clip.bounds import by_example, largest_ratio
+from dpoptax._clip.bounds import broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import Segment, indexed
-from dpoptax._ghost_clipping.norms.pulled_back_norms import Factored
+from dpoptax._ghost_clipping.norms.factor_products import Segment, is_one_hot
+from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
+from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
 
 def sum_error(segments: list[Segment]) -> float:
-    """How far one example's summand is from its coefficient times G, relative to S, before sums."""
-    return 2.0**-16 if any(map(_narrow, segments)) else 2.0**-23
+    """Returns the error of one weighted summand relative to S, before any sum over examples."""
+    return 2.0**-16 if any(map(_is_narrow_segment, segments)) else 2.0**-23
 
 
-def _narrow(segment: Segment) -> bool:
+def _is_narrow_segment(segment: Segment) -> bool:
     return any(x.dtype == jnp.bfloat16 for x in segment)
 
 
-class Parts(NamedTuple):
-    """What a sum of gradients is added up of: each dense segment alone, one-hot ones together.
+class SumParts(NamedTuple):
+    """Splits a sum of gradients: each dense segment by itself, one-hot ones together.
 
     Attributes:
       dense: segments without one-hot factors.
-      of_rows: those whose rows are one-hot.
-      of_columns: those whose columns are, swapped.
-      number: of parts, with the terms that stand beside the segments.
-      ratio: M: f S ≤ M C.
-      longest: the products that an example adds to an entry of a dense segment, at most.
-      block: how many examples are summed in one piece.
+      row_lookups: segments with one-hot rows.
+      column_lookups: segments with one-hot columns, swapped.
+      number: the number of parts, including fixed terms.
+      ratio: M, such that f S ≤ M C.
+      longest: the most products that an example adds to one entry of a dense segment.
+      block: the number of examples that are summed in one piece.
     """
 
     dense: list[Segment]
-    of_rows: list[Segment]
-    of_columns: list[Segment]
+    row_lookups: list[Segment]
+    column_lookups: list[Segment]
     number: int
     ratio: float
     longest: int
@@ -53,102 +54,100 @@ class Parts(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """What an example's summand in a part is at most, relative to C. Parts may cancel."""
+        """Returns the largest summand of an example in a part, relative to C. Parts may cancel."""
         return 1.0 if self.number == 1 else self.ratio
 
 
-def parts(factored: Factored, sizes: tuple[int, int, int], examples: int) -> Parts:
-    """The parts of a sum over so many examples."""
+def split_sum(factored: FactoredGradients, sizes: Sizes, examples: int) -> SumParts:
+    """Splits the sum over `examples` into parts."""
     segments = factored.segments
-    of_rows = [s for s in segments if indexed(s.rows)]
-    of_columns = [s.swapped for s in segments if indexed(s.columns)]
-    dense = [s for s in segments if not (indexed(s.rows) or indexed(s.columns))]
-    number = len(dense) + bool(of_rows) + bool(of_columns) + len(factored.terms)
-    ratio = ratio_of(factored)
-    longest = max([1, *map(_terms, dense)])
+    row_lookups = [s for s in segments if is_one_hot(s.rows)]
+    column_lookups = [s.swapped for s in segments if is_one_hot(s.columns)]
+    dense = [s for s in segments if not (is_one_hot(s.rows) or is_one_hot(s.columns))]
+    number = len(dense) + bool(row_lookups) + bool(column_lookups) + len(factored.terms)
+    ratio = absolute_ratio(factored)
+    longest = max([1, *map(_terms_per_entry, dense)])
     block = block_sums.block_length(examples, longest, math.prod(sizes), ratio)
-    return Parts(dense, of_rows, of_columns, number, ratio, longest, block)
+    return SumParts(dense, row_lookups, column_lookups, number, ratio, longest, block)
 
 
-def ratio_of(factored: Factored) -> float:
-    """M: what a clipped gradient is the sum of is at most so many times its bound."""
+def absolute_ratio(factored: FactoredGradients) -> float:
+    """Returns M: the parts of a clipped gradient are together at most M times its bound."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
     return largest_ratio(positions + len(factored.terms))
 
 
-def weighted_sum(
-    factored: Factored,
-    weights: jax.Array,
-    sizes: tuple[int, int, int],
-    *,
-    bound: float,
-    examples: int,
+def sum_products(
+    factored: FactoredGradients, weights: jax.Array, sizes: Sizes, *, bound: float, examples: int
 ) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
+    """Returns Σ_i weights[i] G_i, (K, R, D) in float32 at least, for weights (B,).
 
-    No weights[i] G_i has a norm above `bound`, and what they are the sum of is none above M times
-    it. What one of the `examples`, of which these are a part, changes in the rounding: `rounding`.
+    No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
+    `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
+    rounding.
     """
-    cut = parts(factored, sizes, examples)
-    found = [_weighted(segment, weights, cut.block) for segment in cut.dense]
-    if cut.of_rows:
-        found.append(_looked_up(cut, cut.of_rows, weights, sizes[1], examples, bound))
-    if cut.of_columns:
-        table = _looked_up(cut, cut.of_columns, weights, sizes[2], examples, bound)
+    cut = split_sum(factored, sizes, examples)
+    found = [_sum_segment(segment, weights, cut.block) for segment in cut.dense]
+    if cut.row_lookups:
+        found.append(_sum_one_hot(cut, cut.row_lookups, weights, sizes[1], examples, bound))
+    if cut.column_lookups:
+        table = _sum_one_hot(cut, cut.column_lookups, weights, sizes[2], examples, bound)
         found.append(table.swapaxes(-1, -2))
     for term in factored.terms:
-        found.append(term.basis * block_sums.weighted(weights, term.weights, block=cut.block))
+        found.append(term.basis * block_sums.sum_weighted(weights, term.weights, block=cut.block))
     return functools.reduce(operator.add, found)
 
 
-def rounding(factored: Factored, sizes: tuple[int, int, int], examples: int) -> block_sums.Rounding:
-    """What one example changes in the rounding of `weighted_sum`."""
-    cut = parts(factored, sizes, examples)
+def product_rounding(
+    factored: FactoredGradients, sizes: Sizes, examples: int
+) -> block_sums.Rounding:
+    """Returns how much one example changes the rounding of `sum_products`."""
+    cut = split_sum(factored, sizes, examples)
     found = [
-        block_sums.rounding_of_lookups(
+        block_sums.lookup_rounding(
             sizes[0] * columns,
-            terms=sum(map(_terms, lookups)),
+            terms=sum(map(_terms_per_entry, lookups)),
             examples=examples,
             ratio=cut.ratio,
             whole=cut.whole,
         )
-        for lookups, columns in ((cut.of_rows, sizes[2]), (cut.of_columns, sizes[1]))
+        for lookups, columns in ((cut.row_lookups, sizes[2]), (cut.column_lookups, sizes[1]))
         if lookups
     ]
     rounding = block_sums.Rounding()
     if cut.dense or factored.terms:
-        rounding = block_sums.rounding_in_blocks(
+        rounding = block_sums.block_rounding(
             examples, cut.block, terms=cut.longest, ratio=cut.ratio, whole=cut.whole
         )
-    # Of the parts, what an example adds is M C together, so that the largest counts. Terms are one
+    # All parts of an example are M C together, so the largest part counts. Fixed terms count once
     # more, for the product of their sums with the fixed arrays.
-    joined = cut.ratio * block_sums.of_parts(cut.number + bool(factored.terms), examples)
+    joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
     joined += max(each.joined for each in [rounding, *found])
     own = sum(each.own for each in found)
-    by_terms = cut.number > 1 or any(each.by_terms for each in found)
-    return dataclasses.replace(rounding, joined=joined, own=own, by_terms=by_terms)
+    termwise = cut.number > 1 or any(each.termwise for each in found)
+    return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
 
 
-def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
-    """Values (B, …) times the weight of their example, (B,)."""
-    return widen(value) * by_example(weight, value)
+def _weigh_values(value: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns values (B, …) times the weight of their example, (B,)."""
+    return widen(value) * broadcast_examples(weight, value)
 
 
-def _looked_up(
-    cut: Parts,
+def _sum_one_hot(
+    cut: SumParts,
     segments: list[Segment],
     weights: jax.Array,
     size: int,
     examples: int,
     bound: float,
 ) -> jax.Array:
-    """Those whose rows are one-hot."""
+    """Returns the sum of segments whose rows are one-hot."""
 
     def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return block_sums.of_lookups(
+        return block_sums.sum_lookups(
             lookups,
             size,
-            terms=sum(map(_terms, segments)),
+            terms=sum(map(_terms_per_entry, segments)),
             examples=examples,
             bound=bound,
             ratio=cut.ratio,
@@ -156,41 +155,44 @@ def _looked_up(
         )
 
     lookups = [
-        (_together(rows)[0], _together(_times(columns, weights))[0]) for rows, columns in segments
+        (_merge_examples(rows)[0], _merge_examples(_weigh_values(columns, weights))[0])
+        for rows, columns in segments
     ]
     return jax.vmap(add)(lookups)
 
 
-def _weighted(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
+def _sum_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
-    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
-        rows = _times(rows, weights)
+    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
+        rows = _weigh_values(rows, weights)
     else:
-        columns = _times(columns, weights)
+        columns = _weigh_values(columns, weights)
 
     def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return _outer_sums(_together(rows)[0], _together(columns)[0])
+        return _outer_sums(_merge_examples(rows)[0], _merge_examples(columns)[0])
 
-    return block_sums.in_blocks(outer_sums, rows, columns, block=block)
-
-
-def _terms(segment: Segment) -> int:
-    """The products that an example adds to an entry: in bfloat16 there are two at a position."""
-    return max(1, segment.rows.shape[2]) * (2 if _narrow(segment) else 1)
+    return block_sums.sum_in_blocks(outer_sums, rows, columns, block=block)
 
 
-def _together(factor: jax.Array) -> jax.Array:
-    """(B, K, T, ...) to (1, K, B T, ...)."""
+def _terms_per_entry(segment: Segment) -> int:
+    """Returns how many products an example adds to an entry; bfloat16 has two per position."""
+    return max(1, segment.rows.shape[2]) * (2 if _is_narrow_segment(segment) else 1)
+
+
+def _merge_examples(factor: jax.Array) -> jax.Array:
+    """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
     batch, groups, positions = factor.shape[:3]
+    # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
 
 
 def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds coefficients.
+    """Returns rowsᵀ columns, (K, R, D), computed in the narrower dtype of the two factors.
 
-    In bfloat16 the coefficients would round, and push a contribution past the clip bound: what
-    holds them goes in two parts, which keep 16 bits of the mantissa.
+    The other factor includes the coefficients. In bfloat16 these would round, and could push a
+    contribution past the clipping bound. So this factor is split into two bfloat16 numbers, high
+    and low, which keep 16 bits of the mantissa.
     """
 
     def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -201,9 +203,11 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
     def parts(factor: jax.Array) -> list[jax.Array]:
         if factor.dtype == narrow:
             return [factor]
-        high = factor_products.rounded(factor, narrow)
-        return [high, factor_products.rounded(factor - high.astype(factor.dtype), narrow)]
+        # Rounded by an operation that XLA keeps: else the low half could be lost as exactly zero.
+        high = factor_products.round_to_dtype(factor, narrow)
+        return [high, factor_products.round_to_dtype(factor - high.astype(factor.dtype), narrow)]
 
+    # The weighted factor is in float32, and the other one may be in bfloat16.
     narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
     if narrow.itemsize >= 4:
         return dot(rows, columns)

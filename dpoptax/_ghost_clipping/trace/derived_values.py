@@ -1,38 +1,38 @@
-"""What an operation makes of derived values: which parameters flow on, and as which views."""
+"""Computes the types of derived values: their parameters, and the views that they are."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from dpoptax._ghost_clipping.trace import rules
-from dpoptax._ghost_clipping.trace.activity import CONSTANT, carries_gradient
-from dpoptax._ghost_clipping.trace.program import Application, Constant, Derived, Result, type_of
-from dpoptax._ghost_clipping.trace.views import View, through
-from dpoptax._tree import PyTree
+from dpoptax._ghost_clipping.trace.activity import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
+from dpoptax._ghost_clipping.trace.program import Constant, DerivedValue, Operation, Result
+from dpoptax._ghost_clipping.trace.views import View, view_of_result
+from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, type_of
 
-# The derivatives of these are what a user wrote: linear in the cotangent or not.
-CUSTOM = {
-    "custom_jvp_call", "custom_lin", "custom_transpose_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "linear_call",
-}  # fmt: skip
+Operands: TypeAlias = tuple[DerivedValue, ...]
 
 
-def derive(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> list[Derived]:
-    """The results of an operation on derived values."""
+def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
+    """Returns the results of an operation on derived values."""
     leaves = frozenset().union(*(v.leaves for v in operands))
     varies = any(v.varies for v in operands)
     nonlinear = max((v.nonlinear for v in operands if v.leaves), default="") or _nonlinear(eqn)
     scans = tuple(sorted({s for v in operands for s in v.scans}))
-    application = Application(eqn, operands, scans)
-    views, tiles = _views_after(eqn, operands), _tiles(eqn, operands)
+    application = Operation(eqn, operands, scans)
+    views, tiles = _result_views(eqn, operands), _find_tiles(eqn, operands)
     outputs = []
     for i, (var, view) in enumerate(zip(eqn.outvars, views, strict=True)):
         aval = type_of(var)
-        flows = bool(leaves) and eqn.primitive.name not in CONSTANT and carries_gradient(aval)
+        flows = (
+            bool(leaves)
+            and eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
+            and carries_gradient(aval)
+        )
         outputs.append(
-            Derived(
+            DerivedValue(
                 aval,
                 Result(application, i),
                 leaves if flows else frozenset(),
@@ -47,43 +47,26 @@ def derive(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> list[Derived]:
 
 
 def _nonlinear(eqn: JaxprEqn) -> str:
-    """The name of an operation whose derivative need not be linear in the cotangent, else empty."""
+    """Returns the name of an operation whose derivative may not be linear, or an empty string."""
     name = eqn.primitive.name
-    if name in CUSTOM:
+    if name in CUSTOM_DERIVATIVE_CALLS:
         return name
     bits = eqn.params if name == "reduce_precision" else {}
     few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
     if few or any(rules.is_narrow(type_of(v).dtype) for v in eqn.outvars):
         return f"{name} to few bits"
-    inner = [e for jaxpr in inside(eqn.params) for e in jaxpr.eqns]
+    inner = [e for jaxpr in subprograms(eqn.params) for e in jaxpr.eqns]
     return next(filter(None, map(_nonlinear, inner)), "")
 
 
-def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """The results of an operation."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    with eqn.ctx.manager:
-        out = eqn.primitive.bind(*operands, **params)
-    return tuple(out) if eqn.primitive.multiple_results else (out,)
-
-
-def inside(params: Mapping[str, PyTree]) -> list[Jaxpr]:
-    """The programs among the parameters of an operation."""
-
-    def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
-        return hasattr(x, "eqns")
-
-    found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
-    return [_bare(x) for x in found if is_program(x)]
-
-
-def _views_after(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> list[View | None]:
-    """The views that an operation's results are, None where they are none."""
+def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
+    """Returns, for each result, the view of a parameter that it is, or `None`."""
     name = eqn.primitive.name
     unknown: list[View | None] = [None] * len(eqn.outvars)
     moved = [v for v in operands if v.leaves]
     if len(moved) != 1 or moved[0].view is None:
         return unknown
+    # Of non-commutative operations, only the first operand is moved through.
     if moved[0] is not operands[0] and name != "mul":
         return unknown
     if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):
@@ -95,11 +78,13 @@ def _views_after(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> list[View | No
         return unknown
     others = [v.origin for v in operands if v is not moved[0]]
     constants = [origin.value if isinstance(origin, Constant) else None for origin in others]
-    return [through(view, name, _behind(view.shape[:lead], name, eqn.params), constants)]
+    return [
+        view_of_result(view, name, _add_scan_axes(view.shape[:lead], name, eqn.params), constants)
+    ]
 
 
-def _tiles(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> tuple[int, tuple[View, ...]] | None:
-    """What `Derived.tiles` is after a concatenation of whole parameters."""
+def _find_tiles(eqn: JaxprEqn, operands: Operands) -> tuple[int, tuple[View, ...]] | None:
+    """Returns `DerivedValue.tiles` of a concatenation of whole parameters, or `None`."""
     views = [v.view for v in operands if v.view is not None]
     alike = len({v.scans for v in operands}) == 1
     if eqn.primitive.name != "concatenate" or len(views) < len(operands) or not alike:
@@ -107,8 +92,8 @@ def _tiles(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> tuple[int, tuple[Vie
     return eqn.params["dimension"] + len(operands[0].scans), tuple(views)
 
 
-def _behind(steps: tuple[int, ...], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of an operation on one step, for all steps of the scans around at once."""
+def _add_scan_axes(steps: tuple[int, ...], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of an operation for all steps of the enclosing scans at once."""
     lead, params = len(steps), dict(params)
     front = tuple(range(lead))
     if name == "reshape":
@@ -129,16 +114,12 @@ def _behind(steps: tuple[int, ...], name: str, params: Mapping[str, Any]) -> dic
     return params
 
 
-def open_program(program: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list[Derived]]:
-    """A program within a program, and the constants that it is closed over."""
+def open_program(program: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list[DerivedValue]]:
+    """Returns a program within a program, and its constants as derived values."""
     consts = program.consts if isinstance(program, ClosedJaxpr) else ()
-    return _bare(program), [known(value) for value in consts]
+    return _inner_jaxpr(program), [constant_value(value) for value in consts]
 
 
-def _bare(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
-    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
-
-
-def known(value: Any) -> Derived:
-    """A constant of a trace."""
-    return Derived(jax.typeof(value), Constant(value))
+def constant_value(value: Any) -> DerivedValue:
+    """Returns a constant of a trace as a derived value."""
+    return DerivedValue(jax.typeof(value), Constant(value))

@@ -1,4 +1,4 @@
-"""Entries of a parameter that stand by themselves: looked up, added to data, or beside it."""
+"""Gives the rules of parameters that are looked up, or added to or concatenated with data."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from dpoptax._ghost_clipping.trace.rules import Layout, Rule, shape_of
+from dpoptax._ghost_clipping.trace.rules import FactorLayout, Rule, shape_of
 from dpoptax._xla import materialize
 
 
@@ -31,7 +31,7 @@ class Lookup(Rule):
       drop: whether a lookup outside the table has no gradient; otherwise it is clamped.
     """
 
-    layout: Layout
+    layout: FactorLayout
     positions: int
     window: int
     index_axes: tuple[int, ...]
@@ -50,27 +50,27 @@ class Lookup(Rule):
         axis = _indexed_axis(shape, sizes, tables, d.start_index_map)
         if axis is None:
             return None
-        window, layout = sizes[axis], _tables(shape, tables, axis)
-        of_tables = tuple(map(int, d.start_indices_batching_dims))
-        of_lookups = tuple(i for i in range(len(lookups)) if i not in of_tables)
-        positions = window * math.prod(lookups[i] for i in of_lookups)
-        if not _fits(window, positions, shape):
+        window, layout = sizes[axis], _table_layout(shape, tables, axis)
+        table_axes = tuple(map(int, d.start_indices_batching_dims))
+        lookup_axes = tuple(i for i in range(len(lookups)) if i not in table_axes)
+        positions = window * math.prod(lookups[i] for i in lookup_axes)
+        if not _saves_work(window, positions, shape):
             return None
-        # The output has the axes of the indices, and at `offset_dims` those of the operand that
-        # are neither collapsed nor stacked tables.
+        # The output has the axes of the indices and, at `offset_dims`, those axes of the operand
+        # that are neither collapsed nor stacked tables.
         out = range(len(lookups) + len(d.offset_dims))
-        of_indices = [i for i in out if i not in d.offset_dims]
+        index_positions = [i for i in out if i not in d.offset_dims]
         kept = [i for i in range(len(shape)) if i not in (*d.collapsed_slice_dims, *tables)]
         place = dict(zip(kept, map(int, d.offset_dims), strict=True))
         return cls(
             layout,
             positions,
             window,
-            index_axes=(*of_tables, *of_lookups, len(indices) - 1),
+            index_axes=(*table_axes, *lookup_axes, len(indices) - 1),
             component=d.start_index_map.index(axis),
             last=tuple(shape[i] - sizes[i] for i in d.start_index_map),
             output_axes=(
-                *(of_indices[i] for i in (*of_tables, *of_lookups)),
+                *(index_positions[i] for i in (*table_axes, *lookup_axes)),
                 *(place[i] for i in (axis, *layout.columns) if i in place),
             ),
             drop=eqn.params["mode"] is not lax.GatherScatterMode.CLIP,
@@ -81,8 +81,8 @@ class Lookup(Rule):
         shape, sizes = shape_of(eqn.invars[0].aval), eqn.params["slice_sizes"]
         if _indexed_axis(shape, sizes, (), (axis,)) is None:
             return None
-        window, layout = sizes[axis], _tables(shape, (), axis)
-        if not _fits(window, window, shape):
+        window, layout = sizes[axis], _table_layout(shape, (), axis)
+        if not _saves_work(window, window, shape):
             return None
         last, axes = (shape[axis] - window,), (axis, *layout.columns)
         return cls(layout, window, window, (), 0, last, output_axes=axes, drop=False)
@@ -92,10 +92,11 @@ class Lookup(Rule):
         columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
         lookups = self.positions // self.window
         starts = operand.transpose(self.index_axes).reshape(tables, lookups, len(self.last))
-        # In their own dtype: a narrower one would wrap around.
+        # Clamped in the dtype of the indices: a narrower one would wrap around.
         most = int(jnp.iinfo(starts.dtype).max)
         clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
         if self.drop:
+            # An index is inside of the table if clamping does not change it.
             inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
             columns = jnp.where(inside[..., None], columns, 0)
         first = clamped[..., self.component].astype(jnp.int32)
@@ -104,43 +105,40 @@ class Lookup(Rule):
 
 
 def _indexed_axis(
-    shape: tuple[int, ...],
-    sizes: Sequence[int],
-    tables: tuple[int, ...],
-    indexed: Sequence[int],
+    shape: tuple[int, ...], sizes: Sequence[int], tables: tuple[int, ...], indexed: Sequence[int]
 ) -> int | None:
-    """Returns the axis along which whole rows are read; `None` if the slices are no such rows."""
+    """Returns the axis along which whole rows are read, or `None` for other slices."""
     cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
-    # Where a slice holds the whole table, the axis with the fewest rows takes the least work.
+    # If a slice holds the whole table, the axis with the fewest rows costs least.
     axes = cut or sorted(map(int, indexed), key=lambda i: sizes[i])[:1]
     if len(axes) != 1 or axes[0] not in indexed or not sizes[axes[0]]:
         return None
     return axes[0]
 
 
-def _fits(window: int, positions: int, shape: tuple[int, ...]) -> bool:
+def _saves_work(window: int, positions: int, shape: tuple[int, ...]) -> bool:
     """Returns whether the rows of windows are worth reading one by one.
 
-    Their norm takes a comparison for each pair of positions. Where that is more than the entries
-    of the table, the per-example gradient is cheaper.
+    Their norm takes one comparison for each pair of positions. If that exceeds the number of
+    entries of the table, the per-example gradient is cheaper.
     """
     return window == 1 or positions**2 <= math.prod(shape)
 
 
-def _tables(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) -> Layout:
+def _table_layout(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) -> FactorLayout:
     """Returns the layout of stacked tables that are indexed along one axis."""
     row = tuple(i for i in range(len(shape)) if i not in (*tables, axis))
-    return Layout(shape, tables, (axis,), row)
+    return FactorLayout(shape, tables, (axis,), row)
 
 
 @dataclasses.dataclass(frozen=True)
-class Shift(Rule):
-    """A part of a parameter added to data or subtracted: the cotangent is its gradient.
+class Addition(Rule):
+    """Adds a part of a parameter to data, or subtracts it: the cotangent is its gradient.
 
-    It is summed over the axes along which the part is repeated.
+    The cotangent is summed over the axes along which the part is repeated.
     """
 
-    layout: Layout
+    layout: FactorLayout
     sign: int
     repeated: tuple[int, ...]
     positions: int = 1
@@ -148,25 +146,25 @@ class Shift(Rule):
     name: str = "add"
 
     @classmethod
-    def build(cls, eqn: JaxprEqn, parameter: int) -> "Shift":
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Addition":
         shape, out = shape_of(eqn.invars[parameter].aval), shape_of(eqn.outvars[0].aval)
-        aligned = shape or (1,) * len(out)  # a scalar goes with any shape
+        aligned = shape or (1,) * len(out)  # a scalar broadcasts to any shape
         repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
         name = eqn.primitive.name
         sign = -1 if name == "sub" and parameter == 1 else 1
-        return cls(Layout.entrywise(shape), sign, repeated, name=name)
+        return cls(FactorLayout.entrywise(shape), sign, repeated, name=name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.repeated:  # stored: a sum may be rounded in one of several ways
+        if self.repeated:  # stored, since XLA may round a sum differently each time it computes it
             cotangent = materialize(jnp.sum(cotangent, axis=self.repeated))
         return jnp.full((1, 1, 1), self.sign, cotangent.dtype), cotangent.reshape(1, 1, -1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside(Rule):
-    """A part of a parameter side by side with data: its gradient is its share of the cotangent."""
+class Concatenation(Rule):
+    """Concatenates a part of a parameter with data: its gradient is a slice of the cotangent."""
 
-    layout: Layout
+    layout: FactorLayout
     axis: int
     start: int
     positions: int = 1
@@ -174,11 +172,11 @@ class Beside(Rule):
     name: str = "concatenate"
 
     @classmethod
-    def build(cls, eqn: JaxprEqn, parameter: int) -> "Beside":
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Concatenation":
         axis = eqn.params["dimension"]
         before = sum(shape_of(v.aval)[axis] for v in eqn.invars[:parameter])
         shape = shape_of(eqn.invars[parameter].aval)
-        return cls(Layout.entrywise(shape), axis, before)
+        return cls(FactorLayout.entrywise(shape), axis, before)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         stop = self.start + self.layout.split[self.axis]

@@ -1,41 +1,29 @@
-"""A traced loss, read: its steps, the values they pass on, and where parameters meet data."""
+"""Defines the types of a read loss: its values, its steps, and the uses of parameters."""
 
 import dataclasses
 import math
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn
 
 from dpoptax._ghost_clipping.trace import rules, views
-
-
-def type_of(atom: Var | Literal) -> ShapedArray:
-    """The type of an array in a trace."""
-    return cast(ShapedArray, atom.aval)
-
-
-def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many the first value of its carry."""
-    if "num_consts" in eqn.params:  # before jax 0.12
-        return eqn.params["num_consts"], eqn.params["num_carry"]
-    consts, carry, _ = eqn.params["ft_in"].unpack()
-    return len(consts), len(carry)
+from dpoptax._jaxprs import scan_parts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Application:
-    """An operation whose operands are all derived."""
+class Operation:
+    """An equation whose operands are all derived."""
 
     eqn: JaxprEqn
-    operands: tuple["Derived", ...]
+    operands: tuple["DerivedValue", ...]
     scans: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
-    """The origin of a value that is a parameter: the leaf of that number."""
+    """The origin of a value that is a parameter, given by the number of its leaf."""
 
     leaf: int
 
@@ -49,34 +37,39 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """The origin of a value that an operation gives, the result of that number."""
+    """The origin of a value that is a result of an operation, given by its number."""
 
-    application: Application
+    application: Operation
     index: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StepsOf:
-    """The origin of the slices that a scan takes of a value: all steps together are that value."""
+class ScanSlices:
+    """The origin of the slices that a scan takes of a value; all steps together are `whole`."""
 
-    whole: "Derived"
+    whole: "DerivedValue"
 
 
-Origin: TypeAlias = Parameter | Constant | Result | StepsOf
+Origin: TypeAlias = Parameter | Constant | Result | ScanSlices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Derived:
-    """A value made of parameters and constants, by its `origin`.
+class DerivedValue:
+    """Describes a value computed from parameters and constants only, by its `origin`.
 
-    `leaves` are the parameters that its gradient flows to; it `varies` if parameters go into it,
-    be it behind a `stop_gradient`. It is a `view` of one parameter, or `tiles`, several such views
-    side by side along an axis (counted with the axes of `scans`), or neither. `nonlinear` is
-    the operation behind it, if there is one, whose derivative is not linear in what is pulled
-    back: a `custom_vjp`, or a rounding to few bits. Then uses cannot be pulled back each alone.
+    Inside the body of a scan over a stack of parameters, it represents all steps at once. Its array
+    then has one leading axis for each scan in `scans`, outermost first.
 
-    Inside the body of a scan over a stack of parameters it stands for all steps at once: its
-    array then has one leading axis for each scan named in `scans`, outermost first.
+    Attributes:
+      aval: the type.
+      origin: the parameter, constant, operation or scan that the value comes from.
+      leaves: the parameters that its gradient flows to.
+      varies: whether the value depends on parameters, even behind a `stop_gradient`.
+      nonlinear: the operation, if any, whose derivative is not linear in the cotangent. This is a
+        `custom_vjp` or a rounding to few bits. Uses then cannot be pulled back one by one.
+      scans: the scans that it is stacked over.
+      view: the entries of one parameter that it holds, if it holds no others.
+      tiles: an axis, counted with those of `scans`, and the views concatenated along it.
     """
 
     aval: ShapedArray
@@ -90,39 +83,45 @@ class Derived:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Private:
-    """A value that may depend on the example; it `varies` if it may on parameters too."""
+class PrivateValue:
+    """Describes a value that may depend on the example; it `varies` if it may on parameters."""
 
     aval: ShapedArray
     varies: bool = True
 
 
-Value: TypeAlias = Derived | Private
+Value: TypeAlias = DerivedValue | PrivateValue
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """A derived value meeting data under a rule.
+    """Records one operation in which a derived value meets data under a rule.
 
-    `output` is the type of the result for one example; `loops` are (length, stacked) of each scan
-    around. `operand_varies` says whether the data operand may be another at other parameters, and
-    the gradient reads it.
+    Attributes:
+      index: its number among the uses.
+      rule: how operand and cotangent become factors.
+      value: the derived value.
+      output: the type of the result for one example.
+      loops: (length, stacked) of each enclosing scan. `stacked` says whether the value has a slice
+        for each step.
+      operand_varies: whether the data operand may change with the parameters, and the gradient
+        reads it.
     """
 
     index: int
     rule: rules.Rule
-    value: Derived
+    value: DerivedValue
     output: ShapedArray
     loops: tuple[tuple[int, bool], ...]
     operand_varies: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the output for one example, over all steps."""
+        """Returns the shape of the output for one example, over all steps."""
         return (*(n for n, _ in self.loops), *self.output.shape)
 
     @property
-    def layout(self) -> rules.Layout:
+    def layout(self) -> rules.FactorLayout:
         layout = self.rule.layout
         for length, stacked in reversed(self.loops):
             layout = layout.stacked(length) if stacked else layout
@@ -132,23 +131,45 @@ class Use:
     def positions(self) -> int:
         return self.rule.positions * math.prod(n for n, stacked in self.loops if not stacked)
 
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the factors (K, L, R) and (K, L, D) of one example.
+
+        Steps of scans become positions L, or groups K if the value has a slice for each step.
+        """
+        factors = self.rule.factors
+        for _ in self.loops:
+            factors = jax.vmap(factors)
+        rows, columns = factors(operand, cotangent)
+        return self._fold_loops(rows), self._fold_loops(columns)
+
+    def _fold_loops(self, factor: jax.Array) -> jax.Array:
+        lead = len(self.loops)
+        stacked = [i for i, (_, s) in enumerate(self.loops) if s]
+        shared = [i for i, (_, s) in enumerate(self.loops) if not s]
+        # Scans over stacked parameters give groups, all others positions, outermost first.
+        order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
+        batch, _, _ = self.layout.sizes
+        trailing = factor.shape[lead + 2 :]
+        return factor.transpose(order).reshape(batch, self.positions, *trailing)
+
 
 @dataclasses.dataclass(eq=False)
 class Block:
-    """A straight list of steps, with its inputs and results."""
+    """Holds a list of steps with its inputs and results."""
 
-    inputs: list[Private]
+    inputs: list[PrivateValue]
     steps: list["Step"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
 
-    def needs(self) -> set[tuple[Derived, bool]]:
-        """The derived values read, each with whether gradients flow through the read."""
-        found = {(v, True) for v in self.results if isinstance(v, Derived)}
+    def needs(self) -> dict[tuple[DerivedValue, bool], None]:
+        """Returns the derived values read, each with whether gradients flow through the read."""
+        # Not a set: the order of its entries, and so of the program, would differ between runs.
+        found = [(v, True) for v in self.results if isinstance(v, DerivedValue)]
         for step in self.steps:
-            found |= {(v, step.use is None) for v in step.operands if isinstance(v, Derived)}
+            found += [(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)]
             if step.body is not None:
-                found |= step.body.needs()
-        return found
+                found += step.body.needs()
+        return dict.fromkeys(found)
 
     def uses(self) -> list[Use]:
         found = []
@@ -162,54 +183,55 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One operation that touches private values; a scan or a rematerialised call has a body.
+    """Holds one operation on private values; scans and `jax.checkpoint` have a body.
 
-    `loops` are (scan, length) of each scan around it, outermost first.
+    `loops` are (scan, length) of each enclosing scan, outermost first. `data` is the position of
+    the operand that is recorded for a use.
     """
 
     eqn: JaxprEqn
     operands: tuple[Value, ...]
-    outputs: tuple[Private, ...]
+    outputs: tuple[PrivateValue, ...]
     loops: tuple[tuple[int, int], ...]
     use: Use | None = None
     data: int = 0
     body: Block | None = None
     scan: int | None = None
 
-    def entries(self) -> list[tuple[int, Private]]:
-        """For the body of a scan: each of its inputs, with the operand that it starts as."""
+    def entries(self) -> list[tuple[int, PrivateValue]]:
+        """Returns each input of a scan's body with the position of the operand it starts as."""
         assert self.body is not None
         carry = self.carry
         into = [
             i
             for i, v in enumerate(self.operands)
-            if carry.start <= i < carry.stop or isinstance(v, Private)
+            if carry.start <= i < carry.stop or isinstance(v, PrivateValue)
         ]
         return list(zip(into, self.body.inputs, strict=True))
 
     @property
     def carry(self) -> slice:
-        """The operands of a scan that are its carry's first value."""
+        """Returns the operands of a scan that are its initial carry."""
         consts, carry = scan_parts(self.eqn)
         return slice(consts, consts + carry)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A traced loss, read.
+    """Holds a traced loss after reading.
 
     Attributes:
       block: the steps.
       parameters: the parameters' shapes and dtypes.
-      uses: where they meet data under a rule.
-      opaque: the parameters that meet data elsewhere, with the operations. Their per-example
-        gradients come from automatic differentiation.
-      elementwise: those among them that only scale, shift or stand beside data in values of at
-        least their own size (biases, scales, positions, tokens): nothing is cheaper than their
+      uses: the operations in which they meet data under a rule.
+      opaque: the parameters that meet data in other operations, with these. Automatic
+        differentiation gives their per-example gradients.
+      elementwise: the opaque parameters that are only added to, multiplied with or concatenated
+        with data of at least their size, such as biases and scales. Nothing is cheaper than their
         per-example gradients.
       result_tree: the structure of (loss, aux).
-      vanishing: the parameters whose gradients are zero for every example, as a value minus its
-        own mean over axes of size one is.
+      vanishing: the parameters whose gradients are zero for every example. An example is a value
+        minus its own mean over axes of size one.
       zeros: descriptions of these values.
     """
 

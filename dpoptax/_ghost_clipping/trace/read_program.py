@@ -1,71 +1,150 @@
-"""Reads a traced loss: which values are made of parameters alone, and where they meet data.
+"""Reads a traced loss: which values depend on parameters only, and where they meet data.
 
-Every value of the program is either *derived* (a function of parameters and constants: the same
-for all examples) or *private* (it may depend on the example). Where a derived value meets a
-private one in an operation that `rules` knows, and a gradient flows there, that is a use. Anywhere
-else the parameters behind it become *opaque*: the only way to their gradients is automatic
-differentiation.
+Every value of the program is either *derived* (a function of parameters and constants, equal for
+all examples) or *private* (it may depend on the example). An operation on both is a *use* if a rule
+knows it and a gradient flows through it. Otherwise the parameters behind it become *opaque*: their
+per-example gradients come from automatic differentiation.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._ghost_clipping.trace import rules
-from dpoptax._ghost_clipping.trace.activity import Activity
-from dpoptax._ghost_clipping.trace.derived_values import derive, known, open_program
+from dpoptax._ghost_clipping.trace.activity import GradientFlow
+from dpoptax._ghost_clipping.trace.check_loss import check_parameters, check_scalar, failure_note
+from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
+from dpoptax._ghost_clipping.trace.entry_rules import Addition, Concatenation, Lookup
 from dpoptax._ghost_clipping.trace.example_separation import check_separate, touches_reference
-from dpoptax._ghost_clipping.trace.find_uses import Finder
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
-    Derived,
+    DerivedValue,
     Parameter,
-    Private,
+    PrivateValue,
     Program,
+    ScanSlices,
     Step,
-    StepsOf,
+    Use,
     Value,
-    scan_parts,
-    type_of,
 )
+from dpoptax._ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
 from dpoptax._ghost_clipping.trace.views import View
 from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing
-from dpoptax._tree import PyTree, check_arrays, is_variable, nnx_kinds
+from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
+from dpoptax._tree import PyTree
 
-# (scan, length) of each scan around, outermost first.
+Values: TypeAlias = Sequence[Value]
+# (scan, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
-_INLINE = {"jit", "pjit", "closed_call", "core_call"}
-_REMAT = {"checkpoint", "remat", "remat2"}
+# Here the gradient of a parameter has at most the size of a part of the output.
+_ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
+_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
+
+
+def read_program(
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    example: PyTree,
+    key: jax.Array | jax.ShapeDtypeStruct | None,
+    *,
+    has_aux: bool,
+    tangent: bool = False,
+) -> Program:
+    """Traces `loss_fn(params, example[, key])` and reads it; raises if it may mix examples.
+
+    The arguments are arrays or shape structs of one example. `key` is `None` for a loss without
+    randomness. With a `tangent` the gradient is differentiated once more.
+    """
+    check_parameters(params)
+    inputs = (example,) if key is None else (example, key)
+    derivatives = 2 if tangent else 1
+    closed, shapes = _trace_loss(loss_fn, params, inputs, has_aux=has_aux, derivatives=derivatives)
+    count = len(jax.tree.leaves(params))
+    args: list[Value] = []
+    for i, var in enumerate(closed.jaxpr.invars):
+        if i < count:
+            aval = type_of(var)
+            view = View.identity(i, tuple(aval.shape))
+            flows = frozenset({i} if aval.size else ())
+            args.append(DerivedValue(aval, Parameter(i), flows, True, view=view))
+        else:
+            args.append(PrivateValue(type_of(var), varies=False))
+    parameters = tuple(type_of(var) for var in closed.jaxpr.invars[:count])
+    reader = _Reader()
+    block = reader.read(closed.jaxpr, [constant_value(c) for c in closed.consts], args, ())
+    active = GradientFlow()
+    to_loss = [True] + [False] * (len(block.results) - 1)
+    active.flow_through(block, to_loss)
+    vanishing, zeros = find_vanishing(block, active, to_loss)
+    finder = _UseFinder(parameters, active)
+    finder.find(block)
+    finder.mark_opaque(block.results[:1], "the loss itself")
+    if reader.references:  # values do not show that one step writes what another reads
+        finder.mark_opaque(args, "a jax.Ref")
+    return Program(
+        block,
+        parameters,
+        tuple(finder.uses),
+        {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
+        frozenset(set(finder.opaque) - finder.beyond_elementwise),
+        jax.tree.structure(shapes),
+        vanishing,
+        zeros,
+    )
+
+
+def _trace_loss(
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    inputs: tuple[PyTree, ...],
+    *,
+    has_aux: bool,
+    derivatives: int,
+) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
+    """Returns the checked program of a loss, and the shapes of its results, (loss, aux)."""
+
+    def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
+        try:
+            out = loss_fn(params, example, *key)
+        except Exception as error:
+            error.add_note(failure_note(error, example, bool(key)))
+            raise
+        return out if has_aux else (out, None)
+
+    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
+    check_scalar(shapes, has_aux)
+    check_separate(closed, len(jax.tree.leaves(params)), derivatives)
+    return closed, shapes
 
 
 class _Reader:
-    """Follows the values of a program into steps."""
+    """Sorts the values of a jaxpr into derived and private ones, and its equations into steps."""
 
     def __init__(self) -> None:
         self.scans = 0
-        self.references = False  # whether the program reads or writes a jax.Ref of its own
+        self.references = False  # whether the program reads or writes a jax.Ref that it made
 
-    def read(
-        self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], loops: Loops
-    ) -> Block:
-        block = Block([v for v in args if isinstance(v, Private)])
+    def read(self, jaxpr: Jaxpr, consts: Values, args: Values, loops: Loops) -> Block:
+        block = Block([v for v in args if isinstance(v, PrivateValue)])
         block.results = self.extend(block, jaxpr, [*consts, *args], loops)
         return block
 
-    def extend(
-        self, block: Block, jaxpr: Jaxpr, args: Sequence[Value], loops: Loops
-    ) -> list[Value]:
+    def extend(self, block: Block, jaxpr: Jaxpr, args: Values, loops: Loops) -> list[Value]:
         names = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
 
         def value(atom: Var | Literal) -> Value:
             if isinstance(atom, Literal):
-                return Derived(type_of(atom), Constant(atom.val))
+                return DerivedValue(type_of(atom), Constant(atom.val))
             return names[atom]
 
         for eqn in jaxpr.eqns:
@@ -78,24 +157,25 @@ class _Reader:
         self, block: Block, eqn: JaxprEqn, operands: tuple[Value, ...], loops: Loops
     ) -> list[Value]:
         name = eqn.primitive.name
-        if name in _INLINE:
+        if name in INLINED_CALLS:
             called = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
             inner, consts = open_program(eqn.params[called])
             return self.extend(block, inner, [*consts, *operands], loops)
         self.references |= touches_reference(eqn.effects)
-        derived = tuple(v for v in operands if isinstance(v, Derived))
+        derived = tuple(v for v in operands if isinstance(v, DerivedValue))
+        # No operand depends on the example, so the value is computed once for all examples.
         if not eqn.effects and len(derived) == len(operands):
-            return list(derive(eqn, derived))
+            return list(derive_values(eqn, derived))
         varies = any(v.varies for v in operands)
-        outputs = tuple(Private(type_of(v), varies) for v in eqn.outvars)
+        outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if name == "scan":
             block.steps.append(self.scan(eqn, operands, outputs, loops))
-        elif name in _REMAT:
+        elif name in REMATERIALIZED_CALLS:
             inner, consts = open_program(eqn.params["jaxpr"])
             body = self.read(inner, consts, operands, loops)
             block.steps.append(Step(eqn, operands, outputs, loops, body=body))
             return [
-                inside if isinstance(inside, Derived) else out
+                inside if isinstance(inside, DerivedValue) else out
                 for inside, out in zip(body.results, outputs, strict=True)
             ]
         else:
@@ -106,7 +186,7 @@ class _Reader:
         self,
         eqn: JaxprEqn,
         operands: tuple[Value, ...],
-        outputs: tuple[Private, ...],
+        outputs: tuple[PrivateValue, ...],
         loops: Loops,
     ) -> Step:
         p = eqn.params
@@ -115,178 +195,128 @@ class _Reader:
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
+            # A carry may depend on the example after the first turn, so it is private from the
+            # start.
             if n_consts <= i < n_consts + n_carry:
-                args.append(Private(type_of(var)))
-            elif isinstance(outer, Private):
-                args.append(Private(type_of(var), outer.varies))
+                args.append(PrivateValue(type_of(var)))
+            elif isinstance(outer, PrivateValue):
+                args.append(PrivateValue(type_of(var), outer.varies))
             elif i < n_consts:
                 args.append(outer)
             else:
                 step = dataclasses.replace(
-                    outer, aval=type_of(var), scans=(*outer.scans, scan), origin=StepsOf(outer)
+                    outer, aval=type_of(var), scans=(*outer.scans, scan), origin=ScanSlices(outer)
                 )
                 args.append(step)
         body = self.read(inner, consts, args, (*loops, (scan, p["length"])))
         return Step(eqn, operands, outputs, loops, body=body, scan=scan)
 
 
-def check_parameters(params: PyTree) -> None:
-    """Raises a TypeError where parameters are anything but real floats of 16 bits or more."""
-    _check_variables(params)
-    check_arrays(params)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        dtype = jax.typeof(leaf).dtype
-        if rules.is_real(dtype):
-            continue
-        remedy = (
-            "has no gradient: close loss_fn over it, and leave it out of the parameters, which are "
-            "the second argument of dpoptax.gradient_points(opt_state, params)"
-        )
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            remedy = "cannot be clipped: hold its real and its imaginary part as two parameters"
-        elif rules.is_narrow(dtype):
-            remedy = (
-                "is too narrow for a gradient: hold it in bfloat16 or wider, cast it in loss_fn"
-            )
-        name = jax.tree_util.keystr(path) or "the parameter"
-        raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
+class _UseFinder:
+    """Finds the uses of parameters among steps, and the opaque parameters.
 
-
-def _check_variables(params: PyTree) -> None:
-    """Raises where a variable of flax.nnx is none that is trained, such as BatchNorm's statistics.
-
-    A user's own kinds of variables are left alone.
+    Attributes:
+      uses: the uses found.
+      opaque: the parameters that meet data elsewhere, with the operations.
+      beyond_elementwise: those among them that do more than scale and shift data.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable):
-        kind = type(leaf).__name__
-        if is_variable(leaf) and kind in nnx_kinds(leaf) and "Param" not in nnx_kinds(leaf):
-            raise TypeError(
-                f"params: {jax.tree_util.keystr(path)} is an nnx.{kind}, which is not trained: "
-                "take graph, params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
-                "nnx.merge(graph, params, rest)"
+
+    def __init__(self, parameters: tuple[ShapedArray, ...], active: GradientFlow) -> None:
+        self.parameters = parameters
+        self.active = active
+        self.opaque: dict[int, list[str]] = {}
+        self.beyond_elementwise: set[int] = set()
+        self.uses: list[Use] = []
+
+    def mark_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
+        """Records that parameters meet data without a rule, in an output of `reach` entries."""
+        for value in values:
+            if isinstance(value, DerivedValue):
+                for leaf in value.leaves:
+                    reasons = self.opaque.setdefault(leaf, [])
+                    if reason not in reasons:
+                        reasons.append(reason)
+                    if reason not in _ELEMENTWISE_PRIMITIVES or self.parameters[leaf].size > reach:
+                        self.beyond_elementwise.add(leaf)
+
+    def find(self, block: Block) -> None:
+        """Gives each step of a block its use."""
+        block.steps = [self.step(s) if s in self.active.steps else s for s in block.steps]
+
+    def step(self, step: Step) -> Step:
+        if step.body is None:
+            return self.find_use(step)
+        if step.scan is not None:
+            outputs, carried = self.active.scanned(step)
+            flows = [*carried, *outputs[len(carried) :]]
+            self.mark_opaque(
+                itertools.compress(step.operands[step.carry], carried), "the carry of scan"
             )
+            self.mark_opaque(itertools.compress(step.body.results, flows), "the results of scan")
+        self.find(step.body)
+        return step
+
+    def find_use(self, step: Step) -> Step:
+        """Returns the step with its use, or marks its parameters opaque."""
+        eqn, operands = step.eqn, step.operands
+        flowing = [i for i, v in enumerate(operands) if isinstance(v, DerivedValue) and v.leaves]
+        if not flowing:
+            return step
+        private = [isinstance(v, PrivateValue) for v in operands]
+        found = _find_rule(eqn, private, [self.is_part(v) for v in operands])
+        if found and flowing == [found[1]]:
+            rule, parameter, data = found
+            value = operands[parameter]
+            assert isinstance(value, DerivedValue)
+            if not value.nonlinear:
+                around = tuple((n, s in value.scans) for s, n in step.loops)
+                read = operands[data]
+                read_varies = rule.reads_data and isinstance(read, PrivateValue) and read.varies
+                output = type_of(eqn.outvars[0])
+                use = Use(len(self.uses), rule, value, output, around, read_varies)
+                self.uses.append(use)
+                return dataclasses.replace(step, use=use, data=data)
+            self.mark_opaque([value], value.nonlinear)
+            return step
+        steps = math.prod(length for _, length in step.loops)
+        reach = max(v.aval.size for v in step.outputs)
+        self.mark_opaque(operands, eqn.primitive.name, steps * reach)
+        return step
+
+    def is_part(self, value: Value) -> bool:
+        """Returns whether a value holds some but not all entries of one parameter."""
+        if not isinstance(value, DerivedValue) or value.view is None:
+            return False
+        return math.prod(value.view.shape) < self.parameters[value.view.leaf].size
 
 
-def _of_one(error: Exception, example: PyTree, keyed: bool) -> str:
-    """What to know where a loss fails: that it was perhaps written for a batch, or wants a key."""
-    if type(error).__name__ == "TraceContextError":
-        return (
-            "dpoptax: loss_fn is a function of parameters and one example, and a module in it "
-            "changes a state of its own. Take nnx.GroupNorm or nnx.LayerNorm for nnx.BatchNorm; "
-            "make nnx.Dropout without rngs and give it nnx.Rngs(key) where it is called, with the "
-            "key of loss_fn(params, example, key). For a model that was made with rngs take graph, "
-            "params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
-            "m = nnx.merge(graph, params, rest, copy=True) and nnx.reseed(m, default=key), with a "
-            "keyword for each stream of the model, such as dropout=key"
-        )
-    shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
-    note = (
-        f"dpoptax: loss_fn is called as loss_fn(params, example{', key' * keyed}), with one "
-        f"example, the arrays of a batch without their first axis, of shapes {shapes}. A model "
-        "that wants a batch gets one of a single example by "
-        "jax.tree.map(lambda x: x[None], example)"
-    )
-    if keyed:
-        return note
-    return note + "; a loss with randomness gets a key by grad_fn(..., key=key, ids=indices)"
+def _find_rule(
+    eqn: JaxprEqn, private: list[bool], parts: list[bool]
+) -> tuple[Rule, int, int] | None:
+    """Returns the rule of a use, and the positions of the parameter and of the data operand.
 
-
-def _check_scalar(shapes: PyTree, has_aux: bool) -> None:
-    """Raises where what a loss returned, as shapes, is no scalar, or no (scalar, aux)."""
-    if has_aux and not (isinstance(shapes, tuple | list) and len(shapes) == 2):
-        raise TypeError(
-            "has_aux=True, and loss_fn returned no pair (loss, aux); return one, or leave has_aux "
-            "out"
-        )
-    value = shapes[0]
-    is_array = isinstance(value, jax.ShapeDtypeStruct)
-    if not is_array or value.shape != ():
-        found = f"has shape {value.shape}" if is_array else f"is a {type(value).__name__}"
-        raise TypeError(
-            f"loss_fn must return a scalar for one example, but its value {found}; reduce it, or "
-            "set has_aux=True if it returns (loss, aux)"
-        )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(
-            f"loss_fn must return a real number, but its value is of {value.dtype}, which has no "
-            "gradient"
-        )
-
-
-def trace_loss(
-    loss_fn: Callable[..., PyTree],
-    params: PyTree,
-    example: PyTree,
-    key: jax.Array | jax.ShapeDtypeStruct | None,
-    *,
-    has_aux: bool,
-    tangent: bool = False,
-) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
-    """Traces `loss_fn(params, example[, key])` on shapes; raises where it may mix examples.
-
-    The arguments are arrays or shape structs of one example; `key` is None where there is none, and
-    with a `tangent` the gradient is differentiated once more.
-
-    Returns:
-      The program, and the shapes of its results, (loss, aux).
+    `private[i]` says whether operand i depends on data. `parts[i]` says whether it holds some but
+    not all entries of one parameter.
     """
-    extra = () if key is None else (key,)
-
-    def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
-        try:
-            out = loss_fn(params, example, *key)
-        except Exception as error:
-            error.add_note(_of_one(error, example, bool(key)))
-            raise
-        return out if has_aux else (out, None)
-
-    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)
-    _check_scalar(shapes, has_aux)
-    check_separate(closed, len(jax.tree.leaves(params)), 2 if tangent else 1)
-    return closed, shapes
-
-
-def read_program(
-    loss_fn: Callable[..., PyTree],
-    params: PyTree,
-    example: PyTree,
-    key: jax.Array | jax.ShapeDtypeStruct | None,
-    *,
-    has_aux: bool,
-    tangent: bool = False,
-) -> Program:
-    """Traces a loss, as `trace_loss` does, and reads it."""
-    check_parameters(params)
-    closed, shapes = trace_loss(loss_fn, params, example, key, has_aux=has_aux, tangent=tangent)
-    count = len(jax.tree.leaves(params))
-    args: list[Value] = []
-    for i, var in enumerate(closed.jaxpr.invars):
-        if i < count:
-            aval = type_of(var)
-            view = View.whole(i, tuple(aval.shape))
-            flows = frozenset({i} if aval.size else ())
-            args.append(Derived(aval, Parameter(i), flows, True, view=view))
-        else:
-            args.append(Private(type_of(var), varies=False))
-    parameters = tuple(type_of(var) for var in closed.jaxpr.invars[:count])
-    reader = _Reader()
-    block = reader.read(closed.jaxpr, [known(c) for c in closed.consts], args, ())
-    active = Activity()
-    to_loss = [True] + [False] * (len(block.results) - 1)
-    active.flow_through(block, to_loss)
-    vanishing, zeros = find_vanishing(block, active, to_loss)
-    finder = Finder(parameters, active)
-    finder.find(block)
-    finder.mark_opaque(block.results[:1], "the loss itself")
-    if reader.references:  # what one step writes another reads, and no value says so
-        finder.mark_opaque(args, "a jax.Ref")
-    return Program(
-        block,
-        parameters,
-        tuple(finder.uses),
-        {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
-        frozenset(set(finder.opaque) - finder.beyond_elementwise),
-        jax.tree.structure(shapes),
-        vanishing,
-        zeros,
-    )
+    name = eqn.primitive.name
+    floats = [*eqn.outvars, *(eqn.invars if name in _CONTRACTION_RULES else ())]
+    if not eqn.outvars or not all(is_real(v.aval.dtype) for v in floats):
+        return None
+    rule: Rule | None = None
+    if name in _CONTRACTION_RULES:
+        parameter, data = private.index(False), private.index(True)
+        rule = _CONTRACTION_RULES[name].build(eqn, parameter)
+    elif name == "gather" and not private[0]:
+        parameter, data = 0, 1
+        rule = Lookup.build_gather(eqn)
+    elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
+        parameter, data = 0, private.index(True)
+        rule = Lookup.build_slice(eqn, data - 1)
+    elif name in ("add", "sub") and any(parts):
+        parameter = parts.index(True)
+        data = 1 - parameter
+        rule = Addition.build(eqn, parameter)
+    elif name == "concatenate" and any(parts):
+        parameter, data = parts.index(True), private.index(True)
+        rule = Concatenation.build(eqn, parameter)
+    return None if rule is None else (rule, parameter, data)

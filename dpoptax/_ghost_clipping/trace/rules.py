@@ -1,28 +1,34 @@
-"""Where a parameter meets data: one rule for each operation whose gradient is a sum of products.
+"""Defines rules: operations whose gradient by a parameter is a sum of outer products.
 
-A rule brings a use to one normal form: the gradient of the parameter-side operand z of one
-example is, after z is cut into (K, R, C) by `Layout`,
+A rule brings a use to one normal form. For one example, the gradient by the derived operand z, cut
+into (K, R, D) by its `FactorLayout`, is
 
-    G[k, r, c] = sum_t rows[k, t, r] * columns[k, t, c]
+    G[k, r, c] = Σ_t rows[k, t, r] · columns[k, t, c].
 
-with `rows` taken from the data operand and `columns` from the cotangent of the output (T is the
-number of positions: tokens, pixels, steps). For a table that is looked up, `rows` is one-hot and
-held as integers (K, T).
+`rows` comes from the data operand and `columns` from the cotangent of the output. L is the number
+of positions: tokens, pixels or steps. If z is a table that is looked up, `rows` is one-hot and held
+as integers, (K, L). The rules of contractions are here, all others in `entry_rules`.
 """
 
 import dataclasses
 import math
-from typing import cast
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.core import AbstractValue, ShapedArray
+from jax.extend.core import JaxprEqn
 from jax.typing import DTypeLike
+
+# The sizes of batch, rows and columns: (K, R, D).
+Sizes: TypeAlias = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """How z is cut: reshape to `split`, then gather its axes into batch K, rows R, columns C."""
+class FactorLayout:
+    """Says how z is cut: reshaped to `split`, whose axes go to batch K, rows R and columns C."""
 
     split: tuple[int, ...]
     batch: tuple[int, ...]
@@ -30,8 +36,8 @@ class Layout:
     columns: tuple[int, ...]
 
     @classmethod
-    def entrywise(cls, shape: tuple[int, ...]) -> "Layout":
-        """Each entry is a column, of the one row that there is."""
+    def entrywise(cls, shape: tuple[int, ...]) -> "FactorLayout":
+        """Returns the layout with one row, in which each entry is a column."""
         return cls(shape, (), (), tuple(range(len(shape))))
 
     @property
@@ -39,45 +45,143 @@ class Layout:
         return self.batch, self.rows, self.columns
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> Sizes:
         batch, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
         return batch, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """(K, R, C) back to the shape of z."""
+        """Returns a gradient (K, R, D) in the shape of z."""
         order = (*self.batch, *self.rows, *self.columns)
         cut = gradient.reshape([self.split[i] for i in order])
         return cut.transpose([order.index(i) for i in range(len(order))]).reshape(shape)
 
-    def stacked(self, length: int) -> "Layout":
-        """The layout of z with one more leading axis, which becomes batch."""
+    def stacked(self, length: int) -> "FactorLayout":
+        """Returns the layout of z with one more leading axis, which becomes batch."""
         batch, rows, columns = (tuple(i + 1 for i in axes) for axes in self.sides)
-        return Layout((length, *self.split), (0, *batch), rows, columns)
+        return FactorLayout((length, *self.split), (0, *batch), rows, columns)
 
 
 class Rule:
-    """What a use needs; subclasses are frozen dataclasses of static facts."""
+    """Base of rules; subclasses are frozen dataclasses of static facts."""
 
     name: str
-    layout: Layout
+    layout: FactorLayout
     positions: int
     reads_data: bool = True  # whether the gradient depends on the data operand
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`rows` (K, T, R), or (K, T) integers, and `columns` (K, T, C) of one example."""
+        """Returns `rows` (K, L, R), or integers (K, L), and `columns` (K, L, D) of one example."""
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
+class Dot(Rule):
+    """Gives the factors of a `dot_general` whose one operand is the parameter."""
+
+    layout: FactorLayout
+    positions: int
+    operand_axes: tuple[int, ...]
+    parameter_first: bool
+    name: str = "dot_general"
+
+    @classmethod
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Dot":
+        contracting, batch = eqn.params["dimension_numbers"]
+        shapes = [shape_of(v.aval) for v in eqn.invars]
+        z, x = shapes[parameter], shapes[1 - parameter]
+        z_contract, x_contract = contracting[parameter], contracting[1 - parameter]
+        z_batch, x_batch = batch[parameter], batch[1 - parameter]
+        z_free = tuple(i for i in range(len(z)) if i not in (*z_contract, *z_batch))
+        x_free = tuple(i for i in range(len(x)) if i not in (*x_contract, *x_batch))
+        return cls(
+            FactorLayout(z, tuple(z_batch), tuple(z_contract), z_free),
+            math.prod(x[i] for i in x_free),
+            (*x_batch, *x_free, *x_contract),
+            parameter == 0,
+        )
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        batch, rows, columns = self.layout.sizes
+        rows_of = operand.transpose(self.operand_axes).reshape(batch, self.positions, rows)
+        if self.parameter_first:
+            swapped = cotangent.reshape(batch, columns, self.positions)
+            return rows_of, swapped.swapaxes(1, 2)
+        return rows_of, cotangent.reshape(batch, self.positions, columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution(Rule):
+    """Gives the factors of a `conv_general_dilated` whose kernel is the parameter.
+
+    `rows` are the patches of the input that each output position reads, as in im2col.
+    """
+
+    layout: FactorLayout
+    positions: int
+    numbers: lax.ConvDimensionNumbers
+    kernel: tuple[int, ...]
+    window: tuple[tuple[int, ...], ...]  # strides, input dilation, kernel dilation
+    padding: tuple[tuple[int, int], ...]
+    name: str = "conv_general_dilated"
+
+    @classmethod
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Convolution | None":
+        p = eqn.params
+        if parameter != 1 or p["batch_group_count"] != 1:
+            return None
+        numbers, groups = p["dimension_numbers"], p["feature_group_count"]
+        shape, out = shape_of(eqn.invars[1].aval), shape_of(eqn.outvars[0].aval)
+        out_axis, in_axis, *spatial = numbers.rhs_spec
+        split = (*shape[:out_axis], groups, shape[out_axis] // groups, *shape[out_axis + 1 :])
+        moved = [i + (i > out_axis) for i in (*spatial, in_axis)]
+        return cls(
+            FactorLayout(split, (out_axis,), tuple(moved), (out_axis + 1,)),
+            math.prod(out) // shape[out_axis],
+            numbers,
+            tuple(shape[i] for i in spatial),
+            (p["window_strides"], p["lhs_dilation"], p["rhs_dilation"]),
+            tuple(p["padding"]),
+        )
+
+    def shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
+        """Returns the input as each kernel offset reads it: a list of (N, *out, features)."""
+        strides, interior, dilation = self.window
+        lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
+        x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
+        config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, interior, strict=True)]
+        # Padding and input dilation are made explicit, so that each offset is a strided slice.
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
+        seen = []
+        for offset in np.ndindex(self.kernel):
+            start = [o * d for o, d in zip(offset, dilation, strict=True)]
+            stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
+            seen.append(
+                lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
+            )
+        return seen
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        groups, _, columns = self.layout.sizes
+        out_n, out_c, *out_spatial = self.numbers.out_spec
+        d = cotangent.transpose(out_n, *out_spatial, out_c)
+        seen = self.shifts(operand, d.shape[1:-1])
+        patches = jnp.stack(
+            [s.reshape(self.positions, groups, -1) for s in seen], axis=2
+        )  # (L, groups, offsets, features of the group)
+        rows = patches.reshape(self.positions, groups, -1).swapaxes(0, 1)
+        return rows, d.reshape(self.positions, groups, columns).swapaxes(0, 1)
+
+
 def is_real(dtype: DTypeLike) -> bool:
-    """Whether a dtype is of real floats of 16 bits or more."""
+    """Returns whether a dtype is a real float of 16 bits or more."""
     return jnp.issubdtype(dtype, jnp.floating) and not is_narrow(dtype)
 
 
 def is_narrow(dtype: DTypeLike) -> bool:
-    """Whether a dtype is of floats of fewer than 16 bits, which round gradients beyond use."""
+    """Returns whether a dtype is a float of fewer than 16 bits, not enough for gradients."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
 
 
 def shape_of(operand: AbstractValue) -> tuple[int, ...]:
-    """The shape of an operand in a trace."""
+    """Returns the shape of an operand in a trace."""
     return tuple(cast(ShapedArray, operand).shape)

@@ -1,8 +1,8 @@
-"""Which entries of a parameter a value derived from it holds, and in what order.
+"""Describes which entries of a parameter a derived value holds, and in what order.
 
-A reshape, a transposition, a slice or a scaling moves entries about without mixing them. As
-long as a value is such a view, the norm of the gradient of the parameter is the norm of the
-gradient of the value, and two uses of the parameter can be compared entry by entry.
+A reshape, a transposition, a slice or a scaling moves entries without mixing them. The gradient of
+such a view has the same norm as the gradient of the parameter, and two uses of a parameter can be
+compared entry by entry.
 """
 
 import dataclasses
@@ -14,29 +14,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# One axis, row-major, as runs of (size, stride) in the flattened parameter.
-Atoms = tuple[tuple[int, int], ...]
+# One axis in row-major order, as runs of (size, stride) in the flattened parameter.
+AxisRuns = tuple[tuple[int, int], ...]
 
-_PASS_THROUGH = frozenset(
+_IDENTITY_PRIMITIVES = frozenset(
     {
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "reduce_precision",
-        "sharding_constraint",
+        "convert_element_type", "copy", "copy_p", "name", "optimization_barrier", "pvary",
+        "reduce_precision", "sharding_constraint",
     }
-)
-# Scales beyond this, or their inverse, may leave the range of floats where the values do not.
-_LEAST = 2.0**-60
+)  # fmt: skip
+# Larger or smaller scales may overflow where the values do not.
+_MINIMUM_SCALE = 2.0**-60
 
 
-def merge(atoms: Atoms) -> Atoms:
-    """Drops unit runs and joins neighbours that are contiguous."""
+def merge_runs(runs: AxisRuns) -> AxisRuns:
+    """Drops runs of size one and joins contiguous neighbors."""
     merged: list[tuple[int, int]] = []
-    for size, stride in atoms:
+    for size, stride in runs:
         if size == 1:
             continue
         if merged and merged[-1][1] == size * stride:
@@ -46,18 +40,18 @@ def merge(atoms: Atoms) -> Atoms:
     return tuple(merged)
 
 
-def _take(atoms: list[tuple[int, int]], size: int) -> Atoms | None:
-    """Splits `size` entries off the front of `atoms`; None where they do not divide."""
+def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
+    """Removes `size` entries from the front of the runs; returns `None` if they do not divide."""
     taken = []
     while size > 1:
-        run, stride = atoms[0]
+        run, stride = runs[0]
         if size % run == 0:
-            taken.append(atoms.pop(0))
+            taken.append(runs.pop(0))
             size //= run
         elif run % size == 0:
             rest = run // size
             taken.append((size, stride * rest))
-            atoms[0] = (rest, stride)
+            runs[0] = (rest, stride)
             size = 1
         else:
             return None
@@ -66,34 +60,34 @@ def _take(atoms: list[tuple[int, int]], size: int) -> Atoms | None:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Entries of one parameter: `scale * parameter.ravel()[offset + strides . index]`."""
+    """Describes entries of one parameter: scale · parameter.ravel()[offset + strides · index]."""
 
     leaf: int
-    axes: tuple[Atoms, ...]
+    axes: tuple[AxisRuns, ...]
     offset: int = 0
     scale: float = 1.0
 
     @classmethod
-    def whole(cls, leaf: int, shape: tuple[int, ...]) -> "View":
+    def identity(cls, leaf: int, shape: tuple[int, ...]) -> "View":
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        return cls(leaf, tuple(merge(((n, s),)) for n, s in zip(shape, strides, strict=True)))
+        return cls(leaf, tuple(merge_runs(((n, s),)) for n, s in zip(shape, strides, strict=True)))
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(math.prod(n for n, _ in axis) for axis in self.axes)
 
-    def atoms(self, axes: tuple[int, ...]) -> Atoms:
-        """The runs of several axes, read as one."""
-        return merge(sum((self.axes[i] for i in axes), ()))
+    def runs(self, axes: tuple[int, ...]) -> AxisRuns:
+        """Returns the runs of several axes, read as one axis."""
+        return merge_runs(sum((self.axes[i] for i in axes), ()))
 
     def transpose(self, permutation: tuple[int, ...]) -> "View":
         return dataclasses.replace(self, axes=tuple(self.axes[i] for i in permutation))
 
     def reshape(self, shape: tuple[int, ...]) -> "View | None":
-        rest = list(self.atoms(tuple(range(len(self.axes)))))
-        axes: list[Atoms] = []
+        rest = list(self.runs(tuple(range(len(self.axes)))))
+        axes: list[AxisRuns] = []
         for size in shape:
-            axis = _take(rest, size)
+            axis = _split_front(rest, size)
             if axis is None:
                 return None
             axes.append(axis)
@@ -111,13 +105,13 @@ class View:
             elif len(axis) == 1:
                 stride = axis[0][1]
                 offset += start * stride
-                axes.append(merge(((len(range(start, limit, step)), stride * step),)))
+                axes.append(merge_runs(((len(range(start, limit, step)), stride * step),)))
             else:
                 return None
         return dataclasses.replace(self, axes=tuple(axes), offset=offset)
 
     def split(self, axis: int, sizes: Sequence[int]) -> "list[View | None]":
-        """The pieces along an axis."""
+        """Returns the pieces along an axis."""
         starts, limits = [0] * len(self.axes), list(self.shape)
         pieces = []
         for size in sizes:
@@ -127,34 +121,35 @@ class View:
         return pieces
 
     def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The transpose of reading the view: adds `values`, shaped like it, into zeros (shape)."""
-        atoms = self.atoms(tuple(range(len(self.axes))))
+        """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
+        runs = self.runs(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
-        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
-            order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
-            return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
+        # A permutation of all entries is a transposition, which is faster than a scatter.
+        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in runs):
+            order = sorted(range(len(runs)), key=lambda i: -runs[i][1])
+            return values.reshape([n for n, _ in runs]).transpose(order).reshape(shape)
         positions = jnp.full(1, self.offset)
-        for size, stride in atoms:
+        for size, stride in runs:
             positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
         flat = jnp.zeros(math.prod(shape), values.dtype)
         return flat.at[positions].add(values.ravel()).reshape(shape)
 
-    def among(self, entries: np.ndarray) -> np.ndarray:
-        """Its part of an array that is flattened like the parameter; memory is shared."""
-        atoms = self.atoms(tuple(range(len(self.axes))))
-        strides = [stride * entries.itemsize for _, stride in atoms]
+    def entries_of(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the view's part of an array flattened like the parameter, with shared memory."""
+        runs = self.runs(tuple(range(len(self.axes))))
+        strides = [stride * entries.itemsize for _, stride in runs]
         first = entries[self.offset :]
-        return np.lib.stride_tricks.as_strided(first, [size for size, _ in atoms], strides)
+        return np.lib.stride_tricks.as_strided(first, [size for size, _ in runs], strides)
 
 
-def through(
+def view_of_result(
     view: View, name: str, params: Mapping[str, Any], constants: Sequence[Any]
 ) -> View | None:
-    """The view after one operation, or None where it does more than move entries.
+    """Returns the view after one operation, or `None` if it does more than move entries.
 
-    `constants` holds the other operands' values (None where the value is not known now).
+    `constants` holds the values of the other operands, `None` for unknown ones.
     """
-    if name in _PASS_THROUGH:
+    if name in _IDENTITY_PRIMITIVES:
         return view
     if name == "reshape":
         return view.reshape(params["new_sizes"]) if params.get("dimensions") is None else None
@@ -177,6 +172,6 @@ def through(
         if isinstance(factor, (int, float, np.generic, np.ndarray)) and factor:
             factor = float(factor)
             scale = view.scale * factor if name == "mul" else view.scale / factor
-            if _LEAST <= abs(scale) <= 1 / _LEAST:
+            if _MINIMUM_SCALE <= abs(scale) <= 1 / _MINIMUM_SCALE:
                 return dataclasses.replace(view, scale=scale)
     return None

@@ -1,9 +1,9 @@
 """Finds the parameters whose gradients are exactly zero for every example.
 
 A value minus its own mean over axes of size one is zero for every example, and so is its
-derivative. Batch normalization does this inside a loss of one example, unless there are spatial
-axes to average over: every parameter that reaches the loss through it alone gets only noise. No
-norm, bound or sum depends on what is found here.
+derivative. Batch normalization computes this inside a loss of one example, unless it has spatial
+axes to average over. Parameters that reach the loss through such values only receive noise. The
+result is only used in messages: no norm, bound or sum depends on it.
 """
 
 import warnings
@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._ghost_clipping.trace.activity import Activity
+from dpoptax._ghost_clipping.trace.activity import GradientFlow
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
-    Derived,
-    Private,
+    DerivedValue,
+    PrivateValue,
     Program,
     Step,
     Value,
@@ -26,33 +26,33 @@ from dpoptax._ghost_clipping.trace.program import (
 from dpoptax._ghost_clipping.trace.rules import is_real
 from dpoptax._tree import PyTree
 
-# Operations whose result is zero, with derivatives of zero, where one operand is,
+# The result is zero, with derivatives of zero, if any operand is.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-# and where the first operand is.
-_LINEAR = frozenset(
+# The result is zero, with derivatives of zero, if the first operand is.
+_LINEAR_MAPS = frozenset(
     {
         "broadcast_in_dim", "convert_element_type", "copy", "div", "neg", "reduce_sum", "reshape",
         "slice", "squeeze", "transpose",
     }
 )  # fmt: skip
-# Operations that keep the order of the entries.
+# These keep the order of the entries.
 _RESHAPES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze"})
-_SHOWN = 8  # parameters and places that a message names
+_LISTED_NAMES = 8  # of parameters and places in a message
 
 
-class _Zeros:
+class _ZeroFinder:
     """Follows values forward to those that are zero.
 
     Attributes:
       zeros: the values that are zero for every example.
-      differences: the steps that subtract from a value its own mean, with their outputs.
+      differences: the steps that subtract from a value its own mean.
     """
 
     def __init__(self) -> None:
-        self.zeros: set[Private] = set()
+        self.zeros: set[PrivateValue] = set()
         self.differences: list[Step] = []
-        # Values equal to an earlier one except for axes of size one, and whether by way of a mean.
-        self.equal: dict[Private, tuple[Private, bool]] = {}
+        # Values equal to an earlier one except for axes of size one, and whether by a mean.
+        self.equal: dict[PrivateValue, tuple[PrivateValue, bool]] = {}
 
     def follow(self, block: Block) -> None:
         for step in block.steps:
@@ -70,7 +70,7 @@ class _Zeros:
         if name == "sub" and self._is_centered(*operands):
             self.differences.append(step)
             self.zeros.update(step.outputs)
-        elif (name in _PRODUCTS and any(zero)) or (name in _LINEAR and zero[0]):
+        elif (name in _PRODUCTS and any(zero)) or (name in _LINEAR_MAPS and zero[0]):
             self.zeros.update(step.outputs)
         elif (source := self._source(step)) is not None:
             first, averaged = self.equal.get(source, (source, False))
@@ -89,57 +89,58 @@ class _Zeros:
         stacked = zip(body.results[carried:], step.outputs[carried:], strict=True)
         self.zeros.update(out for inside, out in stacked if inside in self.zeros)
 
-    def _pass_on(self, pairs: Iterable[tuple[Value, Private]]) -> None:
+    def _pass_on(self, pairs: Iterable[tuple[Value, PrivateValue]]) -> None:
         for source, target in pairs:
-            if isinstance(source, Private):
+            if isinstance(source, PrivateValue):
                 self.equal[target] = self.equal.get(source, (source, False))
             if source in self.zeros:
                 self.zeros.add(target)
 
     def _is_centered(self, value: Value, mean: Value) -> bool:
-        if not isinstance(value, Private) or not isinstance(mean, Private):
+        if not isinstance(value, PrivateValue) or not isinstance(mean, PrivateValue):
             return False
         (a, _), (b, averaged) = (self.equal.get(v, (v, False)) for v in (value, mean))
         return a is b and averaged and is_real(value.aval.dtype)
 
-    def _source(self, step: Step) -> Private | None:
-        """Returns the operand that the output equals except for axes of size one, if any."""
+    def _source(self, step: Step) -> PrivateValue | None:
+        """Returns the operand that equals the output except for axes of size one, if any."""
         eqn, operands = step.eqn, step.operands
-        private = [v for v in operands if isinstance(v, Private)]
+        private = [v for v in operands if isinstance(v, PrivateValue)]
         if len(private) != 1 or len(step.outputs) != 1:
             return None
         (source,), (out,), name = private, step.outputs, eqn.primitive.name
         shape = source.aval.shape
         if name in ("mul", "div"):
             other = operands[1] if source is operands[0] else operands[0]
+            # A mean over one entry divides by 1.
             one = _is_one(other) and (name == "mul" or source is operands[0])
             return source if one and out.aval.shape == shape else None
         if len(operands) != 1:
             return None
         if name == "convert_element_type":
             first, _ = self.equal.get(source, (source, False))
-            same = _holds(out.aval.dtype, first.aval.dtype)
+            same = _can_represent(out.aval.dtype, first.aval.dtype)
         elif name == "reduce_sum":
             same = all(shape[i] == 1 for i in eqn.params["axes"])
         else:
-            same = name in _RESHAPES and _proper(shape) == _proper(out.aval.shape)
+            same = name in _RESHAPES and _strip_ones(shape) == _strip_ones(out.aval.shape)
         return source if same else None
 
 
-def _proper(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strip_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the sizes of a shape other than 1."""
     return tuple(n for n in shape if n != 1)
 
 
 def _is_one(value: Value) -> bool:
-    if not isinstance(value, Derived) or not isinstance(value.origin, Constant):
+    if not isinstance(value, DerivedValue) or not isinstance(value.origin, Constant):
         return False
     number = value.origin.value
     return isinstance(number, (int, float, np.generic, np.ndarray)) and bool(np.all(number == 1))
 
 
-def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
-    """Returns whether every number of one type of floats is a number of the other."""
+def _can_represent(wide: np.dtype, narrow: np.dtype) -> bool:
+    """Returns whether one float type represents every number of another."""
     if not is_real(wide) or not is_real(narrow):
         return False
     a, b = jnp.finfo(wide), jnp.finfo(narrow)
@@ -147,36 +148,36 @@ def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
 
 
 def find_vanishing(
-    block: Block, active: Activity, results: list[bool]
+    block: Block, active: GradientFlow, results: list[bool]
 ) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Finds the parameters that reach the loss through values that are always zero, and only so.
+    """Finds the parameters that reach the loss only through values that are always zero.
 
     Args:
       block: the steps of a loss.
-      active: where its gradient flows by the operations alone.
+      active: where its gradient flows, judged by the operations only.
       results: the results of the block that it flows from.
 
     Returns:
       The parameters, and descriptions of the zeros.
     """
-    found = _Zeros()
+    found = _ZeroFinder()
     found.follow(block)
     zeros = found.zeros & active.values
     if not zeros:
         return frozenset(), ()
-    rest = Activity(zeros=zeros)
+    rest = GradientFlow(zeros=zeros)
     rest.flow_through(block, results)
-    leaves = _reached(block, active) - _reached(block, rest)
-    places = (_place(step) for step in found.differences if step.outputs[0] in zeros)
+    leaves = _reached_parameters(block, active) - _reached_parameters(block, rest)
+    places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
     return frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
 
 
-def _place(step: Step) -> str:
+def _describe_step(step: Step) -> str:
     shape, stack = step.outputs[0].aval.shape, str(step.eqn.source_info.name_stack)
     return f"of shape {tuple(shape)}" + (f" in {stack}" if stack else "")
 
 
-def _reached(block: Block, active: Activity) -> set[int]:
+def _reached_parameters(block: Block, active: GradientFlow) -> set[int]:
     """Returns the parameters that operations with a gradient read."""
     found: set[int] = set()
     for step in block.steps:
@@ -184,31 +185,32 @@ def _reached(block: Block, active: Activity) -> set[int]:
             continue
         read = step.operands
         if step.body is not None:
-            found |= _reached(step.body, active)
+            found |= _reached_parameters(step.body, active)
             first = () if step.scan is None else step.operands[step.carry]
             read = (*first, *step.body.results)
-        found = found.union(*(v.leaves for v in read if isinstance(v, Derived)))
+        found = found.union(*(v.leaves for v in read if isinstance(v, DerivedValue)))
     return found
 
 
 def describe_vanishing(program: Program, params: PyTree) -> str:
-    """Describes the parameters whose gradients are exactly zero, and the remedy; empty if none."""
+    """Describes the parameters whose gradients are zero, and the remedy; empty if none."""
     if not program.vanishing:
         return ""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     names = [paths[leaf] or "the parameter" for leaf in sorted(program.vanishing)]
     return (
         "loss_fn subtracts from a value its own mean over axes of size one, which is zero for "
-        f"every example ({_listed(program.zeros)}). These parameters get gradients of exactly zero "
-        f"and receive only noise: {_listed(names)}. Batch normalization does this, since loss_fn "
-        "sees one example at a time. Use GroupNorm or LayerNorm, or freeze the running averages."
+        f"every example ({_join_names(program.zeros)}). These parameters get gradients of exactly "
+        f"zero and receive only noise: {_join_names(names)}. Batch normalization does this, since "
+        "loss_fn sees one example at a time. Use GroupNorm or LayerNorm, or freeze the "
+        "running averages."
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     shown = list(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    more = f" and {len(shown) - _LISTED_NAMES} more" if len(shown) > _LISTED_NAMES else ""
+    return ", ".join(shown[:_LISTED_NAMES]) + more
 
 
 def warn_of_vanishing(program: Program, params: PyTree) -> None:

@@ -1,4 +1,4 @@
-"""Data sets: by name, from files, streamed; what is private is read here alone."""
+"""Data sets: registered functions, folders of images, and streams of records."""
 
 from dpoptax.training.data.dataset import Dataset as Dataset
 from dpoptax.training.data.dataset import load_dataset as load_dataset

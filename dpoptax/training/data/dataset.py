@@ -1,80 +1,82 @@
-"""Data sets by name: a train and a test split, each a dict of equally long arrays or a source."""
+"""Defines data sets, their registry, and the specification by which a config names one.
+
+A data set has a train and a test split. A split is a dict of equally long arrays or a source that
+reads one record at a time.
+"""
 
 import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
 
 from dpoptax.training.data import streaming
-from dpoptax.training.data.features import FeatureMap, featured
-from dpoptax.training.data.owners import read_owners
-from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.users import UserTable
 
 Unit = Literal["example", "user"]
-"""What ε is about: a training example, or a user with all of the examples that it owns."""
+"""The unit that ε protects: a training example, or a user with all of its examples."""
 
-Kind = Literal["images", "sentences", "generation"]
-"""What an example is: an image and its class, a row of tokens and its class, or a row of tokens and
-as many labels, the token to come at each position or `NO_LABEL`."""
+NO_LABEL = -1
+"""Label of a token that counts neither in the loss nor in metrics, such as padding."""
 
 Split = dict[str, np.ndarray]
 """`{"inputs": (N, ...), "labels": (N, ...)}`: the leading axis counts examples."""
 
 
+class Shapes(NamedTuple):
+    """Sizes and types of a data set, without its values.
+
+    Attributes:
+        units: Number of training examples, or of users if ε protects users.
+        example: Shapes and types of one example.
+        num_classes: Number of classes; 0 if each token of an example has a label.
+    """
+
+    units: int
+    example: dict[str, jax.ShapeDtypeStruct]
+    num_classes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set for classification, or for the generation of text.
+    """A data set for classification of examples or of their tokens.
 
     Attributes:
         name: The name it is registered under.
-        train: The private examples, arrays as in `Split` or records of the same names; they may be
-            larger than memory, for a step reads its batch only.
-        test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
-        num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
-        kind: What an example is.
-        texts: For generation: each source of the test split with all of its references.
+        train: The private examples, arrays as in `Split` or records with the same names. They may
+            be larger than memory, because a step reads its batch only.
+        test: Held-out examples. They are assumed to be public: metrics on them cost no privacy.
+        num_classes: Labels are 0, ..., num_classes - 1. It is 0 if labels are rows (N, L) with a
+            label for each token.
         mixed: Whether the order repeats nothing, so that every fifth example is a fair sample.
-        owners: For each training example whose it is, (N,), numbers or texts; None: not known.
-        computed_from: Where training examples are features, checksums of what they were computed
-            from, by name; none where they are as they were read.
+        owners: Owner of each training example, (N,), numbers or texts. None if unknown.
+        computed_from: Checksums by name of the data that training examples were computed from.
+            Empty for examples that are used as they were read.
     """
 
     name: str
     train: streaming.Source
     test: streaming.Source
     num_classes: int
-    kind: Kind = "images"
-    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     mixed: bool = False
     owners: np.ndarray | None = None
-    computed_from: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    computed_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def train_size(self) -> int:
         """Number of training examples."""
         return streaming.source_size(self.train)
 
-    @property
-    def num_users(self) -> int:
-        """Number of owners of training examples.
+    def users(self, records_per_user: int, *, seed: int) -> UserTable:
+        """Returns the owners and their examples, at most `records_per_user` in a step.
 
         Raises:
             ValueError: Owners that are not known, or not one for each example.
-        """
-        return self._table.num_users
-
-    def users(self, records_per_user: int, *, seed: int) -> UserTable:
-        """The owners and their examples, at most `records_per_user` in a step.
-
-        Raises:
-            ValueError: As for `num_users`.
         """
         return self._table.with_bound(records_per_user, seed=seed)
 
@@ -82,8 +84,8 @@ class Dataset:
     def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
-                f"unit='user', and dataset={self.name!r} does not say whose its examples are; give "
-                "--owners, a text file with a line for each training example, or unit='example'"
+                f"unit='user', and dataset={self.name!r} does not say whose its examples are; "
+                "register a Dataset with owners, or give unit='example'"
             )
         if len(self.owners) != self.train_size:
             raise ConfigError(
@@ -93,20 +95,29 @@ class Dataset:
         return UserTable(self.owners, 1, seed=0)
 
     def units(self, unit: Unit) -> int:
-        """Number of training examples, or of users where these are what ε is about.
+        """Returns the number of training examples, or of users if ε protects users.
 
         Raises:
-            ValueError: As for `num_users`.
+            ValueError: As for `users`.
         """
-        return self.num_users if unit == "user" else self.train_size
+        return self._table.num_users if unit == "user" else self.train_size
+
+    def shapes(self, unit: Unit) -> Shapes:
+        """Returns sizes and types, read from the first training example."""
+        record = streaming.read(self.train, np.zeros(1, np.int64))
+        example = {
+            name: jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
+            for name, values in record.items()
+        }
+        return Shapes(self.units(unit), example, self.num_classes)
 
     def for_selection(self, stride: int = 5) -> "Dataset":
-        """Training split only: one of each `stride` successive examples becomes the test split.
+        """Returns the training split, with one of each `stride` examples as the test split.
 
-        What is selected on it, such as a learning rate, has not seen the real test split. Which one
-        is drawn, for a file may have its classes take turns; it is a function of the place alone,
-        not of the examples or of how many follow. Of a split that is `mixed` it is the last. A user
-        may own examples of both parts.
+        Choices made on it, such as a learning rate, have not used the real test split. A fixed
+        random draw decides the example, because classes may take turns in a file. The draw depends
+        on the position alone. If the data set is `mixed`, it is the last example. A user may own
+        examples of both parts.
         """
         firsts = stride * np.arange(self.train_size // stride)
         drawn = np.random.default_rng(0).integers(stride, size=len(firsts))
@@ -116,166 +127,117 @@ class Dataset:
             self,
             train=self._part_of_train(~held_out),
             test=self._part_of_train(held_out),
-            texts=(),
             owners=None if self.owners is None else np.asarray(self.owners)[~held_out],
         )
 
     def _part_of_train(self, which: np.ndarray) -> Split:
-        def part(values: Any) -> Any:
-            return values.only(which) if isinstance(values, streaming.Rows) else values[which]
-
-        train = cast(Split, self.train)
-        streamed = not isinstance(train, Mapping) or any(
-            isinstance(values, np.memmap) for values in train.values()
-        )
-        if streamed:
+        if not streaming.in_memory(self.train):
             raise ConfigError(
                 f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
             )
-        return {name: part(values) for name, values in train.items()}
+        return {name: values[which] for name, values in cast(Split, self.train).items()}
 
 
 DATASETS: dict[str, Callable[[], Dataset]] = {}
 
 
 def register_dataset(load: Callable[[], Dataset]) -> Callable[[], Dataset]:
-    """Decorator: makes `load` available as a config's `dataset` under its function name."""
+    """Makes `load` available as a config's `dataset` under its function name; a decorator."""
     DATASETS[load.__name__] = load
     return load
 
 
-@dataclasses.dataclass(frozen=True)
-class FileDataset:
-    """A data set that is read from files in a directory of the user's.
-
-    Attributes:
-        load: From that directory to the data set; where examples are texts, with `Tokens`.
-        train_size: Number of training examples as published.
-        input_shape: Shape of one image.
-        num_classes: Number of classes; 0 for generation.
-        kind: What an example is.
-        find: Raises `formats.MissingFilesError` if that directory lacks a file; reads none.
-    """
-
-    load: Callable[..., Dataset]
-    train_size: int
-    input_shape: tuple[int, ...] = ()
-    num_classes: int = 0
-    kind: Kind = "images"
-    find: Callable[[Path], object] = lambda data_dir: None
-
-    def example(self, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and types of one example, of `length` tokens if it is a text."""
-        if self.kind == "images":
-            inputs = jax.ShapeDtypeStruct(self.input_shape, np.float32)
-        else:
-            inputs = jax.ShapeDtypeStruct((length,), np.int32)
-        labels = (length,) if self.kind == "generation" else ()
-        return {"inputs": inputs, "labels": jax.ShapeDtypeStruct(labels, np.int32)}
+FILE_DATASETS: dict[str, tuple[Callable[[Path], Dataset], Shapes | None]] = {}
 
 
-FILE_DATASETS: dict[str, FileDataset] = {}
-
-
-def register_file_dataset(name: str, dataset: FileDataset) -> None:
-    """Makes `dataset` available as a config's `dataset`, with its `data_dir`."""
-    FILE_DATASETS[name] = dataset
-
-
-def load_dataset(
-    name: str,
-    data_dir: str | Path | None = None,
-    tokens: Tokens = Tokens(None, 128),  # noqa: B008
-    features: FeatureMap | None = None,
-    *,
-    owners: Path | None = None,
-    progress: bool = False,
-) -> Dataset:
-    """The data set registered under `name`; one of files is read from `data_dir`.
+def register_file_dataset(
+    name: str, load: Callable[[Path], Dataset], shapes: Shapes | None = None
+) -> None:
+    """Makes a data set that is read from a config's `data_dir` available as its `dataset`.
 
     Args:
-        name: Of the data set.
-        data_dir: Directory of its files as they are published.
-        tokens: How its texts become arrays, if it has texts.
-        features: What takes the place of its images; None: the images themselves.
-        owners: File that says whose its training examples are; None: what it says of itself.
-        progress: Whether to show a progress bar while features are computed.
-
-    Raises:
-        ConfigError: No such name, no directory for one of files, a file missing or damaged,
-            examples that are not finite, that have no such features, or a file of owners that does
-            not fit.
+        name: Name of the data set.
+        load: Reads it from that directory.
+        shapes: Sizes as published, for plans without the files.
     """
-    dataset = _examples(name, data_dir, tokens)
-    _check_finite(name, dataset)
-    if owners is not None:
-        if dataset.owners is not None:
-            raise ConfigError(
-                f"owners={str(owners)!r}, and dataset={name!r} says itself whose its examples are; "
-                "leave the file out, or the column of the data"
-            )
-        labels = read_owners(owners, dataset.train_size)
-        dataset = dataclasses.replace(dataset, owners=labels)
-    if features is None:
-        return dataset
-    if dataset.kind != "images":
-        raise ConfigError(
-            f"features={features.name!r} are of images, and dataset={name!r} is for "
-            f"{dataset.kind}; give features='none'"
-        )
-    train, test = (
-        featured(split, features, name=f"{name}, {which}", progress=progress)
-        for which, split in (("train", dataset.train), ("test", dataset.test))
-    )
-    checksums = streaming.checksums(cast(Split, dataset.train))
-    return dataclasses.replace(dataset, train=train, test=test, computed_from=checksums)
+    FILE_DATASETS[name] = load, shapes
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What of a data set a run wants; hashable, so that equal ones can be read once.
+class DatasetSpec:
+    """Specifies the data of a run. It is hashable, so that equal ones are read once.
 
-    Its fields are the arguments of `load_dataset`; `progress` changes nothing of what is read.
+    Attributes:
+        name: Name of the data set.
+        data_dir: Directory with its files.
+        progress: Whether to show a progress bar where reading takes long.
     """
 
     name: str
     data_dir: Path | None = None
-    tokens: Tokens = Tokens(None, 128)
-    features: FeatureMap | None = None
-    owners: Path | None = None
     progress: bool = dataclasses.field(default=False, compare=False)
 
+    @property
+    def title(self) -> str:
+        """Text for plans."""
+        return self.name
+
     def load(self) -> Dataset:
-        """The data set, read.
+        """Reads and checks the data set.
 
         Raises:
-            ConfigError: As for `load_dataset`.
+            ConfigError: An unknown name, no directory for a data set of files, a missing or damaged
+                file, or examples that are not finite.
         """
-        return load_dataset(**vars(self))
-
-
-def _examples(name: str, data_dir: str | Path | None, tokens: Tokens) -> Dataset:
-    if name in DATASETS:
-        dataset = DATASETS[name]()
-        _check_examples(name, dataset)
+        dataset = self.read()
+        _check_finite(self.name, dataset)
         return dataset
-    if name not in FILE_DATASETS:
-        raise unknown_name("dataset", name, (*DATASETS, *FILE_DATASETS))
-    if data_dir is None:
-        raise ConfigError(
-            f"data_dir=None, and dataset={name!r} is read from files; give --data-dir, the "
-            "directory that holds them as they are published"
-        )
-    if not Path(data_dir).is_dir():
-        raise ConfigError(f"data_dir={str(data_dir)!r} is not a directory; give an existing one")
-    published = FILE_DATASETS[name]
-    if published.kind == "images":
-        return published.load(Path(data_dir))
-    return published.load(Path(data_dir), tokens)
+
+    def shapes(self, unit: Unit) -> Shapes:
+        """Returns sizes and types as published if there is no directory, else from the data.
+
+        The number of users is known from the data only.
+        """
+        if self.data_dir is None and unit == "example" and (known := self.known_shapes()):
+            return known
+        return self.load().shapes(unit)
+
+    def known_shapes(self) -> Shapes | None:
+        """Returns the sizes that are known without any file."""
+        return FILE_DATASETS.get(self.name, (None, None))[1]
+
+    def read(self) -> Dataset:
+        """Reads the data set from its function or its files."""
+        if self.name in DATASETS:
+            dataset = DATASETS[self.name]()
+            _check_examples(self.name, dataset)
+            return dataset
+        if self.name not in FILE_DATASETS:
+            raise unknown_name("dataset", self.name, (*DATASETS, *FILE_DATASETS))
+        return FILE_DATASETS[self.name][0](self.directory())
+
+    def directory(self) -> Path:
+        """Returns the directory of the files, or raises a ConfigError if there is none."""
+        if self.data_dir is None:
+            raise ConfigError(
+                f"data_dir=None, and dataset={self.name!r} is read from files; give --data-dir, "
+                "the directory that holds them as they are published"
+            )
+        directory = Path(self.data_dir)
+        if not directory.is_dir():
+            raise ConfigError(
+                f"data_dir={str(directory)!r} is not a directory; give an existing one"
+            )
+        return directory
+
+
+def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """Reads the data set that is registered under `name`; see `DatasetSpec`."""
+    return DatasetSpec(name, None if data_dir is None else Path(data_dir)).load()
 
 
 def _check_examples(name: str, dataset: object) -> None:
-    """Raises where what a registered function returned cannot be trained on."""
+    """Raises a ConfigError if the result of a registered function cannot be trained on."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"dataset={name!r}: its function returned a {type(dataset).__name__}; return a Dataset"
@@ -296,9 +258,9 @@ def _check_examples(name: str, dataset: object) -> None:
                     f"dataset={name!r}, {which}[{key!r}] is a {type(values).__name__} of length "
                     f"{size}; give equally long arrays, with a row for each example"
                 )
-        if dataset.kind == "generation":
-            continue
         labels = split["labels"]
+        if dataset.num_classes == 0 and len(labels.shape) == 2:
+            continue
         if len(labels.shape) != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise ConfigError(
                 f"dataset={name!r}, {which}['labels'] are {labels.dtype} of shape {labels.shape}; "
@@ -329,10 +291,10 @@ def _check_finite(name: str, dataset: Dataset) -> None:
 
 @register_dataset
 def digits() -> Dataset:
-    """Handwritten digits, 8x8 grey values in [0, 1]: 1438 for training, 359 for testing.
+    """Loads handwritten digits, 8x8 gray values in [0, 1]: 1438 for training, 359 for testing.
 
     They come with scikit-learn. Every fifth image is for testing, so that both splits have all
-    the writers. The scaling by 16, the largest value of the format, reveals nothing of the data.
+    writers. The division by 16, the largest value of the format, reveals nothing about the data.
     """
     images, labels = _digits()
     inputs = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)

@@ -1,6 +1,6 @@
-"""Images in a folder for each class, as ImageNet is published: train/CLASS/NAME.JPEG, val/CLASS/…
+"""Reads images from a folder for each class: train/CLASS/NAME.jpeg, val/CLASS/NAME.jpeg.
 
-They are too many for memory: a step reads and decodes those of its batch.
+A step reads and decodes the images of its batch, so they may be larger than memory.
 """
 
 import dataclasses
@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset, FileDataset, register_file_dataset
-from dpoptax.training.data.formats import damaged, find, missing, scaled_colours
+from dpoptax.training.data.dataset import Dataset, register_file_dataset
 from dpoptax.training.errors import ConfigError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -18,9 +17,10 @@ SUFFIXES = (".jpeg", ".jpg", ".png")
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder:
-    """Images by number, in the order of class and name; each is decoded when it is asked for.
+    """Images by number, ordered by class and name. Each is decoded when it is read.
 
-    The shorter side is scaled to 8/7 of `size`, the middle is cut out, and colours go to [-2, 2].
+    The shorter side is scaled to 8/7 of `size`, the center is cut out, and colors are scaled to
+    [-2, 2] by constants.
 
     Attributes:
         paths: The files.
@@ -33,14 +33,14 @@ class ImageFolder:
     size: int = 224
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Returns the number of images."""
         return len(self.paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """`{"inputs": (size, size, 3) float32, "labels": int32}`.
+        """Returns `{"inputs": (size, size, 3) float32, "labels": int32}`.
 
         Raises:
-            ConfigError: A file that is no image.
+            ConfigError: A file that is not an image.
         """
         from PIL import Image, ImageOps
 
@@ -51,38 +51,44 @@ class ImageFolder:
                     image.convert("RGB"), (self.size * 8 // 7,) * 2, Image.Resampling.BILINEAR
                 )
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise damaged(path, f"it is no image ({error})") from error
+            raise ConfigError(
+                f"{path} cannot be read: it is no image ({error}); replace it, or leave it out"
+            ) from error
         left, top = ((side - self.size) // 2 for side in scaled.size)
         middle = scaled.crop((left, top, left + self.size, top + self.size))
-        inputs = scaled_colours(np.asarray(middle))
+        inputs = scaled_colors(np.asarray(middle))
         return {"inputs": inputs, "labels": np.int32(self.labels[index])}
 
 
-def load_imagenet(data_dir: Path) -> Dataset:
-    """ImageNet, or any images in class folders under train/ and val/; classes in sorted order.
+def scaled_colors(values: np.ndarray) -> np.ndarray:
+    """Maps 0, ..., 255 to [-2, 2], float32: (x/255 - 0.5)/0.25, constants and no statistic."""
+    return (values.astype(np.float32) / 255 - 0.5) / 0.25
+
+
+def load_folders(train: Path, val: Path, name: str) -> Dataset:
+    """Reads images in class folders; classes are in sorted order.
 
     Raises:
-        ConfigError: A folder missing or without images, or a class that train/ does not have.
+        ConfigError: A folder without images, or a class that `train` does not have.
     """
-    folders = find_imagenet(data_dir)
-    classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir())
-    splits = [_read_split(folder, classes) for folder in folders]
-    return Dataset("imagenet", splits[0], splits[1], len(classes))
+    classes = sorted(path.name for path in train.iterdir() if path.is_dir())
+    splits = [_read_split(folder, classes) for folder in (train, val)]
+    return Dataset(name, splits[0], splits[1], len(classes))
 
 
-def find_imagenet(data_dir: Path) -> tuple[Path, Path]:
-    """The folders of both splits; see `load_imagenet`."""
-    train, val = (
-        find(data_dir, ("imagenet", "ILSVRC/Data/CLS-LOC"), [split]) for split in ("train", "val")
-    )
-    if train is None or val is None:
-        raise missing(
-            "imagenet",
-            data_dir,
-            f"a folder {'train' if train is None else 'val'}/ of class folders",
-            "from https://image-net.org/download, which asks for an account",
-        )
-    return train, val
+def load_image_folder(data_dir: Path) -> Dataset:
+    """Reads the images in class folders under train/ and val/ of `data_dir`.
+
+    Raises:
+        ConfigError: As for `load_folders`, or a folder is missing.
+    """
+    for split in ("train", "val"):
+        if not (data_dir / split).is_dir():
+            raise ConfigError(
+                f"dataset='image_folder' needs a folder {split}/ of class folders, which is not in "
+                f"data_dir={str(data_dir)!r}; give another --data-dir"
+            )
+    return load_folders(data_dir / "train", data_dir / "val", "image_folder")
 
 
 def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
@@ -105,7 +111,4 @@ def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
     return ImageFolder(tuple(paths), tuple(labels))
 
 
-register_file_dataset(
-    "imagenet",
-    FileDataset(load_imagenet, 1_281_167, (224, 224, 3), 1000, find=find_imagenet),
-)
+register_file_dataset("image_folder", load_image_folder)

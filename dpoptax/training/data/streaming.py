@@ -1,4 +1,4 @@
-"""Records from wherever they are: arrays, files larger than memory, random-access sources.
+"""Reads records from arrays, files larger than memory and random-access sources.
 
 A step reads the records of its own sample and nothing else. On several hosts, each draws the same
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
@@ -9,18 +9,16 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from dpoptax.sampling import Sample
-from dpoptax.training.errors import ConfigError
 
 T = TypeVar("T")
 
-# Of what is not in memory, so many records tell one source from another.
+# Number of records by which a streamed source is told from another.
 _COMPARED = 64
 # A memory-mapped source of at most so many bytes is checked whole.
 _CHECKED_BYTES = 2**28
@@ -36,60 +34,26 @@ class RandomAccessSource(Protocol):
         """One record."""
 
 
-class Rows:
-    """An array of which rows are read when they are asked for.
-
-    Args:
-        array: (N, ...), such as a memory-mapped one of float16.
-        rows: Which rows of it there are, in order; None: all.
-    """
-
-    def __init__(self, array: np.ndarray, rows: np.ndarray | None = None) -> None:
-        self._array, self._rows = array, np.arange(len(array)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of all rows."""
-        return (len(self), *self._array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As in the file."""
-        return self._array.dtype
-
-    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-        """The rows at `indices`, in memory."""
-        return np.asarray(self._array[self._rows[indices]])
-
-    def only(self, which: np.ndarray) -> "Rows":
-        """The rows at `which`, none of them read."""
-        return Rows(self._array, self._rows[which])
-
-
 Source = Mapping[str, np.ndarray] | RandomAccessSource
-"""Equally long arrays by name, in memory or memory-mapped, or a random-access source. In the place
-of an array there may be `Rows`."""
+"""Equally long arrays by name, in memory or memory-mapped, or a random-access source."""
 
 
 def source_size(source: Source) -> int:
-    """The number of records."""
+    """Returns the number of records."""
     if isinstance(source, Mapping):
         return len(next(iter(source.values())))
     return len(source)
 
 
 def in_memory(source: Source) -> bool:
-    """Whether all records are in memory already, as arrays that are no views of a file."""
+    """Returns whether all records are in memory, as arrays that are not memory-mapped."""
     return isinstance(source, Mapping) and not any(
-        isinstance(array, np.memmap | Rows) for array in source.values()
+        isinstance(array, np.memmap) for array in source.values()
     )
 
 
 def read(source: Source, indices: np.ndarray) -> Any:
-    """The records at `indices`, stacked: leaves (*indices.shape, ...), in memory of that size."""
+    """Reads the records at `indices`, stacked: leaves (*indices.shape, ...)."""
     if isinstance(source, Mapping):
         return {name: np.asarray(array[indices]) for name, array in source.items()}
     records = [source[int(index)] for index in indices.flat]
@@ -98,16 +62,24 @@ def read(source: Source, indices: np.ndarray) -> Any:
     )
 
 
-def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """A checksum of each array, of all its bytes: one example that was replaced shows."""
-    return {
-        name: zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        for name, values in sorted(arrays.items())
-    }
+def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Returns type, shape and checksum of each array, over all its bytes if it is in memory.
+
+    For a streamed source they are those of a spread of the records.
+    """
+    records: Any = source
+    if not in_memory(source):
+        records = read(source, spread(source_size(source)))
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(sorted(records.items()))):
+        values = np.ascontiguousarray(leaf)
+        checksum = zlib.crc32(values.reshape(-1).view(np.uint8).data)
+        found[jax.tree_util.keystr(path)] = values.dtype.str, values.shape, checksum
+    return found
 
 
 def spread(size: int) -> np.ndarray:
-    """Some places among `size`, from the first to the last: what tells a source from another."""
+    """Returns some places among `size`, from the first to the last."""
     return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
@@ -144,7 +116,7 @@ def _bytes(array: Any) -> int:
 
 
 def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:
-    """All records in order, `size` at a time; the last are padded with records of no label."""
+    """Reads all records in order, `size` at a time, padded with records without a label."""
     total = source_size(source)
     for start in range(0, total, size):
         indices = np.arange(start, start + size)
@@ -156,12 +128,12 @@ def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:
 def load_batch(
     source: Source, sample: Sample, sharding: jax.sharding.NamedSharding | None = None
 ) -> tuple[Any, Any]:
-    """The batch and the mask of a sample, split over devices if `sharding` is given.
+    """Reads the batch and the mask of a sample, split over devices if `sharding` is given.
 
     Args:
         source: The records.
-        sample: What a sampler drew, or of users the places of their records, (B, R), and which
-            users were drawn. It is padded to an even number of rows for each device.
+        sample: Drawn records, or for users the positions of their records, (B, R), and which users
+            were drawn. It is padded to an even number of rows for each device.
         sharding: How the leading axis is split, such as `NamedSharding(mesh, P("data"))`. Every
             host reads the rows of its own devices only.
     """
@@ -186,7 +158,7 @@ def load_batch(
 
 
 def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = None) -> Any:
-    """What belongs to each row of `load_batch`'s batch, such as which record it is, split alike."""
+    """Loads a value for each row of a batch, such as its record, split as `load_batch` does."""
     if sharding is None:
         return rows
     padded = _padded(rows, sharding)
@@ -194,7 +166,7 @@ def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = No
 
 
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
-    """`load(step)` for each step, up to two of them ahead in a thread: reading overlaps."""
+    """Calls `load(step)` for each step in a thread, up to two steps ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
         pending: deque[Future[T]] = deque()
         try:
@@ -209,25 +181,8 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
                 future.cancel()
 
 
-def open_memory_mapped(directory: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of all `.npy` files of a directory, by file name, memory-mapped and read-only.
-
-    Raises:
-        ConfigError: No such files, or arrays that are not of one length.
-    """
-    paths = sorted(Path(directory).glob("*.npy"))
-    arrays = {path.stem: np.load(path, mmap_mode="r") for path in paths}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        raise ConfigError(
-            f"{directory}: want .npy files of one length, an entry for each record; found "
-            f"{lengths or 'none'}"
-        )
-    return arrays
-
-
 def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:
-    """Rows with zeros behind them, as many for each part of the split."""
+    """Appends zeros to rows, so that each part of the split has the same number."""
     devices = sharding.mesh.size
     shards = devices // sharding.shard_shape((devices,))[0]
     return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))

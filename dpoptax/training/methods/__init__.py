@@ -1,26 +1,15 @@
 """The methods a config can name."""
 
 from dpoptax.training.methods.filters import PMLF as PMLF
-from dpoptax.training.methods.filters import AdaptiveFir as AdaptiveFir
 from dpoptax.training.methods.filters import AdaptiveKalman as AdaptiveKalman
 from dpoptax.training.methods.filters import Disk as Disk
 from dpoptax.training.methods.filters import Doppler as Doppler
-from dpoptax.training.methods.filters import InnerOuter as InnerOuter
-from dpoptax.training.methods.mapped import ScaleThenPrivatize as ScaleThenPrivatize
 from dpoptax.training.methods.method import DPSGD as DPSGD
 from dpoptax.training.methods.method import Method as Method
 from dpoptax.training.methods.method import NonPrivate as NonPrivate
-from dpoptax.training.methods.nonlinear import JamesStein as JamesStein
-from dpoptax.training.methods.nonlinear import Muon as Muon
-from dpoptax.training.methods.nonlinear import ShrunkMuon as ShrunkMuon
-from dpoptax.training.methods.nonlinear import SignSGD as SignSGD
-from dpoptax.training.methods.nonlinear import SingularValues as SingularValues
 from dpoptax.training.methods.releases import AdamBC as AdamBC
 from dpoptax.training.methods.releases import AdaptiveClip as AdaptiveClip
 from dpoptax.training.methods.releases import Augmented as Augmented
-from dpoptax.training.methods.releases import AugmentedDisk as AugmentedDisk
 from dpoptax.training.methods.releases import CorrelatedNoise as CorrelatedNoise
-from dpoptax.training.methods.releases import DecayingNoise as DecayingNoise
 from dpoptax.training.methods.releases import GeoDP as GeoDP
-from dpoptax.training.methods.releases import HypersphericalClip as HypersphericalClip
 from dpoptax.training.methods.releases import LPAdam as LPAdam

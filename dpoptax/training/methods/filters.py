@@ -74,54 +74,19 @@ class PMLF(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class InnerOuter(Method):
-    """Per-example momentum and outer momentum, neither normalised (Xiao et al., 2023)."""
-
-    name: ClassVar[str] = "Inner-outer"
-
-    length: int = 2
-    """Number of iterates at which each example's gradient is taken."""
-    beta: float = field(0.1, Role.UNPRICED)
-    """Inner momentum, in [0, 1]."""
-    momentum: float = field(0.9, Role.UNPRICED)
-    """Outer momentum, in [0, 1)."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Its gradient points and its momentum."""
-        del stddev
-        return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
-
-
-@dataclasses.dataclass(frozen=True)
 class AdaptiveKalman(Method):
     """A Kalman filter that finds its gain from the released gradients and the known noise."""
 
     name: ClassVar[str] = "Adaptive Kalman"
 
     decay: float = 0.95
-    """Of the running mean that estimates the gradient's drift, in [0, 1)."""
+    """Decay of the running mean that estimates the gradient's drift, in [0, 1)."""
     per_leaf: bool = False
-    """Whether every array of parameters has a gain of its own."""
+    """Whether each array of parameters has its own gain."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The filter, told the noise."""
         return dpoptax.adaptive_kalman(stddev, decay=self.decay, per_leaf=self.per_leaf)
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveFir(Method):
-    """DOPPLER's finite filter, its coefficients estimated from the released gradients."""
-
-    name: ClassVar[str] = "Adaptive FIR"
-
-    length: int = 4
-    """Number of coefficients, at least 2."""
-    decay: float = 0.95
-    """Of the running means that estimate the gradients' correlation, in [0, 1)."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The filter, told the noise."""
-        return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
 def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:

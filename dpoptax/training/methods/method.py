@@ -1,7 +1,8 @@
-"""What a method is to the trainer, and the two that have no filter."""
+"""Defines the base of methods, and the two methods without a filter."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import optax
@@ -9,13 +10,6 @@ import optax
 import dpoptax
 from dpoptax.matrix import Strategy
 from dpoptax.training.config_files import LOADED
-from dpoptax.training.methods.source import source_sha256
-
-SOURCE = "source_sha256"
-"""Under which `Method.to_dict` has what a class of a config file is made of."""
-
-_CONFIG_FILE = "<run_path>"
-"""The module that records name for all classes of config files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +20,15 @@ class Method:
         name: How tables and figures call it.
         private: Whether gradients are clipped and noised.
         random: Whether the loss takes a key, a new one each step.
-        evenly_noised: Whether the noise of a release is the same in all coordinates, where that of
-            its clip is.
         fixed_point: Whether its noise can be of whole numbers.
         ciphered: Whether its noise can be by ChaCha20.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
             of steps in which an example takes part but once where it is "min_separation".
-        copies: Number of copies of an example that a loss is the mean over.
     """
 
     name: ClassVar[str]
     private: ClassVar[bool] = True
     random: ClassVar[bool] = False
-    evenly_noised: ClassVar[bool] = True
     fixed_point: ClassVar[bool] = True
     ciphered: ClassVar[bool] = True
 
@@ -47,98 +37,70 @@ class Method:
         """One group: all examples, at every step."""
         return 1
 
-    @property
-    def copies(self) -> int:
-        """One: the example itself."""
-        return 1
-
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """What is differentiated of one example: `loss_fn(params, example)`, or with a key."""
+        """Returns the loss of one example: `loss_fn(params, example)`, or with a key."""
         return loss_fn
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
-        """Clip of a geometry of the method's own; None: the one that the config names."""
+        """Returns the method's clip. None: the one that the config names."""
         return None
 
     def strategy(self, steps: int) -> Strategy | None:
-        """How noise is correlated over a run of so many steps; None: independent."""
-        del steps
-        return None
-
-    def schedule(self, steps: int) -> dict[int, float] | None:
-        """What the noise multipliers of a run of so many steps are to the least of them.
-
-        By the first step of each phase; None: all are one.
-        """
+        """Returns the strategy of correlated noise for a run. None: independent noise."""
         del steps
         return None
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`.
+        """Returns the noise stage, from `noise_multiplier`, `batch_size` and `key`.
 
         Also from `fixed_point`, where a method can have it and the config asks for it.
         """
         strategy = self.strategy(steps)
         if strategy is None:
-            noise = scheduled(release.pop("noise_multiplier"), self.schedule(steps))
-            return dpoptax.gaussian_noise(noise_multiplier=noise, **release)
+            return dpoptax.gaussian_noise(**release)
         fixed_point = release.pop("fixed_point", False)
         return dpoptax.correlated_noise(
             strategy, fixed_point_clip=clip if fixed_point else None, **release
         )
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Gradient points and filter: what stands between the noise and the optimizer.
+        """Returns gradient points and filter, between the noise and the optimizer.
 
-        `stddev` is the standard deviation of the noise in the gradient that it gets.
+        `stddev` is the standard deviation of the noise in its input.
         """
         del stddev
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation | None:
-        """An optimizer of the method's own, without learning rate; None: the config's."""
+        """Returns the method's optimizer without learning rate. None: the config's."""
         del stddev
         return None
 
     def unproven(self) -> str | None:
-        """Why no ε may be stated for the method; None where one may.
+        """Returns the reason why no ε may be stated. None: one may be stated.
 
-        The trainer holds it against the ledger of `noise`, and refuses where the two disagree.
+        The trainer compares it with the ledger of `noise` and raises an error if they disagree.
         """
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters as plain values, and the class where it is not dpoptax's own.
+        """Returns name and fields as plain values, with the class where it is not dpoptax's own.
 
-        Classes of config files, wherever these are, are told by their source.
+        A class is identified by its module and qualified name. The module of a config file is the
+        file's name without its suffix. Edits of the class's code are not noticed.
         """
         kind: type = type(self)
-        of_file = kind.__module__ in LOADED
-        module = _CONFIG_FILE if of_file else kind.__module__
-        own = module.partition(".")[0] == "dpoptax"
+        module = kind.__module__
+        if module in LOADED:
+            module = Path(LOADED[module].path).stem
+        own = kind.__module__.partition(".")[0] == "dpoptax"
         known = {} if own else {"class": f"{module}.{kind.__qualname__}"}
-        if of_file:
-            known[SOURCE] = source_sha256(kind)
         return {"name": self.name, **known, **dataclasses.asdict(self)}
-
-
-def as_recorded(method: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Method.to_dict` returned, without a source where a record of before has none."""
-    return {name: value for name, value in method.items() if name != SOURCE or SOURCE in record}
-
-
-def scheduled(
-    noise_multiplier: float, relative: Mapping[int, float] | None
-) -> float | dict[int, float]:
-    """The noise multipliers of what `Method.schedule` returns, of which the least is given."""
-    if relative is None:
-        return noise_multiplier
-    return {first: noise_multiplier * each for first, each in relative.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class NonPrivate(Method):
-    """No clip, no noise, no guarantee: what the model reaches without privacy."""
+    """Trains without clip, noise and guarantee, as a bound on accuracy."""
 
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False

@@ -1,8 +1,7 @@
-"""Methods with a clip, a noise, a loss or an optimizer of their own."""
+"""Methods that replace the clip, the noise, the loss or the optimizer."""
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -13,7 +12,7 @@ import dpoptax
 from dpoptax.matrix import Strategy, optimal_banded_toeplitz
 from dpoptax.training.data.augmentations import flipped, shifted
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.filters import Disk, Doppler, coefficients
+from dpoptax.training.methods.filters import Doppler, coefficients
 from dpoptax.training.methods.method import Method
 from dpoptax.training.roles import Role, field
 
@@ -41,24 +40,6 @@ class GeoDP(Method):
             "gradient are not a mean: one example can turn a small mean gradient around by π, "
             "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
             "dpoptax.gaussian_noise for a proven guarantee"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class HypersphericalClip(Method):
-    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
-
-    name: ClassVar[str] = "Hyperspherical"
-
-    angle_norm: float = 2.0
-    """Bound on the l2 norm of one example's angles from the equator, in radians."""
-    magnitude_weight: float = 0.1
-    """Share of the magnitude in the bounded vector, in (0, 1)."""
-
-    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """The geometry, whatever clip the config names."""
-        return dpoptax.contrib.hyperspherical_clip(
-            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
         )
 
 
@@ -91,29 +72,6 @@ class AdaptiveClip(Method):
         """Noise on gradient and count together; it keeps the clip norm."""
         del steps
         return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
-
-
-@dataclasses.dataclass(frozen=True)
-class DecayingNoise(Method):
-    """DP-SGD with noise that falls in the course of a run, each release priced with its own."""
-
-    name: ClassVar[str] = "Decaying noise"
-    evenly_noised: ClassVar[bool] = False
-
-    ratio: float = 2.0
-    """Noise of the first phase over that of the last; below 1 it rises."""
-    phases: int = 10
-    """Number of phases of equal length and equal ratio to the next."""
-
-    def schedule(self, steps: int) -> dict[int, float]:
-        """Geometric from `ratio` to 1, or from 1 to 1/`ratio`."""
-        if not (isinstance(self.phases, int) and self.phases >= 1):
-            raise ConfigError(f"phases={self.phases} is not allowed; give a positive whole number")
-        if not 0 < self.ratio < math.inf:
-            raise ConfigError(f"ratio={self.ratio} is not allowed; give a positive finite number")
-        phases = min(self.phases, steps)
-        falling = [self.ratio ** (1 - i / max(phases - 1, 1)) for i in range(phases)]
-        return {i * steps // phases: each / min(falling) for i, each in enumerate(falling)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,24 +122,12 @@ class Augmented(Method):
     flip: bool = False
     """Whether every other copy, at random, is the mirror image, left for right."""
 
-    @property
-    def copies(self) -> int:
-        """The multiplicity."""
-        return self.multiplicity
-
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """The mean loss of the copies."""
         augment = shifted(self.shift, mirrored=self.mirrored)
         if self.flip:
             augment = flipped(augment)
         return dpoptax.augmented(loss_fn, augment, self.multiplicity)
-
-
-@dataclasses.dataclass(frozen=True)
-class AugmentedDisk(Augmented, Disk):
-    """DiSK on gradients that are means over copies, the same ones at both of its points."""
-
-    name: ClassVar[str] = "DiSK, augmented"
 
 
 @dataclasses.dataclass(frozen=True)

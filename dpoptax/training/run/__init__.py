@@ -1,1 +1,1 @@
-"""What a run is made of: its step, its state, its files."""
+"""Parts of a run: its step, its state, its files."""

@@ -1,4 +1,4 @@
-"""The moving average of the parameters, which is evaluated and kept in their place."""
+"""Keeps a moving average of the parameters, which is evaluated and written instead of them."""
 
 from typing import Any, NamedTuple
 
@@ -20,10 +20,10 @@ class AverageState(NamedTuple):
 
 
 def average_params(decay: float) -> optax.GradientTransformation:
-    """Passes updates on and keeps x̄_{t+1} = μ_t x̄_t + (1 − μ_t) x_{t+1}, from x̄_0 = x_0.
+    """Passes updates on and tracks x̄_{t+1} = μ_t x̄_t + (1 − μ_t) x_{t+1}, from x̄_0 = x_0.
 
-    μ_t = min(decay, (1 + t)/(10 + t)), so that the first parameters are soon forgotten. It stands
-    last in a chain, and wants `params`. Privacy: post-processing of what was released.
+    μ_t = min(decay, (1 + t)/(10 + t)), so that the first parameters are soon forgotten. It is
+    the last stage of a chain and needs `params`. Privacy: post-processing of releases.
 
     Source: De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
     Scale", 2022, with the warm-up of the code that they published.
@@ -53,6 +53,6 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 
 def averaged(params: Any, opt_state: Any) -> Any:
-    """The average that the optimizer's state holds, in the dtypes of `params`; else `params`."""
+    """Returns the average in the optimizer's state, in the dtypes of `params`, else `params`."""
     average = optax.tree.get(opt_state, "averaged_params")
     return params if average is None else optax.tree.cast_like(average, params)

@@ -1,4 +1,4 @@
-"""The clip and the optax chain that a config means."""
+"""Builds the clip and the optax chain of a config."""
 
 import dataclasses
 import functools
@@ -14,10 +14,8 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.methods.method import scheduled
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
-from dpoptax.training.run.recording import recorder
 from dpoptax.training.run.seeds import Keys
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
@@ -56,20 +54,19 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
-    """What a config comes to at a noise multiplier, made once: its clip and its optax chains.
+class TrainingChain:
+    """The clip and the optax chains of a config at a noise multiplier.
 
-    Chains are equal, and share one compiled step, where the config's fields of `Role.STEP` and the
-    noise multiplier are: nothing else of the config is read, but for the learning rate, which is in
+    Chains are equal, and share one compiled step, if the config's fields of `Role.STEP` and the
+    noise multiplier are. No other field of the config is read except the learning rate, which is in
     the optimizer's state, as the key is.
 
     Attributes:
         config: These fields; to read another one is an error.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         clip: The method's own clip, or the one that the config names.
-        filtered_stddev: Of the noise as the method's filter is told of it.
-        stddev: Of the noise in each coordinate of a release; 0 if not private, NaN where there is
-            no one number.
+        filtered_stddev: Standard deviation of the noise in each coordinate of a release, as the
+            method's filter is told. 0 if not private, NaN if the noise is on magnitude and angles.
         learning_rate: The peak, which the optimizer's state begins with.
         keys: Of the noise, and of losses with randomness.
     """
@@ -78,23 +75,16 @@ class Chain:
     noise_multiplier: float
     clip: dpoptax.Clip = dataclasses.field(compare=False)
     filtered_stddev: float = dataclasses.field(compare=False)
-    stddev: float = dataclasses.field(compare=False)
     learning_rate: Any = dataclasses.field(compare=False)
     keys: Keys = dataclasses.field(compare=False, repr=False)
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
-        """Noise and filter: what becomes public of each step."""
-        config, method = self.config, self.config.method
-
-        def record(stage: str) -> list[optax.GradientTransformation]:
-            return [recorder(stage, config.steps, config.record)] if config.record else []
-
+        """Noise and filter. Its output at each step is public."""
+        method = self.config.method
         return optax.chain(
-            *([_noise(self)] if method.private else []),
-            *record("released"),
+            *([noise_stage(self)] if method.private else []),
             method.filter(self.filtered_stddev),
-            *record("filtered"),
         )
 
     @functools.cached_property
@@ -119,9 +109,9 @@ class Chain:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., Any]:
-    # Keys and rate are arguments: the program serves all of them, and what is kept of it on disk
-    # holds no key.
+def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callable[..., Any]:
+    # Keys and rate are arguments: the program serves all of them, and its copy on disk holds no
+    # key.
     def begin(params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
         of_run = dataclasses.replace(chain, keys=keys, learning_rate=learning_rate)
         return of_run.optimizer.init(params)
@@ -132,14 +122,14 @@ def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., 
 
 
 def check_names(config: TrainConfig) -> None:
-    """Raises a ConfigError where the clip, the optimizer or the schedule is none that there is."""
+    """Raises a ConfigError for an unknown clip, optimizer or schedule."""
     for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
         if getattr(config, field) not in available:
             raise unknown_name(field, getattr(config, field), available)
 
 
-def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Chain:
-    """The chain of a config, whose steps begin with `keys`.
+def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> TrainingChain:
+    """Builds the chain of a config, whose steps begin with `keys`.
 
     Raises:
         ConfigError: An unknown name, or a method that does not say of itself what its noise does:
@@ -151,16 +141,15 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Cha
     own_clip = method.clip(fields.l2_clip_norm)
     clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
     stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
-    even = stddev if method.evenly_noised else math.nan
-    chain = Chain(fields, noise_multiplier, clip, stddev, even, config.learning_rate, keys)
+    chain = TrainingChain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
     if method.private:
         _check_ledger(chain)
-    _ = chain.optimizer  # what is wrong with it shows here
+    _ = chain.optimizer  # so that errors show here
     return chain
 
 
-def _noise(chain: Chain) -> optax.GradientTransformation:
-    """The privacy boundary."""
+def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
+    """Builds the privacy boundary of a chain."""
     config = chain.config
     return config.method.noise(
         chain.clip,
@@ -172,13 +161,13 @@ def _noise(chain: Chain) -> optax.GradientTransformation:
     )
 
 
-def _check_ledger(chain: Chain) -> None:
-    """Raises where the ledger says another thing of the noise than the method and the run's plan.
+def _check_ledger(chain: TrainingChain) -> None:
+    """Raises if the ledger describes other noise than the method and the run's plan.
 
-    ε while the run goes on, and its budget, are of the plan; at the end it is the ledger's.
+    The budget, and ε while the run goes on, follow from the plan; the final ε from the ledger.
     """
     config, method = chain.config, chain.config.method
-    found = _mechanisms(_noise(chain))
+    found = _mechanisms(noise_stage(chain))
     for mechanism in found:
         if (mechanism.unproven is None) != (method.unproven() is None):
             raise ConfigError(
@@ -190,7 +179,7 @@ def _check_ledger(chain: Chain) -> None:
         return
     (planned,) = _mechanisms(
         dpoptax.gaussian_noise(
-            noise_multiplier=scheduled(chain.noise_multiplier, method.schedule(config.steps)),
+            noise_multiplier=chain.noise_multiplier,
             batch_size=config.batch_size,
             key=chain.keys.noise,
             fixed_point=config.fixed_point,
@@ -204,12 +193,12 @@ def _check_ledger(chain: Chain) -> None:
                 f"method={method.name}: the run is priced as one noise stage of {name}={value}, "
                 f"and {type(method).__name__}.noise() returns "
                 f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass on "
-                "what it gets, and return from strategy() and schedule() what it makes of that"
+                "what it gets, and return from strategy() what it makes of that"
             )
 
 
 def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.extend.Mechanism]:
-    """Those of the noise stages of a transformation."""
+    """Returns the mechanisms of the noise stages of a transformation."""
     state = jax.eval_shape(noise.init, {})
     stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
     return [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]

@@ -1,18 +1,16 @@
-"""Checkpoints of a run: all that its rest depends on, in one atomic unit, and how it goes on.
+"""Saves and restores checkpoints of a run, each in one atomic unit.
 
 A checkpoint holds parameters, optimizer state with the ledger and the noise key, the sampler with
 its seed, the config and the metrics so far. It is written aside and renamed when it is whole, by
-orbax, while training goes on. Whoever reads it can subtract the noise: the directory is made
-readable for its owner only.
+orbax, while training goes on. A reader of a checkpoint can subtract the noise, so the directory is
+readable by its owner only.
 
 A run that goes on from any of its checkpoints repeats its steps bit for bit: batches are functions
 of (seed, step) and noise of (key, step), so that nothing is released that was not released before.
 """
 
 import os
-import shutil
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,10 +26,7 @@ from dpoptax.training import cache_folder
 from dpoptax.training.run import devices
 from dpoptax.training.run.records import plain
 
-FORMAT = 2
-
-_INTERIM = 60.0
-"""Seconds from which a part of a run is not simply run again."""
+FORMAT = 3
 
 
 class CheckpointError(OSError):
@@ -63,7 +58,7 @@ class Checkpoints:
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=policies.LatestN(keep),
-                    # What a killed run was about to write. Orbax removes it in a thread that
+                    # Unfinished files of a killed run. Orbax removes them in a thread that
                     # nothing waits for before a save: a command that ends at once for a mistake in
                     # its config would end with that thread's traceback. All hosts have to do it.
                     cleanup_tmp_directories=jax.process_count() > 1
@@ -91,7 +86,7 @@ class Checkpoints:
                 raise
 
     def steps(self) -> list[int]:
-        """The steps that have a complete checkpoint, newest first."""
+        """Returns the steps that have a complete checkpoint, newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
@@ -108,7 +103,7 @@ class Checkpoints:
         """
         arrays = _arrays(state)
         if jax.default_backend() == "cpu":
-            # There "to the host" is no copy, and the next step may overwrite what it is given.
+            # There "to the host" does not copy, and the next step may overwrite its arguments.
             arrays = _copied(arrays)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         with self._clear_errors():
@@ -125,7 +120,7 @@ class Checkpoints:
                 self._manager.check_for_errors()
 
     def newest_record(self) -> dict[str, Any] | None:
-        """The record of the newest checkpoint that can be read; `None` where there is none at all.
+        """Returns the record of the newest readable checkpoint, or `None` without checkpoints.
 
         Raises:
             CheckpointError: There are checkpoints, and none can be read.
@@ -134,7 +129,7 @@ class Checkpoints:
         return None if found is None else found[1]
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """State and record of the newest checkpoint that can be read; `None` where there is none.
+        """Returns state and record of the newest readable checkpoint, or `None` without one.
 
         One that cannot be read is moved out of the way, with a warning, and the one before is
         taken: its run repeats the lost steps exactly.
@@ -186,7 +181,7 @@ class Checkpoints:
         for step in self.steps():
             try:
                 result = read(step)
-            except Exception as error:  # every layer below has errors of its own for bad files
+            except Exception as error:  # every layer below raises its own errors for bad files
                 failures.append(f"step {step}: {_first_line(error)}")
                 if jax.process_count() > 1:
                     break  # the other hosts may have read it: all must take the same one
@@ -232,45 +227,6 @@ class Checkpoints:
             ) from error
 
 
-class Interim:
-    """Where a run is saved only until its result is written; a context manager, which removes it.
-
-    Nothing is saved in the first minute, and then not more than once in one: for runs whose seed is
-    written elsewhere, so that a start without a checkpoint draws the same noise.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Will make `directory`, once there is something to save."""
-        self._directory, self._saved = directory, time.monotonic()
-        self._checkpoints: Checkpoints | None = None
-
-    def __enter__(self) -> "Interim":
-        """Itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        """Removes what was saved, unless an error ended the run."""
-        if self._checkpoints is not None:
-            self._checkpoints.__exit__(kind, *error)
-        if kind is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """As `Checkpoints.restore`."""
-        return self._opened().restore(like) if self._directory.exists() else None
-
-    def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
-        """As `Checkpoints.save`, where the last one was a minute ago."""
-        if time.monotonic() - self._saved >= _INTERIM:
-            self._opened().save(step, state, record, wait=wait)
-            self._saved = time.monotonic()
-
-    def _opened(self) -> Checkpoints:
-        if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self._directory, keep=2)
-        return self._checkpoints
-
-
 def let_no_other_in(directory: Path, stack: ExitStack) -> None:
     """Locks `directory` for this process until `stack` is closed, or the process ends anyhow.
 
@@ -298,7 +254,7 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """The leaves by their number, keys as their data: what a checkpoint stores of them.
+    """Returns the leaves by their number, with keys as their data, as a checkpoint stores them.
 
     Empty arrays, which the library refuses, are left out: their shape says it all.
     """

@@ -1,4 +1,4 @@
-"""The devices of a run: one, all of this process, or all of several hosts."""
+"""Selects the devices of a run: one, all of this process, or all of several hosts."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """Where a run computes.
+    """The devices of a run.
 
     Attributes:
         mesh: Its devices along one axis, "data", that batches are split over; None: one device.
@@ -26,16 +26,16 @@ class Devices:
 
     @property
     def rows(self) -> NamedSharding | None:
-        """The sharding of what has the examples as its leading axis."""
+        """The sharding of arrays whose leading axis counts examples."""
         return None if self.mesh is None else NamedSharding(self.mesh, P("data"))
 
     @property
     def everywhere(self) -> NamedSharding | None:
-        """The sharding of what is the same on all devices."""
+        """The sharding of replicated arrays."""
         return None if self.mesh is None else NamedSharding(self.mesh, P())
 
     def replicate(self, tree: Any) -> Any:
-        """`tree`, which all hosts must have alike, on every device."""
+        """Replicates `tree`, which must be the same on all hosts, on every device."""
         everywhere = self.everywhere
         if everywhere is None:
             return jax.device_put(tree)
@@ -52,7 +52,7 @@ def _put(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def start(parallel: str) -> Devices:
-    """The devices that a config's `parallel` means.
+    """Returns the devices for a config's `parallel`.
 
     With "hosts" this process joins the others first, by `jax.distributed.initialize`: on TPU pods,
     under Slurm and under Open MPI it finds them by itself; elsewhere the environment variables
@@ -71,7 +71,7 @@ def start(parallel: str) -> Devices:
 
 
 def fresh_seed(bits: int) -> int:
-    """A seed of so many random bits, the same on all hosts."""
+    """Draws a seed of a number of random bits, the same on all hosts."""
     seed = secrets.randbits(bits)
     if jax.process_count() == 1:
         return seed
@@ -80,7 +80,7 @@ def fresh_seed(bits: int) -> int:
 
 
 def same_on_all_hosts(text: str) -> bool:
-    """Whether all hosts, each of which calls this, have the same text."""
+    """Returns whether all hosts, each of which calls this, have the same text."""
     if jax.process_count() == 1:
         return True
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)

@@ -8,7 +8,7 @@ from dpoptax.sampling import Sample
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.run.resolved import Run
+from dpoptax.training.run.resolved import ResolvedRun
 from dpoptax.training.run.step import Loaded, Resident
 
 
@@ -19,7 +19,7 @@ class Feed:
         splits: What evaluations read, on the device, or where it is if it is streamed.
     """
 
-    def __init__(self, run: Run, dataset: Dataset, place: devices.Devices) -> None:
+    def __init__(self, run: ResolvedRun, dataset: Dataset, place: devices.Devices) -> None:
         self._sampler, self._source, self._place = run.plan.sampler, dataset.train, place
         self._users = None
         if run.config.records_per_user is not None:

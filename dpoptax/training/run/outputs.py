@@ -1,17 +1,29 @@
-"""The files of a run, but for its checkpoints and the summary, which comes last."""
+"""Defines the result of a run and writes its files, except checkpoints and summary."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-import dpoptax
-from dpoptax.training.run import recording, records
-
-if TYPE_CHECKING:
-    from dpoptax.training.loop import RunResult
+from dpoptax.training.run import records
 
 Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """Result of a finished run.
+
+    Attributes:
+        summary: Content of summary.json.
+        history: Records of metrics.jsonl. The first one was made before any step.
+        params: Final parameters, or their average if the config asks for one.
+    """
+
+    summary: Record
+    history: list[Record]
+    params: Any
 
 
 @contextlib.contextmanager
@@ -45,17 +57,10 @@ def metrics_file(path: Path | None, shown: int = 0) -> Iterator[Callable[[Record
         yield observe
 
 
-def write(result: "RunResult", workdir: Path) -> None:
-    """Everything that a finished run leaves next to its metrics, but for the summary."""
+def write(result: RunResult, workdir: Path) -> None:
+    """Writes all files of a finished run except its metrics and the summary."""
     # With matplotlib, which the first step need not wait for.
-    from dpoptax.training.run import plots
+    from dpoptax.training.run import figures
 
     records.save_params(workdir / "params.msgpack", result.params)
-    plots.plot_run(result.summary, result.history, workdir / "training.png")
-    if result.recorded:
-        recording.write(workdir / "recording.npz", result.recorded, result.noise_stddev)
-        if len(result.recorded["released"]) > 1:
-            recorded = dpoptax.filters.spectrum.load(workdir / "recording.npz")
-            dpoptax.filters.spectrum.plot(recorded, workdir / "spectrum.png")
-    if result.generated:
-        records.write_lines(workdir / "generated.jsonl", result.generated)
+    figures.plot_run(result.summary, result.history, workdir / "training.png")

@@ -1,4 +1,4 @@
-"""Where a run's wall time goes, and a line that says so when nothing else moves for a second."""
+"""Measures the wall time of a run's phases and names those that take longer than a second."""
 
 import contextlib
 import sys
@@ -19,15 +19,14 @@ _SAYS = {
     "compile": "compiling the training step",
     "evaluation": "evaluating",
     "checkpoints": "waiting for a checkpoint",
-    "generation": "generating texts",
     "plan": "working out what the run costs",
     "files": "writing parameters and figures",
 }
-"""What is said of a phase; of those that are not here, such as steps, a progress bar tells."""
+"""Messages by phase. A progress bar shows the others, such as steps."""
 
 
 class Phases:
-    """The wall time of a run by phase; each moment belongs to the innermost phase alone.
+    """The wall time of a run by phase. Time is counted for the innermost phase only.
 
     A phase is a context: `with phases("data"): ...`. One that lasts longer than `PATIENCE` is
     named, once a run, by `say`.
@@ -62,17 +61,13 @@ class Phases:
             self._turn()
             self._stack.pop()
 
-    def hush(self) -> None:
-        """Says nothing from now on."""
-        self._say = None
-
     def stepped(self) -> None:
         """Marks that a step was finished; the first one counts."""
         if self.first_step is None:
             self.first_step = time.perf_counter() - self._begun
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, and "other": what was in none."""
+        """Returns the seconds of each phase so far, and of "other", outside all phases."""
         self._turn()
         return {name: round(spent, 4) for name, spent in self._seconds.items()}
 
@@ -91,5 +86,5 @@ class Phases:
 
 
 def say(text: str) -> None:
-    """A line on standard error, above a progress bar if there is one."""
+    """Writes a line to standard error, above a progress bar if there is one."""
     tqdm.write(f"dpoptax: {text}", file=sys.stderr)

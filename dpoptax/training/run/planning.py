@@ -1,37 +1,29 @@
-"""What a run would cost, before anything is trained: noise, ε, memory and arithmetic."""
+"""Computes the cost of a run before anything is trained: noise, ε, memory and arithmetic."""
 
 import dataclasses
-import math
-import os
-from concurrent.futures import ThreadPoolExecutor
+import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
+import numpy as np
 
 import dpoptax
+from dpoptax.training import models
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import Shapes
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
-from dpoptax.training.run.resolved import Run, resolve
-from dpoptax.training.run.shapes import (
-    Shapes,
-    published_shapes,
-    shapes_of,
-    step_arguments,
-    with_features,
-)
-from dpoptax.training.run.step import build_step
-
-_SAME = 0.01
-"""Relative difference up to which a stated σ or ε is that of the accounting, rounded."""
+from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.resolved import ResolvedRun, resolve
+from dpoptax.training.run.step import Loaded, build_step
 
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
-    """What `plan_run` found; every size is of one device that holds everything.
+    """Cost of a run. Sizes are for one device that holds everything.
 
     Attributes:
         config: The run.
@@ -42,8 +34,6 @@ class RunCost:
         epsilon: ε after `steps`; None where nothing is promised.
         promise: "add-or-remove-one" or another neighboring relation, with "user" where that is
             the unit, or why there is no promise.
-        stated: Where a config gives σ and ε and they disagree: the ε of its σ after all its steps,
-            and the σ that its ε needs; else None.
         num_params: Number of parameters that are trained.
         num_frozen: Number of those that are not.
         params_bytes: Memory of both.
@@ -52,7 +42,7 @@ class RunCost:
         flops: Floating-point operations of one step, on the largest batch, of two branches those of
             the longer; None if not counted.
         working_bytes: Temporary memory of the compiled step; None if it was not compiled.
-        attacks: What an attack can do: the largest fraction of the examples that it finds while it
+        attacks: Power of attacks: the largest fraction of the examples that one finds while it
             accuses 1 % of all others, and μ; None where nothing is promised, or not asked for.
     """
 
@@ -63,7 +53,6 @@ class RunCost:
     noise_multiplier: float
     epsilon: float | None
     promise: str
-    stated: tuple[float, float] | None
     num_params: int
     num_frozen: int
     params_bytes: int
@@ -77,9 +66,9 @@ class RunCost:
 def plan_run(
     config: TrainConfig, *, count_flops: bool = True, compiled: bool = False, attacks: bool = False
 ) -> RunCost:
-    """What a run of `config` would cost.
+    """Computes the cost of a run of `config`.
 
-    Data are read where `data_dir` is given or none is needed; else the published sizes count.
+    Data are read if `data_dir` is given or not needed. Otherwise the published sizes count.
     Memory is that of shapes, no array is made. FLOPs are those of the traced step before the
     compiler improves it, with the whole padded batch in one piece.
 
@@ -87,19 +76,19 @@ def plan_run(
         config: The run.
         count_flops: Whether to trace the step.
         compiled: Whether to compile it too, for its working memory, in the config's microbatches.
-        attacks: Whether to find what an attack can do, which takes seconds.
+        attacks: Whether to compute the power of attacks, which takes seconds.
 
     Raises:
         ValueError: A config that cannot be trained, as `dpoptax train` says it.
     """
-    shapes = _shapes(config)
+    shapes = config.data().shapes(config.unit)
     size = shapes.units
     plan = make_plan(config, size)
-    run = resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+    run = resolve(config, plan, num_classes=shapes.num_classes)
     arguments = step_arguments(run, shapes)
     params, state, loaded, _, frozen = arguments
 
-    def lower(chain: Chain) -> Any:
+    def lower(chain: TrainingChain) -> Any:
         return jax.jit(build_step(chain, run.model)).lower(*arguments)
 
     flops = working = None
@@ -121,7 +110,6 @@ def plan_run(
         noise_multiplier=plan.noise_multiplier,
         epsilon=plan.epsilon(plan.permitted_steps),
         promise=plan.unproven or promise,
-        stated=_disagreement(run),
         num_params=_count(params),
         num_frozen=_count(frozen),
         params_bytes=_bytes((params, frozen)),
@@ -133,20 +121,49 @@ def plan_run(
     )
 
 
+def step_arguments(run: ResolvedRun, shapes: Shapes) -> tuple[Any, ...]:
+    """Returns shapes and types of a step's arguments, with a batch of type `Loaded`."""
+    params, frozen = variables(run.model, shapes.example["inputs"])
+    state = jax.eval_shape(run.chain.optimizer.init, params)
+    rows = run.plan.sampler.padded_size
+    indices = jax.ShapeDtypeStruct((rows,), np.int32)
+    of_each: tuple[int, ...] = (rows,)
+    rows_mask = None
+    if run.config.records_per_user is not None:
+        of_each = (rows, run.config.records_per_user)
+        rows_mask = jax.ShapeDtypeStruct(of_each, np.bool_)
+    loaded = _stacked(shapes.example, *of_each)
+    batch = Loaded(loaded if rows_mask is None else (loaded, rows_mask), indices)
+    return params, state, batch, jax.ShapeDtypeStruct((rows,), np.bool_), frozen
+
+
+@functools.lru_cache(maxsize=64)
+def variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
+    """Returns shapes and types of the variables of a model."""
+    init = functools.partial(models.init_variables, model)
+    key = jax.eval_shape(jax.random.key, 0)
+    shapes: models.Variables = jax.eval_shape(init, inputs, key)
+    return shapes
+
+
+def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*counts, *x.shape), x.dtype), example)
+
+
 def text(name: str, cost: RunCost) -> str:
-    """One run's cost, a line for each number."""
+    """Formats the cost of one run, a line for each number."""
     config = cost.config
     epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
-        ("method", f"{config.method.name}, {optimizer}, {config.model} on {_inputs(config)}"),
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.data().title}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
     if config.method.private:
         lines += [
             ("q", f"{cost.sampling_probability:.4g}"),
-            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {_clip_norm(config)}"),
+            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {config.l2_clip_norm:g}"),
             ("ε", _epsilon(cost)),
         ]
     if cost.attacks is not None:
@@ -157,15 +174,6 @@ def text(name: str, cost: RunCost) -> str:
                 "attacks",
                 f"find at most {records.epsilon_text(100 * found, 1)} % of the {who} where they "
                 f"accuse 1 % of all others; μ = {records.epsilon_text(mu)}",
-            )
-        )
-    if cost.stated is not None:
-        spent, needed = cost.stated
-        lines.append(
-            (
-                "stated",
-                f"σ = {config.noise_multiplier:g} and ε = {config.epsilon:g} disagree: this σ "
-                f"spends ε = {spent:.4g} in {config.steps:,} steps, this ε needs σ = {needed:.4g}",
             )
         )
     lines += [
@@ -186,10 +194,9 @@ def text(name: str, cost: RunCost) -> str:
 def table(
     configs: dict[str, TrainConfig], *, progress: bool = False
 ) -> tuple[str, list[ConfigError]]:
-    """The costs of several runs, a row for each, without FLOPs; and why some cannot be trained.
+    """Formats the costs of several runs, a row for each, and returns errors of those that fail.
 
-    Rows are computed in threads; what several have in common, of noise or of model, once.
-    `progress` shows how many are done, where all of them take more than a second.
+    `progress` shows how many are done, if all of them take more than a second.
     """
     rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
     refused: list[ConfigError] = []
@@ -200,10 +207,8 @@ def table(
         except ConfigError as error:
             return error
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(cost_of, configs.values())
-        bar = Bar(found, "plan", len(configs), unit="run", delay=1, disable=not progress)
-        costs = list(bar)
+    bar = Bar(configs.values(), "plan", unit="run", delay=1, disable=not progress)
+    costs = [cost_of(config) for config in bar]
     for (name, config), cost in zip(configs.items(), costs, strict=True):
         if isinstance(cost, ConfigError):
             rows.append((name, "", "", "", "", "", ""))
@@ -227,66 +232,22 @@ def table(
     return "\n".join(lines), refused
 
 
-def _shapes(config: TrainConfig) -> Shapes:
-    """Those of the data where they are there or need no files; else the published ones."""
-    if config.data_dir is None and (published := published_shapes(config)) is not None:
-        return published
-    # Without features: a plan waits for none of them.
-    dataset = dataclasses.replace(config.data(), features=None).load()
-    return with_features(shapes_of(dataset, config.unit), config)
-
-
 def _users(config: TrainConfig) -> str:
     if config.unit == "example":
         return ""
     return f" users, at most {config.records_per_user:,} examples of each"
 
 
-def _clip_norm(config: TrainConfig) -> str:
-    """The clip norm, and what noise that has a schedule is to the least of it."""
-    relative = list((config.method.schedule(config.steps) or {0: 1.0}).values())
-    norm = f"{config.l2_clip_norm:g}"
-    if max(relative) == 1:
-        return norm
-    which = "first" if relative[0] > relative[-1] else "last"
-    return f"{norm}, {max(relative):.4g} times that in the {which} of {len(relative)} phases"
-
-
-def _inputs(config: TrainConfig) -> str:
-    return config.dataset if config.features == "none" else f"{config.features} of {config.dataset}"
-
-
-def _attacks(plan: PrivacyPlan) -> tuple[float, float] | None:
+def _attacks(plan: RunPlan) -> tuple[float, float] | None:
     if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
         return None
     planned = dpoptax.accounting.planned_guarantee(
-        noise_multiplier=plan.noise,
+        noise_multiplier=plan.noise_multiplier,
         steps=plan.permitted_steps,
         sampler=plan.priced,
         delta=plan.delta,
     )
     return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(plan.delta)
-
-
-def _disagreement(run: Run) -> tuple[float, float] | None:
-    config, plan = run.config, run.plan
-    if config.epsilon is None or not config.noise_multiplier:
-        return None
-    spent = plan.epsilon(config.steps)
-    if spent is None:
-        return None
-    needed = dpoptax.accounting.calibrate_noise_multiplier(
-        epsilon=config.epsilon,
-        delta=config.delta,
-        steps=config.steps,
-        sampler=plan.priced,
-        schedule=plan.relative,
-        accountant=config.accountant,
-    )
-    pairs = ((spent, config.epsilon), (needed, config.noise_multiplier))
-    if any(math.isclose(found, stated, rel_tol=_SAME) for found, stated in pairs):
-        return None
-    return spent, needed
 
 
 def _epsilon(cost: RunCost) -> str:

@@ -1,23 +1,22 @@
-"""How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
+"""Plans the privacy of a run: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import dpoptax
 from dpoptax import matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.methods.method import scheduled
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
     from dpoptax import accounting
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
-    """Whole groups in turns; the last examples, less than a batch, are never drawn."""
+    """Draws whole groups in turns. The last examples, fewer than a batch, are never drawn."""
     groups = dataset_size // batch_size
     return matrix.CyclicPoissonSampler(groups * batch_size, batch_size, cycle_length=groups, **rest)
 
@@ -34,27 +33,20 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 }
 
 
-Schedule: TypeAlias = tuple[tuple[int, float], ...]
-"""What noise multipliers are to the least of them, by the first step of each phase."""
-
-
 @dataclasses.dataclass(frozen=True)
-class PrivacyPlan:
-    """What is fixed about privacy before the first step.
+class RunPlan:
+    """The privacy of a run, as it is fixed before the first step.
 
     Attributes:
-        sampler: Draws the batches and owns the matching accounting event; holds the run's seed, or
-            what follows from it.
-        noise_multiplier: Noise standard deviation relative to the clip norm, the least of a
-            schedule; 0 if not private.
+        sampler: Draws the batches and owns the matching accounting event. It holds the run's seed,
+            or one that is derived from it.
+        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
         accountant: "pld", "rdp" or "monte_carlo".
-        unproven: Why no ε may be stated although there is noise; None where one may.
-        strategy: How the noise is correlated over the steps; None where it is independent.
-        schedule: What the noise multiplier of each phase is to the least, by the phase's first
-            step; None where all steps have one.
-        seed: The config's, or the one that was drawn.
+        unproven: Reason why no ε may be stated in spite of noise. None: one may be stated.
+        strategy: Strategy of correlated noise. None for independent noise.
+        seed: The config's seed, or the one that was drawn.
     """
 
     sampler: sampling.Sampler
@@ -64,37 +56,26 @@ class PrivacyPlan:
     accountant: "accounting.Accountant"
     unproven: str | None = None
     strategy: matrix.Strategy | None = None
-    schedule: Schedule | None = None
     seed: int = dataclasses.field(default=0, repr=False)
 
     @property
-    def noise(self) -> float | dict[int, float]:
-        """The noise multiplier, or those of the phases by their first steps."""
-        return _noise(self.noise_multiplier, self.schedule)
-
-    @property
-    def relative(self) -> dict[int, float] | None:
-        """The schedule as the accounting takes it."""
-        return _by_step(self.schedule)
-
-    @property
     def priced(self) -> Any:
-        """What the accounting takes for the sampler: noise that is correlated has its share."""
+        """The sampler, or with correlated noise the participation, as the accounting takes it."""
         return _priced(self.sampler, self.strategy)
 
     @property
     def cost(self) -> tuple[Any, ...]:
-        """What ε follows from: equal for plans of one price."""
+        """Everything that ε follows from: equal for plans with the same price."""
         return (*self._release.values(), self.permitted_steps, self.unproven)
 
     def epsilon(self, steps: int) -> float | None:
-        """ε after `steps` steps; None where nothing is promised."""
+        """Returns ε after `steps` steps, or None without a promise."""
         if self.delta is None or self.noise_multiplier == 0:
             return None
         return _epsilon(**self._release, steps=steps)
 
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
-        """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
+        """Returns an upper bound on ε after each of `steps` steps, cheap enough to show at each.
 
         See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
         """
@@ -107,16 +88,15 @@ class PrivacyPlan:
         return {
             "sampler": _without_seed(self.priced),
             "noise_multiplier": self.noise_multiplier,
-            "schedule": self.schedule,
             "delta": self.delta,
             "accountant": self.accountant,
         }
 
 
-def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
-    """Sampler, noise and number of steps of a run on `dataset_size` training examples.
+def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
+    """Plans sampler, noise and steps of a run on `dataset_size` training examples.
 
-    Where the unit is a user, on so many users.
+    If ε protects users, it is the number of users.
 
     Raises:
         ConfigError: A batch larger than the data, or an unknown sampling.
@@ -142,14 +122,14 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         **_turns(config, dataset_size),
     )
     if not config.method.private:
-        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
+        return RunPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
                 f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
                 f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
             )
-        return PrivacyPlan(
+        return RunPlan(
             sampler,
             config.noise_multiplier,
             config.steps,
@@ -174,48 +154,27 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
                 f"fixed_point=True for method={config.method.name} with sampling="
                 f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
             ) from error
-    schedule = _schedule(config)
     noise_multiplier, permitted = _noise_and_steps(
         _without_seed(priced),
-        schedule=schedule,
         epsilon=config.epsilon,
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
         steps=config.steps,
         accountant=config.accountant,
     )
-    return PrivacyPlan(
+    return RunPlan(
         sampler,
         noise_multiplier,
         permitted,
         config.delta,
         config.accountant,
         strategy=strategy,
-        schedule=schedule,
         seed=seed,
     )
 
 
-def _schedule(config: TrainConfig) -> Schedule | None:
-    """The method's schedule; its least is 1, as a sweep prices what it chooses by the least."""
-    relative = config.method.schedule(config.steps)
-    if relative is None:
-        return None
-    if config.noise_multiplier == 0:
-        raise ConfigError(
-            f"noise_multiplier={config.noise_multiplier} for method={config.method.name}: no noise "
-            "has no schedule; give a positive one, or method=DPSGD() for clipping without noise"
-        )
-    if (least := min(relative.values(), default=None)) != 1:
-        raise ConfigError(
-            f"method={config.method.name}: the least of schedule({config.steps}) is {least}, and "
-            "what it returns is relative to the least noise multiplier; divide all by their least"
-        )
-    return tuple(relative.items())
-
-
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
-    """How often an example takes part, for the samplings that ask."""
+    """Returns the options of samplers on how often an example takes part."""
     if config.sampling == "cyclic":
         return {"cycle_length": config.method.cycle_length}
     if config.sampling == "min_separation":
@@ -239,67 +198,44 @@ def _counted(config: TrainConfig) -> str:
     return "users" if config.unit == "user" else "training examples"
 
 
-@once(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _noise_and_steps(
     sampler: Any,
     *,
-    schedule: Schedule | None,
     epsilon: float | None,
     delta: float,
     noise_multiplier: float | None,
     steps: int,
     accountant: "accounting.Accountant",
 ) -> tuple[float, int]:
-    """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
+    """Returns the noise multiplier, and how many of `steps` steps stay within `epsilon`."""
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
         assert epsilon is not None  # a config has one of the two
         noise_multiplier = dpoptax.accounting.calibrate_noise_multiplier(
-            **release,
-            epsilon=epsilon,
-            steps=steps,
-            schedule=_by_step(schedule),
+            **release, epsilon=epsilon, steps=steps
         )
-    noise = _noise(noise_multiplier, schedule)
-    # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
-    # without a budget too: what the accounting objects to shows before the first step.
-    spent = _epsilon(**release, noise_multiplier=noise_multiplier, schedule=schedule, steps=steps)
+    # By the function that counts the spent ε, also for a calibrated multiplier and without a
+    # budget, so that errors of the accounting show before the first step.
+    release["noise_multiplier"] = noise_multiplier
+    spent = _epsilon(**release, steps=steps)
     if epsilon is not None and spent > epsilon:
-        steps = dpoptax.accounting.calibrate_steps(
-            **release, noise_multiplier=noise, epsilon=epsilon
-        )
+        steps = dpoptax.accounting.calibrate_steps(**release, epsilon=epsilon)
     return noise_multiplier, steps
 
 
-@once(maxsize=4096)
-def _epsilon(*, noise_multiplier: float, schedule: Schedule | None, **release: Any) -> float:
-    noise = _noise(noise_multiplier, schedule)
-    return dpoptax.accounting.epsilon(noise_multiplier=noise, **release)
+@functools.lru_cache(maxsize=4096)
+def _epsilon(**release: Any) -> float:
+    return dpoptax.accounting.epsilon(**release)
 
 
-@once(maxsize=256)
-def _curve(
-    *,
-    noise_multiplier: float,
-    schedule: Schedule | None,
-    steps: tuple[int, ...],
-    delta: float,
-    **release: Any,
-) -> tuple[float, ...]:
-    noise = _noise(noise_multiplier, schedule)
+@functools.lru_cache(maxsize=256)
+def _curve(*, steps: tuple[int, ...], delta: float, **release: Any) -> tuple[float, ...]:
     planned = dpoptax.accounting.planned_guarantee(
-        noise_multiplier=noise, steps=max(steps, default=0), delta=delta, **release
+        steps=max(steps, default=0), delta=delta, **release
     )
     return tuple(planned.epsilon_curve(steps, delta).tolist())
-
-
-def _noise(noise_multiplier: float, schedule: Schedule | None) -> float | dict[int, float]:
-    return scheduled(noise_multiplier, _by_step(schedule))
-
-
-def _by_step(schedule: Schedule | None) -> dict[int, float] | None:
-    return None if schedule is None else dict(schedule)
 
 
 def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
@@ -307,7 +243,7 @@ def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
 
 
 def _without_seed(sampler: Any) -> Any:
-    """The guarantee does not depend on the seed: without it, runs over many share the caches."""
+    """Removes the seed, on which ε does not depend, so that runs over seeds share the caches."""
     if isinstance(sampler, matrix.Participation):
         return dataclasses.replace(sampler, sampler=_without_seed(sampler.sampler))
     return dataclasses.replace(sampler, seed=0)

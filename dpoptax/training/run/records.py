@@ -1,4 +1,4 @@
-"""What a run leaves behind: strict JSON, tables, the hash of the parameters, versions."""
+"""Writes strict JSON, tables and parameters, and identifies versions and code."""
 
 import dataclasses
 import decimal
@@ -21,12 +21,12 @@ from dpoptax.training.errors import ConfigError
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON of `plain` values."""
+    """Returns strict JSON of `plain` values."""
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """What is read of the JSON of a value, dataclasses too; None for NaN and infinities."""
+    """Returns a value as its JSON is read, also of dataclasses. NaN and infinities become None."""
     if dataclasses.is_dataclass(value):
         return {
             field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -44,24 +44,24 @@ def plain(value: Any) -> Any:
 
 
 def epsilon_text(epsilon: float, decimals: int = 3, *, lower: bool = False) -> str:
-    """ε to show, rounded up: what is stated is never less than what was spent.
+    """Formats ε, rounded up, so that the stated ε is never less than the spent one.
 
-    A `lower` bound is rounded down: never more than what was proved.
+    A `lower` bound is rounded down, so that it is never more than the proved one.
     """
     with decimal.localcontext(rounding=decimal.ROUND_FLOOR if lower else decimal.ROUND_CEILING):
         return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
 
 
 def delta_text(delta: float) -> str:
-    """δ to show, to three digits, rounded up."""
+    """Formats δ to three digits, rounded up."""
     with decimal.localcontext(rounding=decimal.ROUND_CEILING):
         return f"{float(f'{decimal.Decimal(repr(float(delta))):.2e}'):g}"
 
 
 def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
-    """Write `value` to `path` in one piece: a killed process leaves no half-written file.
+    """Writes `value` to `path` in one piece: a killed process leaves no half-written file.
 
-    What is `secret` is for its owner alone to read.
+    A `secret` file is readable by its owner only.
     """
     partial = path.with_name(path.name + ".partial")
     if secret:
@@ -71,18 +71,13 @@ def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
 
 
 def make_secret(path: Path) -> None:
-    """An empty file for its owner alone in the place of what is there, which others may read."""
+    """Replaces a file by an empty one that only its owner can read."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
 
 
-def write_lines(path: Path, values: Iterable[Any]) -> None:
-    """Write `values` to `path`, a line of JSON each."""
-    path.write_text("".join(to_json(value) + "\n" for value in values), encoding="utf-8")
-
-
 def params_sha256(params: Any) -> str:
-    """SHA-256 over the bytes of all leaves, in the order of `jax.tree.leaves`, row-major."""
+    """Returns the SHA-256 of the bytes of all leaves, in the order of `jax.tree.leaves`."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
@@ -90,27 +85,20 @@ def params_sha256(params: Any) -> str:
 
 
 def save_params(path: Path, params: Any) -> None:
-    """The parameters in flax's msgpack format; `flax.serialization.msgpack_restore` reads them."""
+    """Writes parameters as msgpack, which `flax.serialization.msgpack_restore` reads."""
     path.write_bytes(serialization.to_bytes(jax.device_get(params)))
 
 
 def versions() -> dict[str, str]:
-    """Versions that the numbers of a run depend on."""
-    return dict(_versions())  # one for each caller to keep
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
+    """Returns the versions that the numbers of a run depend on."""
     packages = ("dpoptax", "jax", "jaxlib", "optax", "flax", "numpy", "dp-accounting")
-    return {
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in packages},
-    }
+    found = {package: importlib.metadata.version(package) for package in packages}
+    return {"python": platform.python_version(), **found}
 
 
 @functools.cache
 def source_sha256() -> str:
-    """SHA-256 over dpoptax's own source files: what the same code computed can be kept."""
+    """Returns the SHA-256 of dpoptax's source files, which identifies the code of a result."""
     digest = hashlib.sha256()
     (package,) = map(Path, dpoptax.__path__)
     for path in sorted(package.rglob("*.py")):
@@ -119,7 +107,7 @@ def source_sha256() -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, its columns as wide as their widest cell."""
+    """Formats a Markdown table, with columns as wide as their widest cell."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in table]

@@ -1,4 +1,4 @@
-"""A run as all its parts see it: what was asked for, what it may spend, and what it trains with."""
+"""Resolves a config within its plan: its model, its clip and its optimizer."""
 
 import dataclasses
 import math
@@ -9,35 +9,32 @@ import jax
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Kind
-from dpoptax.training.models import models
 from dpoptax.training.run import seeds
-from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.seeds import Keys
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A config with all that follows from it and from what its data are, made once.
+class ResolvedRun:
+    """A config with everything that follows from it and from its data.
 
     Attributes:
-        config: What was asked for. If its seed is None, summaries do not tell the seed that was
-            drawn.
-        plan: How the run is sampled, with its seed, and what it may spend.
+        config: The config. If its seed is None, summaries do not reveal the drawn seed.
+        plan: Its sampler, with the seed, and its budget.
         model: Maps one example's inputs to logits.
         chain: Its clip, noise, filter and optimizer.
         init_key: Of the parameters.
     """
 
     config: TrainConfig
-    plan: PrivacyPlan
+    plan: RunPlan
     model: nn.Module
-    chain: Chain
+    chain: TrainingChain
     init_key: jax.Array
 
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
-        """What the run promises, from the ledger that the noise stage kept in the final state."""
+        """Returns the guarantee of the run, from the ledger in the final state."""
         config, plan = self.config, self.plan
         epsilon = None
         if plan.delta is not None and plan.noise_multiplier > 0:
@@ -52,7 +49,6 @@ class Run:
             "epsilon": epsilon,
             "delta": plan.delta,
             "noise_multiplier": plan.noise_multiplier if config.method.private else None,
-            "noise_schedule": plan.schedule,
             "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
             "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
             "accountant": config.accountant,
@@ -66,25 +62,23 @@ class Run:
 
 def resolve(
     config: TrainConfig,
-    plan: PrivacyPlan,
+    plan: RunPlan,
     *,
     num_classes: int,
-    kind: Kind,
     keys: Keys | None = None,
-) -> Run:
-    """The run of a config within its plan.
+) -> ResolvedRun:
+    """Resolves a config within its plan.
 
     Args:
-        config: What was asked for.
+        config: The config.
         plan: From `make_plan`, of this config.
-        num_classes: Of the data; 0 for generation.
-        kind: What an example is.
+        num_classes: Of the data; 0 for labels of tokens.
         keys: That the steps begin with; None: those that follow from the run's seed.
 
     Raises:
         ConfigError: As for `build_model` and `build_chain`.
     """
-    model = models.build_model(config, num_classes, kind)
+    model = config.build_model(num_classes)
     init_key, own = seeds.keys(plan.seed, config.generator)
     chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
-    return Run(config, plan, model, chain, init_key)
+    return ResolvedRun(config, plan, model, chain, init_key)

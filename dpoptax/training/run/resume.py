@@ -1,31 +1,28 @@
-"""Whether a config may go on with a run that was begun: same mechanism, sampler and data."""
+"""Checks that a config may go on with a run: same mechanism, sampler and data."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
-import numpy as np
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset, Split
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
-from dpoptax.training.run.resolved import Run
+from dpoptax.training.run.resolved import ResolvedRun
 
-# Up to so many devices the room for rounding is the same (docs/bound.md).
+# Up to so many devices the room for rounding is the same (docs/developers/bound.md).
 _FEW = 8
 
 
-def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices) -> dict[str, Any]:
-    """What a checkpoint records of its run, the ledger included, of its data and its devices."""
+def describe(
+    run: ResolvedRun, opt_state: Any, fingerprint: str, place: devices.Devices
+) -> dict[str, Any]:
+    """Returns the record of a run for a checkpoint, with its ledger, data and devices."""
     return {
         "run": _identity(run),
         "data": fingerprint,
@@ -37,14 +34,14 @@ def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices)
 
 
 def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainConfig:
-    """Returns `config` with the seed of the begun run, unless it has a seed of its own."""
+    """Returns `config` with the seed of the begun run, unless it has a seed."""
     if record is None or config.seed is not None:
         return config
     return dataclasses.replace(config, seed=record["seed"])
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
-    """The records that were written, by whichever start of the run, by their step."""
+    """Reads the records that earlier starts of the run have written, by their step."""
     if not metrics.exists():
         return {}
     lines = metrics.read_text(encoding="utf-8").splitlines()
@@ -55,12 +52,12 @@ def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
 def as_shown(
     observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
 ) -> Callable[[dict[str, Any]], object]:
-    """`observe`, of records that are bit for bit those that an earlier start has shown, if any.
+    """Wraps `observe`, and checks that records equal those of an earlier start bit for bit.
 
-    A step that is run again has the noise that it had. Where its sum is rounded otherwise, as other
-    flags of the compiler, another processor or kernels without an order of their own do, the
-    difference of what was shown and what would be is data without noise: no bit of it may be seen.
-    So each step that was shown is to be shown again before a later one is.
+    A step that is run again has the same noise. If its sum is rounded differently, because of other
+    compiler flags, another processor or kernels without a fixed order, the difference of the two
+    results is data without noise, and no bit of it may be seen. So each step that was shown has to
+    be shown again before a later one.
     """
     passed = -1
 
@@ -90,10 +87,10 @@ def as_shown(
     return checked
 
 
-def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) -> None:
+def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, shown: int) -> None:
     """Raises a `ConfigError` that names the first field in which the begun run differs.
 
-    Or where its budget is less than what was spent up to `shown`, the last step that was shown.
+    Or if its budget is less than the ε spent up to `shown`, the last step that was shown.
     """
     config, plan = run.config, run.plan
     if plan.seed != record["seed"]:
@@ -101,11 +98,7 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
             f"seed differs from that of the run in {workdir}: it would go on with other noise on "
             "the same data; give the old one, or another workdir for a new run"
         )
-    new = _identity(run)
-    new["method"] = as_recorded(new["method"], record["run"]["method"])
-    # A field that the record has not came later: its default is what was done before.
-    defaults = records.plain(TrainConfig().to_dict())
-    old = {name: defaults[name] for name in new if name in defaults} | record["run"]
+    new, old = _identity(run), record["run"]
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
         if before != now:
@@ -124,13 +117,13 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
         )
 
 
-def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
-    """What decides, beside the config, which sums the same noise is added to.
+def arithmetic(run: ResolvedRun, place: devices.Devices) -> dict[str, Any]:
+    """Returns everything besides the config on which the sums of a run depend.
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
     little shorter; the versions that draw batches, alter examples and compute gradients; in which
-    numbers they do, and how keys are split. Where every bit counts, any number of devices and
-    hosts, too, which add up in another order.
+    numbers they do, and how keys are split. If every bit counts, also any number of devices and
+    hosts, which add up in another order.
     """
     exact = run.config.fixed_point
     shards = 1 if place.mesh is None else place.mesh.size
@@ -149,11 +142,13 @@ def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
     }
 
 
-def check_same_sums(run: Run, record: dict[str, Any], place: devices.Devices, shown: int) -> None:
-    """Raises where steps whose results were shown would be run again with other sums.
+def check_same_sums(
+    run: ResolvedRun, record: dict[str, Any], place: devices.Devices, shown: int
+) -> None:
+    """Raises if steps whose results were shown would be run again with other sums.
 
     The same noise would be added to other batches, or to gradients that are clipped or rounded
-    otherwise: the difference of what was shown and what would be has none.
+    differently. The difference of the two results would have no noise.
     """
     old, new = record.get("arithmetic", {}), arithmetic(run, place)
     if shown <= record["step"] or old == new:
@@ -170,8 +165,8 @@ def check_same_sums(run: Run, record: dict[str, Any], place: devices.Devices, sh
     )
 
 
-def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
-    """Raises where the run would end before a step that was shown, which its ε would leave out."""
+def check_end(run: ResolvedRun, record: dict[str, Any], shown: int) -> None:
+    """Raises if the run would end before a step that was shown, which its ε would leave out."""
     if max(record["step"], run.plan.permitted_steps) < shown:
         raise ConfigError(
             f"steps={run.config.steps} ends the run before step {shown}, whose metrics it has "
@@ -180,45 +175,8 @@ def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
         )
 
 
-def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
-    """A hash of the training examples and of all owners, keyed by the run's seed.
-
-    Of examples that are in memory all count, so that one that was replaced shows: between a step
-    that was shown and the same one run again it would be all that differs, without noise. Of those
-    that are streamed a spread does. And of what a published model computes with and does not train,
-    on which gradients depend, too: its configuration, and a spread of each frozen weight. What it
-    trains is in the checkpoint.
-
-    It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
-    and who does can subtract the noise anyway. Instead of features, which another machine may
-    round otherwise, what they were computed from counts.
-    """
-    key = hashlib.sha256(str(run.plan.seed).encode()).digest()
-    found = hashlib.blake2b(key=key, digest_size=16)
-    examples = streaming.read(dataset.train, streaming.spread(dataset.train_size))
-    whole = dataset.computed_from
-    if run.config.features != "none":
-        examples = examples["labels"]
-    elif streaming.in_memory(dataset.train):
-        whole = streaming.checksums(cast(Split, dataset.train))
-    for name, checksum in whole.items():
-        found.update(f"{name} {checksum}".encode())
-    owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
-        values = np.ascontiguousarray(leaf)
-        found.update(repr((jax.tree_util.keystr(path), values.dtype.str, values.shape)).encode())
-        found.update(values.tobytes())
-    found.update(repr(owners).encode())
-    if run.config.pretrained is not None:
-        found.update(repr(run.model).encode())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen):
-            found.update(jax.tree_util.keystr(path).encode())
-            found.update(np.asarray(leaf).ravel()[streaming.spread(leaf.size)].tobytes())
-    return found.hexdigest()
-
-
-def check_same_on_hosts(run: Run, fingerprint: str, place: devices.Devices) -> None:
-    """Raises where hosts have another config, seed or data: a record could be in two parts.
+def check_same_on_hosts(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> None:
+    """Raises if hosts have another config, seed or data: a record could be in two parts.
 
     Or other versions, which may draw other noise for the same sum.
     """
@@ -231,21 +189,20 @@ def check_same_on_hosts(run: Run, fingerprint: str, place: devices.Devices) -> N
 
 
 def check_same_data(record: dict[str, Any], now: str) -> None:
-    """Raises where the begun run had other examples or owners, or another published model."""
+    """Raises if the begun run had other examples or owners, or another published model."""
     if record.get("data") != now:
         raise ConfigError(
             "the training examples, whose they are, or the weights of the published model differ "
             f"from those of the run's first {record['step']} steps: no ε holds for two data sets "
             "in one run, and steps that are run again would add the same noise to other gradients; "
-            "give the old ones (data_dir, owners, pretrained), or another workdir for a new run"
+            "give the old ones (data_dir, pretrained), or another workdir for a new run"
         )
 
 
 def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
-    """Raises where the restored ledger is not that of the record: a checkpoint mixed from two."""
+    """Raises if the restored ledger is not that of the record: a checkpoint mixed from two."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
         restored = _ledger(ledger)
-        stored = records.plain(_defaults(ledger.mechanism)) | stored
         if restored != stored or ledger.releases != record["step"]:
             raise ConfigError(
                 f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
@@ -253,8 +210,8 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
             )
 
 
-def _identity(run: Run) -> dict[str, Any]:
-    """What must not change, data and sampling first; JSON values, and no seed."""
+def _identity(run: ResolvedRun) -> dict[str, Any]:
+    """Returns the fields that must not change, as JSON values without the seed."""
     config, plan = run.config, run.plan
     sampler = dataclasses.asdict(plan.sampler)
     del sampler["seed"]
@@ -274,22 +231,16 @@ def _identity(run: Run) -> dict[str, Any]:
     )
 
 
-def _made_for_its_steps(run: Run) -> bool:
-    """Whether another number of steps would be another run.
+def _made_for_its_steps(run: ResolvedRun) -> bool:
+    """Returns whether another number of steps would be another run.
 
-    A record has room for so many, and noise that is correlated or has a schedule was made for so
-    many. A schedule of the learning rate for more would take steps that are run again, after a
-    stop, to other parameters: the same noise, already shown, would be added to the gradients there.
+    Correlated noise was made for this number. A learning rate with a
+    schedule for more steps would lead the steps that are run again, after a stop, to other
+    parameters. The same noise, already shown, would then be added to the gradients there.
     """
     config = run.config
-    noise = run.plan.strategy, run.plan.schedule
-    return bool(config.record) or any(noise) or config.schedule != "constant"
+    return run.plan.strategy is not None or config.schedule != "constant"
 
 
 def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:
     return records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
-
-
-def _defaults(mechanism: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(mechanism)
-    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}

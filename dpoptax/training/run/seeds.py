@@ -1,4 +1,4 @@
-"""A run's seed by its generator, and what follows from it: keys, and seeds for what draws."""
+"""Derives keys and the seeds of samplers from the seed of a run."""
 
 import hashlib
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Keys(NamedTuple):
-    """What the steps of a run draw by.
+    """The keys of a run's steps.
 
     Attributes:
         noise: A typed key of threefry, or one of ChaCha20.
@@ -21,19 +21,19 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, noise: jax.Array) -> "Keys":
-        """With a key of threefry for the noise, and one that follows from it."""
+        """Returns keys with a threefry key for the noise, and one derived from it."""
         return cls(noise, jax.random.fold_in(noise, 2**32 - 1))  # there are not so many steps
 
     @classmethod
     def fixed(cls, generator: str) -> "Keys":
-        """Keys of zeros, for who folds keys of their own into them."""
+        """Returns keys of zeros, for callers that fold their keys into them."""
         found = cls.of(jax.random.key(0))
         ciphered = generator == "chacha20"
         return found._replace(noise=jnp.zeros(8, jnp.uint32)) if ciphered else found
 
 
 def keys(seed: int, generator: str) -> tuple[jax.Array, Keys]:
-    """The key of the parameters, and those of the steps, from all bits of a seed."""
+    """Derives the key of the parameters and those of the steps from all bits of a seed."""
     if generator == "chacha20":
         uses = "parameters", "random numbers of losses"
         first, random = (jax.random.wrap_key_data(_words(seed, use)[:2]) for use in uses)
@@ -43,26 +43,26 @@ def keys(seed: int, generator: str) -> tuple[jax.Array, Keys]:
 
 
 def bits(generator: str) -> int:
-    """How many a seed has that is drawn."""
+    """Returns the number of bits of a drawn seed."""
     return 256 if generator == "chacha20" else 63
 
 
 def of_batches(seed: int, generator: str) -> int | bytes:
-    """The sampler's seed."""
+    """Returns the seed of the sampler."""
     return derived(seed, "batches") if generator == "chacha20" else seed
 
 
 def of_records(seed: int, generator: str) -> int:
-    """What draws, by NumPy's generator, which of a user's records take part.
+    """Returns the seed that draws, by NumPy's generator, which of a user's records take part.
 
-    It need not be secret. But where the seed is a cipher's it must not tell that, and whoever
-    knows a user's records may find bits of it in what is released.
+    It need not be secret. But it must not reveal the seed of a cipher, because an adversary who
+    knows a user's records may find bits of it in the releases.
     """
     return int.from_bytes(derived(seed, "records")) if generator == "chacha20" else seed
 
 
 def derived(seed: int, use: str) -> bytes:
-    """256 bits for a use, which tell nothing of the seed, nor of those for another use."""
+    """Derives 256 bits for a use, which reveal neither the seed nor those of another use."""
     return hashlib.shake_256(seed.to_bytes(32, "big") + use.encode()).digest(32)
 
 

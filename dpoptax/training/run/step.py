@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.training.data.augmentations import step_key
-from dpoptax.training.models.models import example_loss
-from dpoptax.training.run.chain import Chain
+from dpoptax.training.models import example_loss
+from dpoptax.training.run.chain import TrainingChain
 from dpoptax.users import per_user_loss
 
 Step = Callable[..., tuple[Any, Any]]
@@ -64,7 +64,7 @@ class Loaded:
 
 
 def compile_step(
-    chain: Chain,
+    chain: TrainingChain,
     model: nn.Module,
     example_args: tuple[Any, ...],
     mesh: jax.sharding.Mesh | None = None,
@@ -87,7 +87,7 @@ def compile_step(
 
 @functools.lru_cache(maxsize=64)
 def _compile(
-    chain: Chain,
+    chain: TrainingChain,
     model: nn.Module,
     leaves: Any,
     structure: Any,
@@ -107,7 +107,7 @@ def _compile(
 
 
 def build_step(
-    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None
+    chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None = None
 ) -> Callable[..., tuple[Any, Any]]:
     """Builds `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` to trace."""
     build_gradient = _private_gradient if chain.config.method.private else _plain_gradient
@@ -127,14 +127,14 @@ def build_step(
     return step
 
 
-def _loss(chain: Chain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
-    """What is differentiated of one example, or of one user."""
+def _loss(chain: TrainingChain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
+    """Returns the loss of one example, or of one user."""
     loss = chain.config.method.loss(example_loss(model, frozen))
     return per_user_loss(loss) if chain.config.unit == "user" else loss
 
 
 def _private_gradient(
-    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
+    chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
 ) -> Callable[..., Any]:
     clipped_grad = dpoptax.clipped_grad(
         _loss(chain, model, frozen),
@@ -154,7 +154,7 @@ def _private_gradient(
 
 
 def _plain_gradient(
-    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
+    chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
 ) -> Callable[..., Any]:
     config = chain.config
     loss = _loss(chain, model, frozen)

@@ -1,8 +1,10 @@
 """Several configs at one ε: the same tuning budget for each, then the same seeds."""
 
 import dataclasses
+import json
 import math
 import os
+import secrets
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import Any
 
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.search import lines, settings
+from dpoptax.training.search import settings
 from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
@@ -22,13 +25,12 @@ from dpoptax.training.search.results import (
     Record,
     method_result,
 )
-from dpoptax.training.search.same_data import KnownData
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `dpoptax compare` does.
+    """Options of `dpoptax compare`.
 
     For every config, each learning rate is first tried on every seed with a fifth of the training
     split held out; the best mean accuracy on that fifth selects. The selected rate is then trained
@@ -39,8 +41,8 @@ class Comparison:
     workdir: Path
     """Directory for results.json, table.md, comparison.png and the runs' records in runs/. A run
     that the same code finished with the same settings is not trained again: the same command goes
-    on where it was stopped, and one with more configs trains those alone. After a change of a
-    method in a module of its own outside the package, whose code is not seen, give another. Other
+    on where it was stopped, and one with more configs trains those alone. After a change of the
+    code of a method outside the package, which is not noticed, give another directory. Other
     examples under the name of a data set are refused by data.json, which is for its owner alone."""
     seeds: int = 5
     """Number of repetitions, with the seeds 0, 1, 2, ... for every config, so that a comparison can
@@ -66,13 +68,10 @@ class Comparison:
     dataset: str | None = None
     """Data set of every config."""
     set: tuple[str, ...] = ()
-    """FIELD=VALUE for any other field of every config, such as features=scattering; fields of their
+    """FIELD=VALUE for any other field of every config, such as sampling=cyclic; fields of their
     methods as method.FIELD=VALUE."""
     trial_seeds: int | None = None
     """Number of seeds, the first ones, that each learning rate is tried on; None: all."""
-    records: Path | None = None
-    """A file of JSON lines, to which every run, trials too, adds its own once its method is done;
-    `python -m experiments image-benchmark` draws them."""
     processes: int = 1
     """Number of runs at a time; several share the cores, so that their seconds do not compare."""
 
@@ -91,16 +90,16 @@ class Comparison:
 def compare(
     configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
 ) -> ComparisonResult:
-    """Run `comparison` over named configs, write its files, return what results.json holds.
+    """Runs `comparison` over named configs, writes its files and returns the results.
 
     Raises:
         ConfigError: Configs whose results do not belong into one table.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
-    known = KnownData(comparison.workdir / "data.json")
     for config in reversed(configs.values()):  # the runs find what is computed here once
         dataset = dataset_of(config, held_out=False, progress=progress)
-        known.check(config)
+    data = comparison.workdir / "data.json"
+    known = _known_data(configs, data)
     size = dataset.units(config.unit)
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
@@ -108,20 +107,28 @@ def compare(
     for config in configs.values():  # every bad value shows before the first long run
         make_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
-    known.write()
+    records.write_json(data, known, secret=True)
 
     seeds = range(comparison.seeds)
     path, versions = comparison.workdir / "results.json", records.versions()
+    code = records.source_sha256()
     methods: list[MethodResult] = []
 
     def results() -> ComparisonResult:
         return ComparisonResult(
-            dataset.name, epsilon, delta, list(seeds), _notes(methods), list(methods), versions
+            dataset.name,
+            epsilon,
+            delta,
+            list(seeds),
+            _notes(methods),
+            list(methods),
+            versions,
+            code,
         )
 
     tried_on = seeds[: comparison.trial_seeds]
     total = sum(len(plan) * (len(plan) > 1) * len(tried_on) + len(seeds) for plan in plans)
-    made_by = records.to_json({"code": records.source_sha256(), **versions})
+    made_by = records.to_json({"code": code, **versions})
     with (
         Runner(
             comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
@@ -131,24 +138,39 @@ def compare(
         for name, label, plan in zip(names, configs, plans, strict=True):
             bar.set_description(name)
             config = configs[label]
-            rate, grid, runs, tried = _one_method(config, plan, seeds, tried_on, runner, bar)
-            methods.append(method_result(name, rate, grid, runs))
+            rate, grid, runs = _one_method(config, plan, seeds, tried_on, runner, bar)
+            methods.append(method_result(name, label, rate, grid, runs))
             records.write_json(path, results())
-            if comparison.records is not None:
-                described = [
-                    lines.line(label, epsilon, run, held_out=held_out)
-                    for found, held_out in ((tried, True), (runs, False))
-                    for run in found
-                ]
-                lines.append(comparison.records, described)
     # With matplotlib, for which no other command need wait.
-    from dpoptax.training.search import plots
+    from dpoptax.training.search import comparison_figure
 
     final = results()
     (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
-    plots.plot_comparison(final, comparison.workdir / "comparison.png")
+    comparison_figure.plot_comparison(final, comparison.workdir / "comparison.png")
     records.write_json(path, final)
     return final
+
+
+def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
+    """Returns the content of data.json: a fingerprint of each data set, and their secret key.
+
+    Raises:
+        ConfigError: Earlier runs were trained on other examples under the same name.
+    """
+    known: dict[str, Any] = {"key": secrets.randbits(63), "data": {}}
+    if path.is_file():
+        known = json.loads(path.read_text(encoding="utf-8"))
+    for config in configs.values():
+        name = f"{config.unit}s of {dataclasses.replace(config.data(), data_dir=None)}"
+        now = fingerprint(dataset_of(config, held_out=False), known["key"], test=True)
+        if known["data"].setdefault(name, now) != now:
+            raise ConfigError(
+                f"the examples of dataset={config.dataset!r}, or whose they are, differ from those "
+                f"that earlier runs in {path.parent} were trained or tested on: accuracies on both "
+                "do not compare, and runs of one seed would add the same noise to gradients on two "
+                "data sets; give the old ones (data_dir), or another workdir and count both"
+            )
+    return known
 
 
 def _one_method(
@@ -158,8 +180,8 @@ def _one_method(
     tried_on: range,
     runner: Runner,
     bar: Bar,
-) -> tuple[float, list[GridPoint], list[Record], list[Record]]:
-    """The selected rate, what was tried to select it, the runs with it, and those of the trials."""
+) -> tuple[float, list[GridPoint], list[Record]]:
+    """Returns the selected rate, all rates with their accuracies, and the runs with it."""
 
     def trials(rate: float, seeds: range, held_out: bool) -> list[Trial]:
         return [
@@ -168,18 +190,17 @@ def _one_method(
         ]
 
     grid = [GridPoint(rate, []) for rate in rates]
-    best, tried = grid[0], []
+    best = grid[0]
     if len(rates) > 1:
         wanted = [trial for rate in rates for trial in trials(rate, tried_on, held_out=True)]
-        tried = runner.run(wanted, bar)
-        accuracies = [run["test_accuracy"] for run in tried]
+        accuracies = [run["test_accuracy"] for run in runner.run(wanted, bar)]
         grid = [
             GridPoint(rate, accuracies[index * len(tried_on) :][: len(tried_on)])
             for index, rate in enumerate(rates)
         ]
         best = max(grid, key=lambda point: statistics.fmean(point.validation_accuracies))
     runs = runner.run(trials(best.learning_rate, seeds, held_out=False), bar)
-    return best.learning_rate, grid, runs, tried
+    return best.learning_rate, grid, runs
 
 
 def _on_one_footing(
@@ -202,8 +223,6 @@ def _on_one_footing(
         _common("dataset", configs, "--dataset, or configs of one data set")
         raise ConfigError("the configs have several data_dir; give --data-dir")
     _common("unit", configs, "--set unit=VALUE")
-    if len({config.owners for config in configs.values()}) > 1:
-        raise ConfigError("the configs have several owners; give --set owners=FILE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = configs | {
         name: dataclasses.replace(config, **calibrated) for name, config in private.items()

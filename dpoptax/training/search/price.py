@@ -1,26 +1,24 @@
-"""What a sweep is told, and what choosing the best of its trials costs."""
+"""Options of a sweep, and the price of choosing the best of its trials."""
 
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.search import settings
 
 if TYPE_CHECKING:
-    import dp_accounting as dpa
+    pass
 
-# What prices is imported by what asks for a price: help is not for who waits for that.
+# Functions import the accounting, so that help does not wait for it.
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What `dpoptax sweep` does.
+    """Options of `dpoptax sweep`.
 
     Each trial trains on the training split without a fifth, and is scored on that fifth. The best
     one is the result, as trained: nothing is trained again, and the test split sees it alone. Its
@@ -28,7 +26,7 @@ class Sweep:
     """
 
     workdir: Path
-    """Directory for best/ (may be published), and trials/, trials.md, sweep.png and sweep.json
+    """Directory for best/ (may be published), and trials/, trials.md and sweep.json
     (see trials.md for what may be). The same command goes on with a sweep that was stopped."""
     grid: tuple[str, ...] = ()
     """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD reaches the method's."""
@@ -64,7 +62,7 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What publishing the result costs; None where nothing is promised.
+    """Price of publishing the result. Fields are None without a promise.
 
     Attributes:
         epsilon: Of the result, selection included.
@@ -85,11 +83,11 @@ class Price:
 
 def price(
     candidates: list[settings.Candidate],
-    plans: list[PrivacyPlan],
+    plans: list[RunPlan],
     sweep: Sweep,
     chosen: list[int],
 ) -> Price:
-    """What the result of a sweep costs.
+    """Computes the price of the result of a sweep.
 
     A record is either trained on or held out. The first kind is protected by each trial's noisy
     gradients, the second by the noise on its scores: as little as keeps its ε within the first's.
@@ -105,7 +103,7 @@ def price(
     relations = sorted({plan.priced.neighboring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [_event(plan) for plan in plans]
+    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
@@ -138,25 +136,8 @@ def price(
     return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
 
 
-def _event(plan: PrivacyPlan) -> "dpa.DpEvent":
-    """What a trial releases, each phase of a schedule with its noise.
-
-    Where steps cannot be priced apart from each other, all with the least, which reveals no less.
-    """
-    from dp_accounting import ComposedDpEvent
-
-    noise, steps = plan.noise, plan.permitted_steps
-    if not isinstance(noise, dict) or not plan.priced.independent_steps:
-        return plan.priced.dp_event(plan.noise_multiplier, steps)
-    firsts = [first for first in sorted(noise) if first < steps]
-    counts = np.diff([*firsts, steps]).tolist()
-    return ComposedDpEvent(
-        [plan.priced.dp_event(noise[first], n) for first, n in zip(firsts, counts, strict=True)]
-    )
-
-
 def notes(sweep: Sweep, cost: Price) -> list[str]:
-    """What is promised of the result, and what of it may be published."""
+    """States the privacy of the result, and which files may be published."""
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [

@@ -1,4 +1,4 @@
-"""What a comparison and a sweep found, as results.json and sweep.json hold it."""
+"""Results of comparisons and sweeps, as results.json and sweep.json hold them."""
 
 import dataclasses
 import statistics
@@ -13,12 +13,12 @@ Record = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class GridPoint:
-    """A learning rate that was tried.
+    """A tried learning rate.
 
     Attributes:
         learning_rate: The rate.
-        validation_accuracies: On the fifth that was held out, one a seed; none where there was
-            nothing to select.
+        validation_accuracies: Accuracies on the held-out fifth, one for each seed. Empty if there
+            was nothing to select.
     """
 
     learning_rate: float
@@ -27,12 +27,13 @@ class GridPoint:
 
 @dataclasses.dataclass(frozen=True)
 class MethodResult:
-    """What one config came to.
+    """Result of one config.
 
     Attributes:
         name: Of the method, with that of the config where two have one method.
+        config: Name of the config.
         private: Whether an ε is stated.
-        unproven: Why none is although there is noise.
+        unproven: Reason why no ε is stated in spite of noise.
         epsilon: Of one run.
         learning_rate: The one that was selected.
         test_accuracy_mean: Over the seeds.
@@ -43,6 +44,7 @@ class MethodResult:
     """
 
     name: str
+    config: str
     private: bool
     unproven: str | None
     epsilon: float | None
@@ -60,12 +62,13 @@ class MethodResult:
 
 
 def method_result(
-    name: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
+    name: str, config: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
 ) -> MethodResult:
     """The result of a config whose runs at the selected rate are `runs`."""
     accuracies = [run["test_accuracy"] for run in runs]
     return MethodResult(
         name=name,
+        config=config,
         private=runs[0]["private"],
         unproven=runs[0]["unproven"],
         epsilon=runs[0]["epsilon"],
@@ -80,16 +83,17 @@ def method_result(
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonResult:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         dataset: The data set's name.
-        epsilon: Of every private config; None where none is.
+        epsilon: ε of every private config. None without private configs.
         delta: The same.
         seeds: Of the runs.
-        notes: What is to be said below the table.
+        notes: Notes below the table.
         methods: In the order of the configs.
-        versions: Of what the numbers depend on.
+        versions: Versions of the packages.
+        code: SHA-256 of the package's source files.
     """
 
     dataset: str
@@ -99,6 +103,7 @@ class ComparisonResult:
     notes: list[str]
     methods: list[MethodResult]
     versions: dict[str, str]
+    code: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +112,7 @@ class TrialResult:
 
     Attributes:
         config: The name of its config.
-        changes: What was tried, by field.
+        changes: Changed fields and their values.
         score: Held-out accuracy, with noise where that is asked for.
         record: The name of its file.
     """
@@ -119,20 +124,20 @@ class TrialResult:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config and what was tried, by the names of a table's columns."""
+        """The config and the changed fields, by the names of a table's columns."""
         return {"config": self.config, **self.changes}
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found.
+    """Result of a sweep.
 
     Attributes:
-        begun: What it was told, and its seed: by this a second start knows it again.
+        begun: Its options and its seed, by which a second start recognizes it.
         price: What publishing the result costs.
-        notes: What is promised of it.
+        notes: Statements on its privacy.
         trials: In the order in which they were drawn.
-        versions: Of what the numbers depend on.
+        versions: Versions of the packages.
         result: What best/summary.json holds; None where no trial was drawn.
     """
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
 
 
 def _is_unpriced(field: str, config: TrainConfig) -> bool:
-    """Whether a field of a config, or of its method, changes nothing of what a run costs."""
+    """Returns whether a field of a config, or of its method, does not affect the price of a run."""
     inner = field.removeprefix("method.")
     return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
 
@@ -146,6 +146,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
     of_method: dict[str, Any] = {}
     shown = {}
     known = {f.name for f in dataclasses.fields(config)} - {"method", "seed"}
+    paths = {f.name for f in dataclasses.fields(config) if Path in get_args(f.type)}
     known |= {f"method.{f.name}" for f in dataclasses.fields(config.method)}
     for field, value in changes.items():
         inner = field.removeprefix("method.")
@@ -153,7 +154,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
         if field not in known:
             raise unknown_name(f"{name}: setting", field, known)
         shown[field] = holder[inner] = _value(value, getattr(target, inner))
-        if field in ("pretrained", "owners") and isinstance(holder[field], str):
+        if field in paths and isinstance(holder[field], str):
             holder[field] = Path(holder[field])
     try:
         method = dataclasses.replace(config.method, **of_method)

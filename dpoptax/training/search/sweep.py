@@ -1,4 +1,4 @@
-"""A sweep over settings of a config: trials, the best of them, and what choosing it cost."""
+"""Sweeps over settings of configs: trials, the best of them, and the price of choosing it."""
 
 import contextlib
 import dataclasses
@@ -17,18 +17,16 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
+from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.method import as_recorded
-from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
-from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult, best_of
-from dpoptax.training.search.same_data import fingerprint
 from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
 
 
@@ -44,7 +42,9 @@ def run_sweep(
     begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
-    data = fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
+    data = fingerprint(
+        dataset_of(_priced(configs, sweep, candidates)[0].config, held_out=False), seed
+    )
     if begun.setdefault("data", data) != data:
         raise ConfigError(
             f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
@@ -67,7 +67,7 @@ def run_sweep(
 
 
 def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
-    """What would be said of the result; nothing is trained or written.
+    """Returns the statements on the result. Nothing is trained or written.
 
     Raises:
         ConfigError: As for `run_sweep`.
@@ -75,22 +75,12 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     begun, seeded = _begun(configs, sweep)
     _, _, cost = prepare(configs, seeded, begun["seed"], progress=progress)
     said = notes(seeded, cost)
-    new = sweep.seed is None and "data" not in begun
-    if new and sweep.repetitions == "fixed" and sweep.trials and not _of_one_cost(configs, sweep):
+    if sweep.seed is None and "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
-            "The settings are drawn when the sweep begins, and do not cost the same: the price is "
-            "that of other draws, and that of the sweep will be another one. With --seed it is "
-            "that of the draws that run."
+            "The settings are drawn when the sweep begins. If they do not cost the same, the price "
+            "is that of other draws. With --seed it is that of the draws that run."
         )
     return said
-
-
-def _of_one_cost(configs: dict[str, TrainConfig], sweep: Sweep) -> bool:
-    """Whether all that can be drawn costs the same."""
-    try:
-        return len(settings.costs(configs, sweep.random or sweep.grid)) == 1
-    except ConfigError:  # a range
-        return False
 
 
 def _run(
@@ -102,7 +92,7 @@ def _run(
     *,
     progress: bool,
 ) -> SweepResult:
-    """Trains what is missing, and writes the files."""
+    """Trains the missing trials and writes the files."""
     seed = begun["seed"]
     trials = [
         Trial(
@@ -137,16 +127,10 @@ def _run(
             params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
             published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
     results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
-    listed, drawn = sweep.workdir / "trials.md", sweep.workdir / "sweep.png"
-    if sweep.repetitions != "fixed":  # of these trials the best alone may be known
-        for path in (listed, drawn):
-            records.make_secret(path)
+    listed = sweep.workdir / "trials.md"
+    if sweep.repetitions != "fixed":  # only the best of these trials may be known
+        records.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
-    if rows:
-        # With matplotlib, for which no other command need wait.
-        from dpoptax.training.search import plots
-
-        plots.plot_sweep(results, drawn)
     records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
     return results
 
@@ -194,8 +178,8 @@ def prepare(
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
-            f"dataset={dataset.name!r} is for generation: a text counts with all of its tokens, so "
-            "the accuracy on held-out texts is no score whose sensitivity is known"
+            f"dataset={dataset.name!r} has a label for each token: an example counts with all of "
+            "its tokens, so the sensitivity of the accuracy on held-out examples is not known"
         )
     size = streaming.source_size(dataset.test)
     if sweep.held_out == "private":
@@ -212,7 +196,7 @@ def prepare(
 def _priced(
     configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
 ) -> list[settings.Candidate]:
-    """What the price is of, one at least: of a random number of draws all that can be drawn."""
+    """Returns the candidates to price: for a random number of trials all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
         return settings.costs(configs, sweep.random)
     return candidates
@@ -244,15 +228,12 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes", "seed")
     }
-    identity = records.plain(
-        {
-            "sweep": given,
-            "configs": {name: config.to_dict() for name, config in configs.items()},
-        }
-    )
+    # The seeds of the configs do not count: each trial has its own.
+    described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
+    identity = records.plain({"sweep": given, "configs": described})
     path = sweep.workdir / "sweep.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    same = begun is not None and _as_begun(identity, begun) == {n: begun[n] for n in identity}
+    same = begun is not None and identity == {name: begun[name] for name in identity}
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(
             f"{path} is of a sweep over other settings: its trials have been released already, and "
@@ -270,25 +251,6 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
         "data": begun.get("data"),
     }
     return {**identity, **found}, sweep
-
-
-def _as_begun(identity: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-    """Returns the identity as the version that began a sweep would have written it.
-
-    The seeds of the configs do not count: each trial has a seed of its own.
-    """
-    before = begun["configs"]
-    configs = {
-        name: {
-            **config,
-            "method": as_recorded(config["method"], before[name]["method"]),
-            "seed": before[name]["seed"],
-        }
-        if name in before
-        else config
-        for name, config in identity["configs"].items()
-    }
-    return {**identity, "configs": configs}
 
 
 def _drawn(
@@ -319,7 +281,7 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
 
 
 def _check_each_priced(
-    candidates: list[settings.Candidate], plans: list[PrivacyPlan], dataset_size: int
+    candidates: list[settings.Candidate], plans: list[RunPlan], dataset_size: int
 ) -> None:
     """Raises where a setting that was drawn costs what none of those that are priced does."""
     costs = [plan.cost for plan in plans]
@@ -328,7 +290,7 @@ def _check_each_priced(
             raise ConfigError(
                 f"{candidate.name} with {candidate.changes} has noise that the sweep is not priced "
                 f"for: a field of {type(candidate.config.method).__name__} that decides its "
-                "strategy, schedule or cycle_length is declared with Role.UNPRICED; take that away"
+                "strategy or cycle_length is declared with Role.UNPRICED; take that away"
             )
 
 
@@ -339,7 +301,6 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
         priced = records.plain(
             {
                 "noise_multiplier": plan.noise_multiplier,
-                "noise_schedule": plan.schedule,
                 "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
                 "steps": plan.permitted_steps,
                 "dataset_size": plan.sampler.dataset_size,
@@ -380,10 +341,10 @@ def _publish(
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
     dataset = dataset_of(config, held_out=False)
-    model = models.build_model(config, dataset.num_classes, dataset.kind)
+    model = config.build_model(dataset.num_classes)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
-    _, frozen = models.start_variables(config, model, example, jax.random.key(0))
-    evaluate = Evaluation(config, model, {"test": dataset.test}, frozen)
+    _, frozen = config.initial_variables(model, example, jax.random.key(0))
+    evaluate = Evaluator(config, model, {"test": dataset.test}, frozen)
     metrics = evaluate(serialization.msgpack_restore(params), "test")
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
@@ -403,6 +364,6 @@ def _publish(
 
 
 def _seed(seed: int, use: int | str) -> int:
-    """A seed of its own for each use of a sweep's."""
+    """Derives a seed for each use from that of a sweep."""
     words = np.random.SeedSequence([seed, *str(use).encode()]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])

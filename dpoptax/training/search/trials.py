@@ -1,8 +1,7 @@
-"""Many runs: one after the other or on all cores, and none twice.
+"""Trains many runs, one after the other or on all cores, and none twice.
 
-A run is a function of its config, seed included. One that was killed is run again from its start,
-or, if it had gone on for minutes, from where it was last saved. With the same noise on the same
-batches it releases what it would have released, and nothing more.
+A run is a function of its config, seed included. One that was killed is run again from its start.
+With the same noise on the same batches it repeats its releases and adds none.
 """
 
 import concurrent.futures
@@ -27,17 +26,15 @@ import jax
 from dpoptax.training import config_files
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Dataset, Wanted
+from dpoptax.training.data.dataset import Dataset, DatasetSpec
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
-from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.run import devices, records
-from dpoptax.training.run.checkpoints import Interim
 from dpoptax.training.run.privacy import make_plan
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(data: Wanted) -> Dataset:
+def _loaded(data: DatasetSpec) -> Dataset:
     return data.load()
 
 
@@ -46,7 +43,7 @@ class Trial:
     """One run of many.
 
     Attributes:
-        config: What is trained; its seed is a number.
+        config: Config of the run; its seed is a number.
         held_out: Whether a fifth of the training split takes the place of the test split.
         keep_params: Whether the final parameters are written next to the record.
     """
@@ -91,17 +88,8 @@ class Runner:
             self._pool = None
 
     def path(self, trial: Trial) -> Path:
-        """The file of a trial's record; its parameters lie next to it as .msgpack.
-
-        A record of before has no source of its method in its name, where one is known now.
-        """
-        config = trial.config.to_dict()
-        path = self._named(config, trial)
-        before = self._named({**config, "method": as_recorded(config["method"], {})}, trial)
-        return before if before.is_file() and not path.is_file() else path
-
-    def _named(self, config: dict[str, Any], trial: Trial) -> Path:
-        identity = [config, trial.held_out, trial.keep_params, self._made_by]
+        """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
+        identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self._made_by]
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self._directory / f"{name}.json"
 
@@ -109,7 +97,7 @@ class Runner:
         """The summary of each trial with its "history", in order.
 
         `bar` counts trials as they are found or trained. Below it is one of the steps of those in
-        training; where they have processes of their own, its clock goes on.
+        training. Where they have their own processes, its clock goes on.
         """
         bar = Bar(disable=True) if bar is None else bar
         paths = [self.path(trial) for trial in trials]
@@ -176,24 +164,19 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
     """Trains a trial, writes its record in one piece, and returns it."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
-    if trial.held_out:  # it has no texts of its own, and their scores select nothing
-        config = dataclasses.replace(config, beams=0)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
-    with Interim(path.with_suffix("")) as checkpoints:
-        result = train(
-            config, dataset, plan, progress=progress, checkpoints=checkpoints, place=place
-        )
-        # What a later start reads is what the first one saw.
-        record = records.plain({**result.summary, "history": result.history})
-        if trial.keep_params:
-            records.save_params(path.with_suffix(".msgpack"), result.params)
-        records.write_json(path, record)
+    result = train(config, dataset, plan, progress=progress, place=place)
+    # A later start reads what the first one returns.
+    record = records.plain({**result.summary, "history": result.history})
+    if trial.keep_params:
+        records.save_params(path.with_suffix(".msgpack"), result.params)
+    records.write_json(path, record)
     return record
 
 
 def _pickled(work: Any) -> bytes:
-    """Pickles a job here: what a pool cannot pickle in its own thread, it may wait for forever."""
+    """Pickles a job here: a pool may wait forever for a job that its thread cannot pickle."""
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -204,7 +187,7 @@ def _pickled(work: Any) -> bytes:
 
 
 def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dict[str, Any]:
-    """Runs the config files, for what they register and define, and then the job."""
+    """Runs the config files, for their classes and registrations, and then the job."""
     for file in files:
         if file.module not in config_files.LOADED:
             config_files.run(file)

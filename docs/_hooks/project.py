@@ -1,0 +1,19 @@
+"""Takes the addresses and the version of the site from the project, where each is defined once."""
+
+import contextlib
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def on_config(config):
+    """Sets the addresses of `[project.urls]`, and appends the version to the site's name."""
+    urls = tomllib.loads(PROJECT.read_text("utf-8"))["project"]["urls"]
+    config.repo_url = urls["Repository"]
+    config.repo_name = "dpoptax"
+    config.site_url = urls["Documentation"] + "/"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        config.site_name += f" {metadata.version('dpoptax')}"
+    return config

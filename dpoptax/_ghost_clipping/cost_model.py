@@ -1,0 +1,33 @@
+"""Holds the measured costs that choose how norms and sums are computed."""
+
+from typing import NamedTuple
+
+
+class CostModel(NamedTuple):
+    """Costs of memory relative to arithmetic, which only decide between equivalent ways.
+
+    The clipping bound holds for each way. On a machine with other costs the chosen way may be the
+    slower one. The unit of cost is one multiply-add.
+
+    Attributes:
+      kept_entry: cost of an entry of a formed gradient that is written once and read twice.
+      formed_share: cost of an entry that is read once, as a share of `kept_entry`.
+      factor_entry: cost of an entry of a factor, which is measured and divided.
+      cached_entries: entries that stay in a cache: smaller gradients may be kept at any size ratio.
+      memory_ratio: how many times slower inner products must be before a gradient that is larger
+        than its factors is kept. It applies at several gradient points.
+      stored_entries: larger factors are stored, since norm and sum would each compute them again.
+      bundled_entries: smaller formed gradients share one array, as many arrays compile slowly.
+    """
+
+    kept_entry: int = 120
+    formed_share: float = 0.75
+    factor_entry: int = 40
+    cached_entries: int = 2**16
+    memory_ratio: float = 1.5
+    stored_entries: int = 2**23
+    bundled_entries: int = 2**10
+
+
+COSTS = CostModel()
+"""The model for every platform, measured by hand on one x86 CPU."""

@@ -1,0 +1,241 @@
+"""Runs a read program: one forward and one backward pass record operands and cotangents.
+
+A zero is added to the output of each use, once per example, and for opaque parameters to the
+parameter itself. The derivatives by these zeros are the cotangents of the uses, and the per-example
+gradients of the opaque parameters. No other gradient is formed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, Step, Use, Value
+from dpoptax._jaxprs import bind
+from dpoptax._points import GradientPoints, weigh
+from dpoptax._tree import PyTree, widen
+from dpoptax._xla import materialize
+
+# The derived values that a block reads, each clean or with the shifts of opaque parameters.
+Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
+Arrays: TypeAlias = list[jax.Array]
+# Arrays by the index of their use, or of their parameter.
+ByIndex: TypeAlias = dict[int, jax.Array]
+# Results per example, operands and cotangents by use, gradients by opaque parameter.
+PassResult: TypeAlias = tuple[Arrays, ByIndex, ByIndex, ByIndex]
+# An operand, a cotangent, and the weight of their product.
+WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes:
+    """Holds the operands, cotangents and gradients of all gradient points.
+
+    `tangent` holds the direction of a Hessian-vector product and the derivatives of operands,
+    cotangents and gradients along it.
+    """
+
+    points: GradientPoints
+    leaves: list[Arrays]
+    operands: list[ByIndex]
+    cotangents: list[ByIndex]
+    gradients: list[ByIndex]
+    tangent: tuple[Arrays, ByIndex, ByIndex, ByIndex] | None
+
+
+def run_passes(
+    program: Program, points: GradientPoints, batch: Arrays, size: int
+) -> tuple[Passes, Arrays]:
+    """Runs a program forward and backward at all points; also returns the first point's results."""
+    leaves = [jax.tree.leaves(point) for point in points.points]
+    tangent = None
+    outs = []
+    for j, point in enumerate(leaves):
+        if j == 0 and points.tangent is not None:
+            direction = jax.tree.leaves(points.tangent)
+
+            def run_at(leaves: Arrays) -> PassResult:
+                return run_pass(program, leaves, batch, size)
+
+            # Forward over reverse: operands, cotangents and gradients change along the direction.
+            out, derivative = jax.jvp(run_at, (point,), (direction,))
+            tangent = (direction, *derivative[1:])
+        else:
+            out = run_pass(program, point, batch, size)
+        outs.append(out)
+    passes = Passes(
+        points, leaves, [o[1] for o in outs], [o[2] for o in outs], [o[3] for o in outs], tangent
+    )
+    return passes, outs[0][0]
+
+
+def run_pass(program: Program, leaves: Arrays, batch: Arrays, size: int) -> PassResult:
+    """Runs a program forward and backward on a batch of `size` examples at one point.
+
+    Args:
+      program: the value that `read_program` returned.
+      leaves: the parameters, flattened.
+      batch: the flattened examples (and keys), each with a leading batch axis.
+      size: the number of examples.
+
+    Returns:
+      `(results, operands, cotangents, gradients)`: the flat results of the loss per example; for
+      each use, the data operand and the cotangent of the output per example; for each opaque
+      parameter, its per-example gradient through the opaque uses.
+    """
+
+    def example(perturbations: ByIndex, shifts: ByIndex, inputs: Arrays) -> tuple[Arrays, ByIndex]:
+        shifted = [x + shifts[i] if i in shifts else x for i, x in enumerate(leaves)]
+        runner = _Interpreter(perturbations, _make_environment(program, leaves, shifted))
+        results = runner.run(program.block, inputs)
+        return results, runner.records
+
+    def total(perturbations: ByIndex, shifts: ByIndex) -> PyTree:
+        results, operands = jax.vmap(example)(perturbations, shifts, batch)
+        # The sum over examples is linear: its derivative by an example's zeros is that example's.
+        return results[0].sum(), (results, operands)
+
+    # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
+    zeros = {u.index: jnp.zeros((size, *u.shape), u.output.dtype) for u in program.uses}
+    shifts = {
+        i: jnp.zeros((size, *program.parameters[i].shape), program.parameters[i].dtype)
+        for i in program.opaque
+    }
+    (cotangents, gradients), (results, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
+        zeros, shifts
+    )
+    return results, *materialize((operands, cotangents, gradients))
+
+
+class _Interpreter:
+    """Runs the steps of a block and records the data operand of each use."""
+
+    def __init__(self, perturbations: ByIndex, known: Environment) -> None:
+        self.perturbations = perturbations
+        self.known = known
+        self.records: ByIndex = {}
+
+    def run(self, block: Block, inputs: Sequence[jax.Array]) -> Arrays:
+        values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
+
+        def read(value: Value, perturbed: bool) -> jax.Array:
+            return (
+                self.known[value, perturbed] if isinstance(value, DerivedValue) else values[value]
+            )
+
+        for step in block.steps:
+            operands = [read(v, step.use is None) for v in step.operands]
+            outputs: Sequence[jax.Array]
+            if step.use is not None:
+                (out,) = bind(step.eqn, operands)
+                self.records[step.use.index] = operands[step.data]
+                # The derivative by this zero is the cotangent of the output.
+                outputs = [out + self.perturbations[step.use.index].astype(out.dtype)]
+            elif step.body is None:
+                outputs = bind(step.eqn, operands)
+            elif step.scan is not None:
+                outputs = self.scan(step, operands)
+            else:
+                outputs = self.rematerialize(step, operands)
+            values.update(zip(step.outputs, outputs, strict=True))
+        return [read(v, True) for v in block.results]
+
+    def rematerialize(self, step: Step, operands: Arrays) -> Arrays:
+        body = step.body
+        assert body is not None
+        private = [
+            x
+            for v, x in zip(step.operands, operands, strict=True)
+            if not isinstance(v, DerivedValue)
+        ]
+        own = {u.index: self.perturbations[u.index] for u in body.uses()}
+
+        def call(inputs: Arrays, perturbations: ByIndex) -> tuple[Arrays, ByIndex]:
+            inner = _Interpreter(perturbations, self.known)
+            return inner.run(body, inputs), inner.records
+
+        params = step.eqn.params
+        call = jax.checkpoint(call, prevent_cse=params["prevent_cse"], policy=params["policy"])
+        outputs, records = call(private, own)
+        self.records.update(records)
+        return outputs
+
+    def scan(self, step: Step, operands: Arrays) -> Arrays:
+        assert step.body is not None
+        p, body, scan = step.eqn.params, step.body, step.scan
+        first, last = step.carry.start, step.carry.stop
+        private = [not isinstance(v, DerivedValue) for v in step.operands]
+        consts = [x for x, is_private in zip(operands[:first], private, strict=False) if is_private]
+        xs = [x for x, ok in zip(operands[last:], private[last:], strict=True) if ok]
+        stacked = {k: self.known[k] for k in body.needs() if scan in k[0].scans}
+        keys = list(stacked)
+        own = {u.index: self.perturbations[u.index] for u in body.uses()}
+
+        def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
+            xs, slices, perturbations = inputs
+            # Derived values of stacked parameters are scanned over, all others are closed over.
+            known = {**self.known, **dict(zip(keys, slices, strict=True))}
+            inner = _Interpreter(perturbations, known)
+            outputs = inner.run(body, [*consts, *carry, *xs])
+            return outputs[: len(carry)], (outputs[len(carry) :], inner.records)
+
+        carry, (ys, records) = lax.scan(
+            one_step,
+            operands[first:last],
+            (xs, [stacked[k] for k in keys], own),
+            length=p["length"],
+            reverse=p["reverse"],
+            unroll=p["unroll"],
+        )
+        self.records.update(records)
+        return [*carry, *ys]
+
+
+def _make_environment(program: Program, clean: Arrays, perturbed: Arrays) -> Environment:
+    needs = list(program.block.needs())
+    opaque = set(program.opaque)
+    clean_values, perturbed_values = ParameterEvaluator(clean), ParameterEvaluator(perturbed)
+    return {
+        (v, flows): perturbed_values(v) if flows and v.leaves & opaque else clean_values(v)
+        for v, flows in needs
+    }
+
+
+def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
+    """Returns operands, cotangents and weights whose products add up to the gradient of a use.
+
+    With `differences`, operands of further points are written as differences to the first point's.
+    Weights that are large and cancel then multiply small numbers.
+    """
+    weights, u = passes.points.weights, use.index
+    pairs = pairs_by_point(use, passes)
+    operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
+    lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
+        total = weigh(cotangents[0], weights[0])
+        for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
+            total += weigh(cotangent, weight)
+        total = materialize(
+            total
+        )  # stored, since XLA may round sums of products differently each time
+        first = widen(operands[0]) if use.operand_varies else operands[0]
+        others = pairs[1:] if use.operand_varies else []
+        pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
+    if passes.tangent is not None:
+        _, changed, changes, _ = passes.tangent
+        operand, cotangent, weight = pairs[0]
+        pairs[0] = (operand, materialize(weigh(cotangent, weight) + changes[u]), 1.0)
+        if use.operand_varies and not lookup:
+            pairs.append((changed[u], cotangents[0], 1.0))
+    return pairs
+
+
+def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
+    """Returns the operand, cotangent and weight of a use at each point, without adding any."""
+    operands = [o[use.index] for o in passes.operands]
+    cotangents = [c[use.index] for c in passes.cotangents]
+    return list(zip(operands, cotangents, passes.points.weights, strict=True))

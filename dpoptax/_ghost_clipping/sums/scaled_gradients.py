@@ -1,0 +1,231 @@
+"""Divides per-example gradients by powers of two, as factors or formed.
+
+Each example has its own powers of two, so that its largest entries are about 1 and squares neither
+overflow nor underflow.
+"""
+
+import dataclasses
+import functools
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from dpoptax._clip import bounds
+from dpoptax._clip.bounds import NormBounds, Scales
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.norms.point_differences import pull_back_points
+from dpoptax._ghost_clipping.norms.pull_back import FixedArrays
+from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, assemble_gradients
+from dpoptax._ghost_clipping.passes.run_passes import Passes, pairs_by_point, weighted_pairs
+from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
+from dpoptax._ghost_clipping.sums.formed_gradients import bundle_gradients, form_gradients
+from dpoptax._ghost_clipping.trace.program import Program, Use
+from dpoptax._linear_map import forward
+from dpoptax._points import weigh
+from dpoptax._xla import materialize, unstack
+
+# A use, its operand, and its cotangent times the weight.
+UseOperands: TypeAlias = tuple[PlannedUse, jax.Array, jax.Array]
+# The exponents of the powers of two that divide operands and cotangents, (B,) each.
+Exponents: TypeAlias = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledGradients:
+    """Holds per-example gradients divided by powers of two: products first, then formed ones.
+
+    Attributes:
+      products: the factors and fixed terms of each product; no entry is above 2.
+      formed: (B, entries) each, the gradients of a bundle of parameters side by side.
+      sizes: the sizes of `formed`.
+      scales: the divisors of all; `None` without gradients.
+      bundles: the parameters in each of `formed`.
+    """
+
+    products: list[FactoredGradients]
+    formed: list[jax.Array]
+    sizes: list[NormBounds]
+    scales: Scales | None
+    bundles: tuple[tuple[int, ...], ...]
+
+
+def scale_gradients(
+    program: Program,
+    plan: Plan,
+    passes: Passes,
+    groups: list[int],
+    *,
+    differences: bool,
+    factor_dtype: DTypeLike | None,
+) -> ScaledGradients:
+    """Returns the per-example gradients Σ_j w_j G_j (plus the tangent's part), by parameter.
+
+    With `differences`, products at several points are written with the first point's operand and
+    differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
+    cancel then multiply small numbers, at the cost of more passes over memory.
+
+    `factor_dtype` is the dtype that factors are rounded to, `None` for no rounding. The rounded
+    factors are then the gradients that are clipped.
+    """
+    linear_map = passes.points.linear_map
+    maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
+    gradients = {
+        leaf: jax.vmap(functools.partial(forward, maps[leaf]))(gradient)
+        for leaf, gradient in form_gradients(program, plan, passes, factor_dtype).items()
+    }
+    formed, bundles = bundle_gradients(gradients, groups)
+    # Norm and sum must read the same numbers.
+    formed = materialize(formed)
+    factors = [collect_operands(product, passes, differences) for product in plan.products]
+    tops = [_largest_entries(product) for product in factors]
+    tops += [(jnp.ones_like(top), True, top) for top in map(bounds.largest_entry, formed)]
+    if not tops:
+        return ScaledGradients([], [], [], None, ())
+    scales, sides = _make_product_scales(tops)
+    fixed = [FixedArrays(leaves) for leaves in passes.leaves]
+    products, moved = [], []
+    for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
+        divided = [(use[0], _scale_segment(*use, sides[i])) for use in uses]
+        if product.pulled:
+            pulled = _pull_back_uses(product, divided, fixed, differences)
+            piece, *more = assemble_gradients(*pulled, factor_dtype)
+            moved.append((i, *more))
+        else:
+            segments = [segment for _, segment in divided]
+            factor = maps[product.leaf]
+            if factor is not None and product.mapping is not None:
+                segments, *more = product.mapping(factor, segments)
+                moved.append((i, *more))
+            if factor_dtype is not None:
+                segments = [segment.rounded(factor_dtype) for segment in segments]
+            piece = FactoredGradients(segments)
+        products.append(piece)
+    if moved:
+        places, exponents, kept = zip(*moved, strict=True)
+        scales = scales._replace(
+            # Maps and pulling back divide once more, by powers of two that are known only now.
+            exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
+            finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
+        )
+    sized = [
+        bounds.scale_formed(x, exponents)
+        for x, (_, exponents) in zip(formed, sides[len(products) :], strict=True)
+    ]
+    return ScaledGradients(
+        products, [x for x, _ in sized], [size for _, size in sized], scales, bundles
+    )
+
+
+def collect_operands(product: Product, passes: Passes, differences: bool) -> list[UseOperands]:
+    """Returns operands and weighted cotangents of a product, for each use and point."""
+    return [
+        (member, operand, weigh(cotangent, weight, member.view.scale))
+        for member in product.members
+        for operand, cotangent, weight in (
+            weighted_pairs(member.use, passes, differences)
+            if member.pulled is None
+            else pairs_by_point(member.use, passes)
+        )
+    ]
+
+
+def _largest_entries(factors: list[UseOperands]) -> tuple[jax.Array, bool, jax.Array]:
+    """Returns the largest entries of operands and cotangents, and whether operands vary.
+
+    Operands vary if parameters change them.
+    """
+    cotangent_tops = [bounds.largest_entry(cotangent) for _, _, cotangent in factors]
+    ones = jnp.ones_like(cotangent_tops[0])
+    operand_tops = [
+        bounds.largest_entry(o) if _has_magnitude(member.use, o) else ones
+        for member, o, _ in factors
+    ]
+    varies = any(member.use.operand_varies for member, _, _ in factors)
+    operands, cotangents = (
+        functools.reduce(jnp.maximum, x) for x in (operand_tops, cotangent_tops)
+    )
+    return operands, varies, cotangents
+
+
+def _make_product_scales(
+    tops: list[tuple[jax.Array, bool, jax.Array]],
+) -> tuple[Scales, list[Exponents]]:
+    """Returns the scales of all gradients, and the exponents of the two sides of each.
+
+    Operands that no parameter changes get their scales in a separate call. If `jax.vmap` maps a
+    step over many parameters, these operands and their quotients then stay unmapped.
+    """
+    one = jnp.ones_like(tops[0][0])
+    data_exponents, data = bounds.make_scales(
+        [(one if varies else operand)[None] for operand, varies, _ in tops]
+    )
+    other_exponents, others = bounds.make_scales(
+        [jnp.stack([operand if varies else one, cotangent]) for operand, varies, cotangent in tops]
+    )
+    scales = Scales(
+        data.exponent + others.exponent, jnp.concatenate([data.finite, others.finite], axis=1)
+    )
+    # The exponents of all products, one side after the other.
+    fixed, changing = unstack(
+        *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in (data_exponents, other_exponents))
+    )
+    sides = [
+        (changing[2 * i] if varies else fixed[i], changing[2 * i + 1])
+        for i, (_, varies, _) in enumerate(tops)
+    ]
+    return scales, sides
+
+
+def _scale_segment(
+    member: PlannedUse, operand: jax.Array, cotangent: jax.Array, sides: Exponents
+) -> Segment:
+    """Returns the factors of one use, each divided by a power of two of the example."""
+    operand_tops, cotangent_tops = sides
+    if _has_magnitude(member.use, operand):
+        operand = bounds.divide_by_power(operand, operand_tops)
+        # Stored: XLA would compute it for the norm and again for the sum, as two arrays of this
+        # size.
+        operand = materialize(operand) if operand.size > COSTS.stored_entries else operand
+    else:
+        cotangent_tops = cotangent_tops + operand_tops
+    cotangent = bounds.divide_by_power(cotangent, cotangent_tops)
+    return make_segment(member, operand, cotangent)
+
+
+def _pull_back_uses(
+    product: Product,
+    uses: list[tuple[PlannedUse, Segment]],
+    fixed: list[FixedArrays],
+    differences: bool,
+) -> tuple[list[OuterSum], list[FixedTerm]]:
+    """Returns the gradients by a parameter behind used values, at all points."""
+    outers: list[OuterSum] = []
+    terms: list[FixedTerm] = []
+    for member in product.members:
+        segments = [segment for other, segment in uses if other is member]
+        if member.pulled is None:
+            outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
+        else:
+            found = pull_back_points(
+                member.use, product.leaf, segments, fixed, differences=differences
+            )
+            outers += found[0]
+            terms += found[1]
+    return outers, terms
+
+
+def _has_magnitude(use: Use, operand: jax.Array) -> bool:
+    """Returns whether an operand's magnitude enters its factor; not if it is one-hot or unused."""
+    return use.rule.reads_data and not jnp.issubdtype(operand.dtype, jnp.integer)
+
+
+def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> Segment:
+    """Returns the factors of one use, in the layout of its product."""
+    segment = Segment(*jax.vmap(member.use.factors)(operand, cotangent))
+    segment = segment if member.cut is None else member.cut(segment)
+    return segment.swapped if member.swapped else segment

@@ -1,0 +1,74 @@
+"""Reads traced programs: names the primitives that call programs, and runs equations.
+
+Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, and share this
+table.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard, cast
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from dpoptax._tree import PyTree
+
+INLINED_CALLS = frozenset({"closed_call", "core_call", "jit", "pjit"})
+"""Primitives that only call a program, which a reader may inline."""
+
+REMATERIALIZED_CALLS = frozenset({"checkpoint", "remat", "remat2"})
+"""Primitives of `jax.checkpoint`."""
+
+CUSTOM_DERIVATIVE_CALLS = frozenset(
+    {
+        "custom_jvp_call", "custom_lin", "custom_transpose_call", "custom_vjp_call",
+        "custom_vjp_call_jaxpr", "linear_call",
+    }
+)  # fmt: skip
+"""Primitives whose derivative a user wrote, linear in the cotangent or not."""
+
+PROGRAM_CALLS = frozenset(
+    {
+        *INLINED_CALLS, *REMATERIALIZED_CALLS, "custom_jvp_call", "custom_vjp_call",
+        "custom_vjp_call_jaxpr", "custom_vmap_call", "eval_jaxpr",
+    }
+)  # fmt: skip
+"""Primitives that call one program with their operands, in order, and return its results."""
+
+HIJAX_CALL = "call_hi_primitive"
+"""The primitive of hijax operations: no program shows their rules for vmap and derivatives."""
+
+
+def type_of(atom: Var | Literal) -> ShapedArray:
+    """Returns the type of an array in a trace."""
+    return cast(ShapedArray, atom.aval)
+
+
+def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many are its initial carry."""
+    if "num_consts" in eqn.params:  # before jax 0.12
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Returns the results of an equation on these operands."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*operands, **params)
+    return tuple(out) if eqn.primitive.multiple_results else (out,)
+
+
+def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
+    """Returns the programs among the parameters of an equation."""
+
+    def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
+        return hasattr(x, "eqns")
+
+    found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
+    return [_inner_jaxpr(x) for x in found if is_program(x)]
+
+
+def _inner_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program

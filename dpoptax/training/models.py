@@ -1,0 +1,212 @@
+"""Flax models by name, their initial values, and the loss of one example."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax.training.errors import ConfigError, line_in, unknown_name
+
+Params = Any
+
+
+class MLP(nn.Module):
+    """Fully connected layers with tanh between them; tanh keeps gradients bounded under noise."""
+
+    num_classes: int
+    widths: tuple[int, ...] = (64,)
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the logits (num_classes,) of one example of any shape."""
+        hidden = inputs.reshape(-1)
+        for width in self.widths:
+            hidden = nn.tanh(nn.Dense(width)(hidden))
+        return nn.Dense(self.num_classes)(hidden)
+
+
+class CNN(nn.Module):
+    """Two 3x3 convolutions with tanh and average pooling, then one linear layer."""
+
+    num_classes: int
+    channels: tuple[int, ...] = (16, 32)
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the logits (num_classes,) of one image (height, width, channels)."""
+        hidden = inputs
+        for channels in self.channels:
+            hidden = nn.tanh(nn.Conv(channels, (3, 3))(hidden))
+            hidden = nn.avg_pool(hidden, (2, 2), strides=(2, 2))
+        return nn.Dense(self.num_classes)(hidden.reshape(-1))
+
+
+class VisionTransformer(nn.Module):
+    """Vision transformer (Dosovitskiy et al., 2020) with a class token and learned positions.
+
+    Attributes:
+        num_classes: Number of logits.
+        patch: Height and width of a patch; it divides those of the image.
+        width: Features of a token.
+        depth: Number of blocks.
+        heads: Number of attention heads; it divides `width`.
+    """
+
+    num_classes: int
+    patch: int = 4
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the logits (num_classes,) of one image."""
+        size = (self.patch, self.patch)
+        tokens = nn.Conv(self.width, size, strides=size, padding="VALID")(inputs)
+        tokens = tokens.reshape(-1, self.width)
+        small = nn.initializers.normal(0.02)
+        token = self.param("class_token", nn.initializers.zeros_init(), (1, self.width))
+        tokens = jnp.concatenate([token, tokens])
+        tokens += self.param("positions", small, tokens.shape)
+        for _ in range(self.depth):
+            normed = nn.LayerNorm()(tokens)
+            tokens += nn.MultiHeadDotProductAttention(self.heads)(normed, normed)
+            hidden = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(tokens)))
+            tokens += nn.Dense(self.width)(hidden)
+        return nn.Dense(self.num_classes)(nn.LayerNorm()(tokens[0]))
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {}
+
+
+def register_model(name: str, build: Callable[[int], nn.Module]) -> None:
+    """Makes `build(num_classes)` available as a config's `model`; it maps one example to logits."""
+    MODELS[name] = build
+
+
+register_model("linear", lambda num_classes: MLP(num_classes, widths=()))
+register_model("mlp", MLP)
+register_model("cnn", CNN)
+register_model("transformer", lambda n: VisionTransformer(n, patch=2, width=32, depth=2, heads=2))
+
+
+def build_model(name: str, num_classes: int) -> nn.Module:
+    """Builds the model that is registered under `name`.
+
+    Raises:
+        ConfigError: An unknown name.
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return MODELS[name](num_classes)
+
+
+class Variables(NamedTuple):
+    """Arrays that a model computes with.
+
+    Attributes:
+        params: Trained and released parameters.
+        frozen: The collection "frozen" of constants, such as weights below LoRA's corrections.
+            Empty for models without one.
+    """
+
+    params: Params
+    frozen: Params
+
+
+def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
+    """Draws initial values for examples shaped like `inputs`, whose values are not used.
+
+    Raises:
+        ConfigError: A model that does not take one such example, or that keeps other state.
+    """
+    try:
+        made = model.init(key, jnp.zeros_like(_computed(inputs)))
+    except Exception as error:
+        raise _unfit(model, inputs, error) from error
+    if others := made.keys() - {"params", "frozen"}:
+        raise ConfigError(
+            f"model {type(model).__name__} keeps {', '.join(sorted(others))} beside its "
+            "parameters, which the data would change without noise; for BatchNorm take GroupNorm"
+        )
+    return Variables(made["params"], made.get("frozen", {}))
+
+
+def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
+    """Returns the error for a model that does not take an example, with a line of its file."""
+    path = inspect.unwrap(type(model).__call__).__code__.co_filename
+    line = line_in(path, error)
+    where = f" ({path}{line})" if line else ""
+    return ConfigError(
+        f"model {type(model).__name__}{where} does not take one example alone, of shape "
+        f"{inputs.shape}: {type(error).__name__}: {error}"
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
+    """Draws initial values as `init_variables` does, by one compiled program.
+
+    Compiled, the forward pass of the initialization is left out.
+    """
+    return init_variables(model, inputs, key)
+
+
+def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:
+    """Computes the logits of one example.
+
+    Raises:
+        ConfigError: A model that does not take it.
+    """
+    frozen = {"frozen": variables.frozen} if variables.frozen else {}
+    try:
+        logits: Any = model.apply({"params": variables.params, **frozen}, _computed(inputs))
+    except Exception as error:
+        raise _unfit(model, inputs, error) from error
+    return logits
+
+
+def _computed(inputs: jax.Array) -> jax.Array:
+    """Returns inputs in the type that models compute with: float16 is for storage."""
+    return inputs.astype(jnp.float32) if inputs.dtype == jnp.float16 else inputs
+
+
+def token_losses(model: nn.Module, variables: Variables, example: Any) -> tuple[Any, Any, Any]:
+    """Computes the cross-entropy of each label of one example.
+
+    Returns:
+        The losses, the logits, and whether each label counts. They are scalars and one row of
+        logits for an example with one class; they have a leading axis for a row of tokens.
+
+    Raises:
+        ConfigError: A model whose logits do not fit the labels.
+    """
+    logits, labels = apply(model, variables, example["inputs"]), example["labels"]
+    if logits.ndim != labels.ndim + 1:
+        raise ConfigError(
+            f"model {type(model).__name__} makes an array of shape {logits.shape} of one example, "
+            f"of shape {example['inputs'].shape} with labels of shape {labels.shape}: want logits "
+            "for each label, and no axis of examples"
+        )
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+    return losses, logits, labels >= 0
+
+
+def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, Any], jax.Array]:
+    """Returns `loss(params, example)`: the cross-entropy of one example, a scalar.
+
+    For a row of tokens it is the mean over the tokens that have a label, and 0 if none has one.
+    """
+
+    def loss(params: Params, example: Any) -> jax.Array:
+        losses, _, used = token_losses(model, Variables(params, frozen), example)
+        if losses.ndim == 0:
+            return losses
+        return jnp.sum(jnp.where(used, losses, 0.0)) / jnp.maximum(jnp.sum(used), 1)
+
+    return loss

@@ -1,0 +1,62 @@
+"""Draws the figure of one run, with helpers for all figures."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpoptax.training.run.records import delta_text, epsilon_text
+
+# Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+
+
+def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
+    """Draws test accuracy, test loss and, for a private run, the spent ε over its steps."""
+    steps = [record["step"] for record in history]
+    private = summary["private"]
+    figure = Figure(figsize=(10.5 if private else 7.0, 3.2), layout="constrained")
+    accuracy, loss, *rest = figure.subplots(1, 3 if private else 2)
+    accuracy.plot(steps, [100 * record["test_accuracy"] for record in history], color=COLOURS[0])
+    accuracy.set_ylim(top=100)
+    label(accuracy, "step", "test accuracy (%)")
+    loss.plot(steps, [record["test_loss"] for record in history], color=COLOURS[1])
+    loss.set_ylim(bottom=0)
+    label(loss, "step", "test cross-entropy (nats)")
+    guarantee = "no guarantee"
+    if private:
+        delta = scientific(summary["delta"])
+        guarantee = f"ε = {epsilon_text(summary['epsilon'], 2)} at δ = {delta}"
+        spent = rest[0]
+        spent.plot(
+            steps, [record["epsilon"] for record in history], color=COLOURS[2], label="spent"
+        )
+        budget = summary["config"]["epsilon"]
+        if budget is not None:
+            spent.axhline(budget, color="#666666", linestyle="--", label="budget")
+        spent.set_ylim(bottom=0)
+        spent.legend(frameon=False, loc="lower right")
+        label(spent, "step", f"ε at δ = {delta}")
+    figure.suptitle(f"{summary['method']} on {summary['dataset']}, {guarantee}", fontsize="large")
+    figure.savefig(path, dpi=200)
+
+
+def scientific(delta: float) -> str:
+    """Formats δ as a power of ten in mathtext, such as $10^{-5}$."""
+    mantissa, exponent = f"{float(delta_text(delta)):.2e}".split("e")
+    factor = "" if float(mantissa) == 1 else rf"{float(mantissa):g} \times "
+    return rf"${factor}10^{{{int(exponent)}}}$"
+
+
+def signed(value: float, decimals: int = 1) -> str:
+    """Formats `value` with its sign."""
+    return f"{value:+.{decimals}f}".replace("-", "−")
+
+
+def label(axes: Axes, x: str, y: str) -> None:
+    """Names both axes, and draws a light grid without the frame above and to the right."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

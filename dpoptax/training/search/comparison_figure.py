@@ -1,0 +1,79 @@
+"""Draws a comparison as a PNG file."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpoptax.training.run.figures import COLOURS, label, scientific, signed
+from dpoptax.training.search.results import ComparisonResult, MethodResult
+
+_NOT_PRIVATE = "#666666"
+_BASELINE = "DP-SGD"
+
+
+def plot_comparison(results: ComparisonResult, path: Path) -> None:
+    """Draws the test accuracies of each method and its difference from a baseline.
+
+    A row for each method shows every seed, the mean, and the mean difference from the baseline over
+    equal seeds with its standard error. The baseline is DP-SGD, or without it the first method.
+    """
+    figure = Figure(figsize=(6.5, 1.4 + 0.3 * len(results.methods)), layout="constrained")
+    _plot_accuracies(figure.subplots(), results)
+    privacy = "without privacy"
+    if results.epsilon is not None and results.delta is not None:
+        privacy = f"ε = {results.epsilon:g}, δ = {scientific(results.delta)}"
+    seeds = len(results.seeds)
+    counted = f"{seeds} seeds" if seeds > 1 else "one seed"
+    figure.suptitle(f"{results.dataset}, {privacy}; {counted}", fontsize="large")
+    figure.savefig(path, dpi=200)
+
+
+def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
+    """Draws a row for each method."""
+    methods = results.methods
+    accuracies = [100 * np.array(method.accuracies) for method in methods]
+    baseline = _baseline(methods)
+    first = accuracies[baseline]
+    axes.axvline(first.mean(), color="#BBBBBB", linewidth=1, zorder=0)
+    # One method that hardly learns would press all others together: it is put at the edge.
+    low = min(float(np.median([values.mean() for values in accuracies])) - 15, first.min() - 2)
+    low = max(low, min(float(values.min()) for values in accuracies) - 1)
+    for row, values in enumerate(accuracies):
+        color = _color(methods, row)
+        shown = np.maximum(values, low)
+        axes.plot(shown, [row] * len(values), "o", color=color, alpha=0.35, markersize=4)
+        axes.plot(max(values.mean(), low), row, marker="|", color=color, markersize=15, mew=2.4)
+        text = f"{values.mean():.1f}"
+        if row != baseline and len(values) > 1:
+            difference = values - first
+            error = difference.std(ddof=1) / math.sqrt(len(values))
+            text += f"   {signed(difference.mean())} ± {error:.1f}"
+        elif row != baseline:
+            text += f"   {signed(values.mean() - first.mean())}"
+        axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_yticks(range(len(methods)), [_short(method) for method in methods], fontsize=9)
+    for row, name in enumerate(axes.get_yticklabels()):
+        name.set_color(_color(methods, row))
+    axes.set_ylim(len(methods) - 0.4, -0.6)
+    axes.set_xlim(left=low - 0.5)
+    label(axes, "test accuracy (%)", "")
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(f"Mean, and difference from {methods[baseline].name}", fontsize="medium")
+
+
+def _color(methods: list[MethodResult], index: int) -> str:
+    return COLOURS[index % len(COLOURS)] if methods[index].private else _NOT_PRIVATE
+
+
+def _baseline(methods: list[MethodResult]) -> int:
+    names = [method.name for method in methods]
+    return names.index(_BASELINE) if _BASELINE in names else 0
+
+
+def _short(method: MethodResult) -> str:
+    """The name, with what is in brackets on a line of its own."""
+    return str(method.name).replace(" (", "\n(")

@@ -1,0 +1,6 @@
+"""Reads and downloads published data sets, and computes features of their images."""
+
+from experiments.data import imagenet as imagenet  # these register their data sets
+from experiments.data import images as images
+from experiments.data import sentences as sentences
+from experiments.data.published_data import PUBLISHED as PUBLISHED

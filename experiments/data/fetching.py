@@ -1,0 +1,197 @@
+"""Fetches the published files of a data set into the directory of its reader.
+
+TensorFlow Datasets (MNIST, MNLI, QNLI, SST-2) and the data set library of Hugging Face (all data
+sets) publish these addresses with these checksums. Only `fetch` downloads anything, and it never
+keeps a file whose bytes differ from the published ones.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpoptax.training.errors import ConfigError, unknown_name
+from experiments.data.formats import MissingFilesError
+from experiments.data.published_data import PUBLISHED
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """One published file.
+
+    Attributes:
+        path: Path within the data directory where the reader looks for it.
+        url: Address of the file.
+        checksum: Checksum of its bytes, as ALGORITHM:HEXADECIMAL.
+    """
+
+    path: str
+    url: str
+    checksum: str
+
+
+def _files(base: str, checksums: dict[str, str], folder: str = "") -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(folder + name, base + name, f"sha256:{checksum}")
+        for name, checksum in checksums.items()
+    )
+
+
+def _archive(base: str, name: str, checksum: str) -> tuple[RemoteFile, ...]:
+    return _files(base, {name: checksum})
+
+
+def _idx(base: str, folder: str, *checksums: str) -> tuple[RemoteFile, ...]:
+    """Returns the four files of MNIST, or of a data set published in the same form."""
+    splits = ("train", "t10k")
+    kinds = ("images-idx3", "labels-idx1")
+    names = [f"{split}-{kind}-ubyte.gz" for split in splits for kind in kinds]
+    return _files(base, dict(zip(names, checksums, strict=True)), folder)
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
+
+SOURCES: dict[str, tuple[RemoteFile, ...]] = {
+    "mnist": _idx(
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        "mnist/",
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    "fashion_mnist": _idx(
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+        "fashion_mnist/",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+    "cifar10": _archive(
+        _CIFAR,
+        "cifar-10-python.tar.gz",
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    ),
+    "cifar100": _archive(
+        _CIFAR,
+        "cifar-100-python.tar.gz",
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+    ),
+    "sst2": _archive(
+        _GLUE,
+        "SST-2.zip",
+        "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
+    ),
+    "qnli": _archive(
+        _GLUE,
+        "QNLIv2.zip",
+        "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
+    ),
+    "mnli": _archive(
+        _GLUE,
+        "MNLI.zip",
+        "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",
+    ),
+    "qqp": _archive(
+        _GLUE,
+        "QQP-clean.zip",
+        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
+    ),
+    "e2e": _files(
+        "https://raw.githubusercontent.com/tuetschek/e2e-dataset/master/",
+        {
+            "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
+            "devset.csv": "fc26b78cdb849c80545f513b223d1e051138b43882eeb79e3eb153e689c864f9",
+        },
+        "e2e/",
+    ),
+    "dart": _files(
+        "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/",
+        {
+            "dart-v1.1.1-full-train.json": (
+                "0671b56f4b090ccf1c0187364d45c6f1214421d6f1081a21800596860f314e70"
+            ),
+            "dart-v1.1.1-full-dev.json": (
+                "5038f3543b6d59b94ac4e3f69d15a0b01d8578913f862142e7c560200dd6e434"
+            ),
+        },
+        "dart/",
+    ),
+}
+"""Files that `fetch` can download, by data set. ImageNet is missing: it needs an account."""
+
+
+def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> list[Path]:
+    """Downloads the published files of a data set into `data_dir`, if any are missing.
+
+    A file gets its name only after it is complete and its checksum is verified. Existing files are
+    never replaced.
+
+    Args:
+        name: Name of the data set.
+        data_dir: Directory for the files. A missing directory is created.
+        progress: Whether to show a progress bar for each file.
+
+    Returns:
+        The downloaded files. The list is empty if the reader finds all files.
+
+    Raises:
+        ConfigError: `data_dir` is missing, pooch is not installed, the data set must be fetched by
+            hand, the network fails, or the bytes differ from the published ones. The message gives
+            the file, its address and its folder.
+    """
+    if name not in PUBLISHED:
+        raise unknown_name("data set", name, PUBLISHED)
+    if data_dir is None:
+        raise ConfigError(
+            f"data_dir=None, and the files of dataset={name!r} have to be kept; give --data-dir, "
+            "the directory to fetch them into"
+        )
+    data_dir = Path(data_dir)
+    try:
+        PUBLISHED[name].find(data_dir)
+    except MissingFilesError as error:
+        if name not in SOURCES:
+            raise ConfigError(f"dataset={name!r} has to be fetched by hand: {error}") from error
+    else:
+        return []
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"fetching needs {error.name}, which is not installed; run `uv sync`, or put "
+            f"by hand {_by_hand(SOURCES[name], data_dir)}"
+        ) from error
+    downloader = pooch.HTTPDownloader(progressbar=progress)
+    fetched = []
+    for file in SOURCES[name]:
+        path = data_dir / file.path
+        algorithm, checksum = file.checksum.split(":")
+        try:
+            if path.exists():
+                if pooch.file_hash(str(path), alg=algorithm) != checksum:
+                    raise ConfigError(
+                        f"{path} is not the published file: its checksum is not {file.checksum}; "
+                        "move it away, and it is fetched"
+                    )
+                continue
+            pooch.retrieve(file.url, file.checksum, path.name, path.parent, downloader=downloader)
+        except OSError as error:  # errors of the network or the disk
+            raise ConfigError(
+                f"{path.name} could not be fetched for dataset={name!r} "
+                f"({type(error).__name__}: {error}); put by hand {_by_hand([file], data_dir)}"
+            ) from error
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"{file.url} did not send the published {path.name}, and nothing "
+                f"of it was kept ({error}); put by hand {_by_hand([file], data_dir)}"
+            ) from error
+        fetched.append(path)
+    return fetched
+
+
+def _by_hand(files: Sequence[RemoteFile], data_dir: Path) -> str:
+    return ", ".join(f"{file.url} into {(data_dir / file.path).parent}" for file in files)

@@ -1,0 +1,202 @@
+"""Reads archives and image formats: IDX, and the two formats of CIFAR.
+
+Every reader takes the bytes of one file, and its path for messages. A file with unexpected content
+raises a `ConfigError` that names it.
+"""
+
+import gzip
+import io
+import math
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpoptax.training.errors import ConfigError
+
+CIFAR_SHAPE = (32, 32, 3)
+"""Height, width and channels of every CIFAR image."""
+
+
+def find(data_dir: Path, folders: Sequence[str], names: Sequence[str]) -> Path | None:
+    """Returns the first of `names` in one of `folders` or `data_dir`, folders first."""
+    candidates = (data_dir / folder / name for folder in (*folders, "") for name in names)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the content of `path`, uncompressed if its name ends in .gz.
+
+    Raises:
+        ConfigError: The archive is damaged.
+    """
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise damaged(path, f"it is no whole gzip file ({error})") from error
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Returns the uint8 array of an IDX file, gzipped or not.
+
+    The format: two zero bytes, the type 0x08 (unsigned byte), the number of dimensions, each size
+    as a big-endian 32-bit number, then the values, with the last index fastest.
+
+    Raises:
+        ConfigError: The type or number of dimensions is wrong, or the number of values differs from
+            the announced one.
+    """
+    content = read_bytes(path)
+    if len(content) < 4 + 4 * dimensions or content[:4] != bytes((0, 0, 8, dimensions)):
+        raise damaged(path, f"it is no IDX file of bytes in {dimensions} dimension(s)")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
+    if values.size != math.prod(shape):
+        raise damaged(path, f"it announces shape {shape} and holds {values.size} values")
+    return values.reshape(shape)
+
+
+def read_cifar_python(content: bytes, path: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images and labels of one pickled batch of CIFAR's "python version".
+
+    Pickles can run code. This reader loads the contents of such a batch only: containers, numbers,
+    text and uint8 arrays.
+
+    Args:
+        content: Bytes of the batch.
+        path: File of the batch, for messages.
+        label: Key of the labels: "labels" (CIFAR-10) or "fine_labels" (CIFAR-100).
+
+    Returns:
+        Images (N, 32, 32, 3) of uint8, and labels (N,).
+
+    Raises:
+        ConfigError: The file has other contents.
+    """
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+        images, labels = np.asarray(batch[b"data"]), np.asarray(batch[label.encode()])
+    except Exception as error:  # a damaged pickle can raise any error
+        reason = f"{type(error).__name__}: {error}"
+        raise damaged(path, f"it is not a pickled batch of CIFAR ({reason})") from error
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != math.prod(CIFAR_SHAPE):
+        raise damaged(path, f"its data has shape {images.shape} and type {images.dtype}")
+    return _cifar_images(images, labels, path)
+
+
+def read_cifar_binary(
+    content: bytes, path: Path, label_bytes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images and labels of one file of CIFAR's "binary version".
+
+    Each record has `label_bytes` labels, then the 3072 bytes of the image. The last label is the
+    class. CIFAR-10 has one label, and CIFAR-100 has a coarse and a fine one.
+
+    Raises:
+        ConfigError: The length is not a multiple of the record length.
+    """
+    record = label_bytes + math.prod(CIFAR_SHAPE)
+    if not content or len(content) % record:
+        raise damaged(
+            path, f"its {len(content)} bytes are not a whole number of {record}-byte records"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    return _cifar_images(rows[:, label_bytes:], rows[:, label_bytes - 1], path)
+
+
+def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
+    """Yields the files called `names` of a folder, or of a .tar.gz or .zip archive.
+
+    An archive may hold them in any folder. If two files have the same name, the one in fewer
+    folders is taken.
+
+    Raises:
+        ConfigError: A file is missing, or the archive is damaged.
+    """
+    if path.is_dir():
+        for name in names:
+            if not (path / name).is_file():
+                raise damaged(path, f"{name} is missing in it")
+            yield (path / name).read_bytes()
+        return
+    try:
+        yield from _zipped(path, names) if path.suffix == ".zip" else _tarred(path, names)
+    except KeyError as error:
+        raise damaged(path, f"{error.args[0]} is missing in it") from error
+    except (
+        *(tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile),
+        *(zipfile.BadZipFile, NotImplementedError),  # the latter for an unsupported compression
+    ) as error:
+        raise damaged(path, f"it is no whole archive ({error})") from error
+
+
+def _tarred(path: Path, names: Sequence[str]) -> list[bytes]:
+    with tarfile.open(path) as archive:
+        files = {member.name: member for member in archive if member.isfile()}
+        found = _by_name(files)
+        contents = [archive.extractfile(files[found[name]]) for name in names]
+        return [file.read() for file in contents if file is not None]
+
+
+def _zipped(path: Path, names: Sequence[str]) -> list[bytes]:
+    with zipfile.ZipFile(path) as archive:
+        found = _by_name(archive.namelist())
+        return [archive.read(found[name]) for name in names]
+
+
+def _by_name(paths: Iterable[str]) -> dict[str, str]:
+    deepest_first = sorted(paths, key=lambda path: path.count("/"), reverse=True)
+    return {path.rsplit("/", 1)[-1]: path for path in deepest_first}
+
+
+def _cifar_images(
+    rows: np.ndarray, labels: np.ndarray, path: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """Converts rows of red, green and blue planes to images with the channels last."""
+    if len(rows) != len(labels):
+        raise damaged(path, f"it has {len(rows)} images and {len(labels)} labels")
+    height, width, channels = CIFAR_SHAPE
+    return rows.reshape(-1, channels, height, width).transpose(0, 2, 3, 1), labels
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Loads builtin containers and uint8 arrays, and rejects everything else."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        """Returns an allowed object; NumPy and Python have old and new module names."""
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return lambda *_: np.empty(0, np.uint8)
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            # Old pickles store the flags as numbers, and recent NumPy warns about that.
+            return lambda code, *_: np.dtype(code if isinstance(code, str) else code.decode())
+        if (module, name) == ("_codecs", "encode"):  # bytes, as Python 3 writes them for Python 2
+            return lambda text, _: text.encode("latin1")
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a batch of images")
+
+
+def damaged(path: Path, reason: str) -> ConfigError:
+    """Returns the error for an existing file with unexpected content."""
+    return ConfigError(f"{path} cannot be read: {reason}; fetch it again from the data's own page")
+
+
+class MissingFilesError(ConfigError):
+    """Raised when files of a data set are missing."""
+
+
+def missing(dataset: str, data_dir: Path, files: str, remedy: str = "") -> MissingFilesError:
+    """Returns the error for missing files."""
+    remedy = remedy or f"or run python -m experiments fetch {dataset} --data-dir {data_dir}"
+    return MissingFilesError(
+        f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; give "
+        f"another --data-dir, or put it there as it is published, {remedy}"
+    )

@@ -1,0 +1,134 @@
+"""Reads MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from their published files.
+
+Gray values are mapped to [0, 1], and colors to [-2, 2]. Both maps are constants of the format. They
+use no statistic of the private data, so they cost no privacy.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpoptax.training.data.dataset import Dataset, Split
+from dpoptax.training.data.folders import scaled_colors
+from dpoptax.training.errors import ConfigError
+from experiments.data import formats
+from experiments.data.published_data import PublishedDataset, register
+
+
+def load_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> Dataset:
+    """Reads a data set of four IDX files, plain or gzipped, with images (28, 28, 1).
+
+    Args:
+        data_dir: Folder of the files, or of one of `folders`.
+        name: Name under which the data set is registered.
+        folders: Other folders that may hold the files, in order of preference.
+
+    Raises:
+        ConfigError: A file is missing or damaged.
+    """
+    splits = []
+    for split, files in find_mnist(data_dir, name, folders).items():
+        images, labels = (
+            formats.read_idx(path, ndim) for path, ndim in zip(files, (3, 1), strict=True)
+        )
+        inputs = images[..., None].astype(np.float32) / 255
+        splits.append(_split(inputs, labels, 10, f"{split}-labels", name))
+    return Dataset(name, splits[0], splits[1], 10)
+
+
+def find_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> dict[str, tuple[Path, Path]]:
+    """Returns the files of images and labels of each split; see `load_mnist`."""
+    return {
+        split: (
+            _idx(data_dir, folders, f"{split}-images", 3, name),
+            _idx(data_dir, folders, f"{split}-labels", 1, name),
+        )
+        for split in ("train", "t10k")
+    }
+
+
+def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
+    """Reads CIFAR-10 or CIFAR-100, of either version, as an archive or unpacked.
+
+    The images are (32, 32, 3). CIFAR-100 has its fine labels.
+
+    Raises:
+        ConfigError: The directory has neither version, or a file is missing or damaged.
+    """
+    name, ten = f"cifar{num_classes}", num_classes == 10
+    source = find_cifar(data_dir, num_classes)
+    binary = source.name.endswith(("-bin", "-binary", "-binary.tar.gz"))
+    suffix = ".bin" if binary else ""
+    train = [f"data_batch_{i}{suffix}" for i in range(1, 6)] if ten else [f"train{suffix}"]
+    splits = []
+    for files in (train, [f"test_batch{suffix}" if ten else f"test{suffix}"]):
+        parts = []
+        for file, content in zip(files, formats.members(source, files), strict=True):
+            if binary:
+                part = formats.read_cifar_binary(content, source / file, 1 if ten else 2)
+            else:
+                label = "labels" if ten else "fine_labels"
+                part = formats.read_cifar_python(content, source / file, label)
+            parts.append(part)
+        images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+        inputs = scaled_colors(images)
+        splits.append(_split(inputs, labels, num_classes, files[0], name))
+    return Dataset(name, splits[0], splits[1], num_classes)
+
+
+def find_cifar(data_dir: Path, num_classes: int) -> Path:
+    """Returns the folder or archive; see `load_cifar`."""
+    ten = num_classes == 10
+    stem, unpacked = ("cifar-10", "cifar-10-batches") if ten else ("cifar-100", "cifar-100")
+    sources = (
+        f"{unpacked}-py" if ten else f"{unpacked}-python",
+        f"{stem}-python.tar.gz",
+        f"{unpacked}-bin" if ten else f"{unpacked}-binary",
+        f"{stem}-binary.tar.gz",
+    )
+    source = formats.find(data_dir, (f"cifar{num_classes}",), sources)
+    if source is None:
+        files = f"{sources[1]}, {sources[3]} or one of them unpacked"
+        raise formats.missing(f"cifar{num_classes}", data_dir, files)
+    return source
+
+
+def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, name: str) -> Path:
+    # Some unpacked copies have a dot instead of the last hyphen in their names.
+    plain = (f"{stem}-idx{dimensions}-ubyte", f"{stem}.idx{dimensions}-ubyte")
+    path = formats.find(data_dir, folders, [*plain, *(f"{file}.gz" for file in plain)])
+    if path is None:
+        raise formats.missing(name, data_dir, f"{plain[0]} or {plain[0]}.gz")
+    return path
+
+
+def _split(inputs: np.ndarray, labels: np.ndarray, classes: int, file: str, name: str) -> Split:
+    if len(inputs) != len(labels):
+        raise ConfigError(
+            f"dataset={name!r}: {file} has {len(labels)} labels for {len(inputs)} images; take "
+            "both files from one release"
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise ConfigError(
+            f"dataset={name!r}: {file} has labels from {labels.min()} to {labels.max()}, want 0 to "
+            f"{classes - 1}; check that data_dir holds this data set"
+        )
+    return {"inputs": inputs, "labels": labels.astype(np.int32)}
+
+
+for _name, _folders in (
+    ("mnist", ("mnist", "MNIST/raw", "MNIST")),
+    ("fashion_mnist", ("fashion_mnist", "FashionMNIST/raw", "FashionMNIST", "fashion-mnist")),
+):
+    _load = functools.partial(load_mnist, name=_name, folders=_folders)
+    _find: Callable[[Path], object] = functools.partial(find_mnist, name=_name, folders=_folders)
+    register(_name, PublishedDataset(_load, 60_000, (28, 28, 1), 10, find=_find))
+for _classes in (10, 100):
+    _load = functools.partial(load_cifar, num_classes=_classes)
+    _find = functools.partial(find_cifar, num_classes=_classes)
+    register(
+        f"cifar{_classes}",
+        PublishedDataset(_load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find),
+    )

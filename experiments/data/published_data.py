@@ -1,0 +1,171 @@
+"""Registers published data sets and specifies the data of a config."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import jax
+import numpy as np
+
+from dpoptax.training.data import streaming
+from dpoptax.training.data.dataset import (
+    Dataset,
+    DatasetSpec,
+    Shapes,
+    Split,
+    Unit,
+    register_file_dataset,
+)
+from dpoptax.training.errors import ConfigError
+from experiments.data.features import FeatureMap, example_of, featured
+from experiments.data.tokens import Tokens
+
+Kind = Literal["images", "sentences", "generation"]
+"""An image and its class; a row of tokens and its class; or a row of tokens with a label for each,
+the next token or `NO_LABEL`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDataset(Dataset):
+    """A data set for text generation.
+
+    Attributes:
+        texts: Each source of the test split, with all of its references.
+    """
+
+    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureDataset(Dataset):
+    """A data set of features, which may be memory-mapped. They fit in memory."""
+
+    def _part_of_train(self, which: np.ndarray) -> Split:
+        train = cast(Split, self.train)
+        return {name: np.asarray(values[which]) for name, values in train.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedDataset:
+    """A published data set.
+
+    Attributes:
+        load: Reads it from a directory; texts also need `Tokens`.
+        train_size: Number of training examples.
+        input_shape: Shape of one image.
+        num_classes: Number of classes; 0 for generation.
+        kind: Kind of its examples.
+        find: Raises `formats.MissingFilesError` if a directory lacks a file; reads none.
+    """
+
+    load: Callable[..., Dataset]
+    train_size: int
+    input_shape: tuple[int, ...] = ()
+    num_classes: int = 0
+    kind: Kind = "images"
+    find: Callable[[Path], object] = lambda data_dir: None
+
+    def shapes(self, length: int = 0) -> Shapes:
+        """Returns its sizes, with examples of `length` tokens if it has texts."""
+        if self.kind == "images":
+            inputs = jax.ShapeDtypeStruct(self.input_shape, np.float32)
+        else:
+            inputs = jax.ShapeDtypeStruct((length,), np.int32)
+        labels = (length,) if self.kind == "generation" else ()
+        example = {"inputs": inputs, "labels": jax.ShapeDtypeStruct(labels, np.int32)}
+        return Shapes(self.train_size, example, self.num_classes)
+
+
+PUBLISHED: dict[str, PublishedDataset] = {}
+"""All published data sets by name."""
+
+
+def register(name: str, dataset: PublishedDataset) -> None:
+    """Adds a data set. Plain configs can also use it if it has images."""
+    PUBLISHED[name] = dataset
+    if dataset.kind == "images":
+        register_file_dataset(name, dataset.load, dataset.shapes())
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedSpec(DatasetSpec):
+    """Specifies a published data set, or another one with features instead of images.
+
+    Attributes:
+        tokens: Settings that turn its texts into arrays.
+        features: Map that replaces its images. None: the images themselves.
+    """
+
+    tokens: Tokens = Tokens(None, 128)
+    features: FeatureMap | None = None
+
+    @property
+    def title(self) -> str:
+        """Returns a description for plans."""
+        return self.name if self.features is None else f"{self.features.name} of {self.name}"
+
+    def load(self) -> Dataset:
+        """Reads the data set and computes its features.
+
+        Raises:
+            ConfigError: As for `DatasetSpec.load`, or the examples have no such features.
+        """
+        dataset = super().load()
+        if self.features is None:
+            return dataset
+        self._check_images(self.features)
+        train, test = (
+            featured(split, self.features, name=f"{self.name}, {which}", progress=self.progress)
+            for which, split in (("train", dataset.train), ("test", dataset.test))
+        )
+        checksums = streaming.checksums(dataset.train)
+        fields: dict[str, Any] = {
+            field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
+        }
+        fields |= {"train": train, "test": test, "computed_from": checksums}
+        return FeatureDataset(**fields)
+
+    def shapes(self, unit: Unit) -> Shapes:
+        """Returns sizes and types like `DatasetSpec.shapes`, without computing features."""
+        if self.features is None:
+            return super().shapes(unit)
+        self._check_images(self.features)
+        images = dataclasses.replace(self, features=None).shapes(unit)
+        return images._replace(example=example_of(self.features, images.example))
+
+    def known_shapes(self) -> Shapes | None:
+        """Returns the published sizes."""
+        if self.name in PUBLISHED:
+            return PUBLISHED[self.name].shapes(self.tokens.length)
+        return super().known_shapes()
+
+    def read(self) -> Dataset:
+        """Reads the data set, with texts encoded by the tokenizer."""
+        if self._kind == "images":
+            return super().read()
+        return PUBLISHED[self.name].load(self.directory(), self.tokens)
+
+    @property
+    def _kind(self) -> Kind:
+        return PUBLISHED[self.name].kind if self.name in PUBLISHED else "images"
+
+    def _check_images(self, features: FeatureMap) -> None:
+        if self._kind != "images":
+            raise ConfigError(
+                f"features={features.name!r} are of images, and dataset={self.name!r} is for "
+                f"{self._kind}; give features='none'"
+            )
+
+
+def load_published(
+    name: str,
+    data_dir: str | Path | None = None,
+    tokens: Tokens = Tokens(None, 128),  # noqa: B008
+    features: FeatureMap | None = None,
+    *,
+    progress: bool = False,
+) -> Dataset:
+    """Reads a data set; see `PublishedSpec`."""
+    directory = None if data_dir is None else Path(data_dir)
+    return PublishedSpec(name, directory, progress, tokens, features).load()

@@ -1,0 +1,247 @@
+"""Reads GLUE's sentence classification, E2E and DART from their published files.
+
+The evaluation split of GLUE is dev.tsv, because the labels of its test split are not public.
+"""
+
+import csv
+import dataclasses
+import functools
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpoptax.training.data.dataset import Dataset, Split
+from experiments.data.formats import damaged, find, members, missing
+from experiments.data.published_data import PublishedDataset, TextDataset, register
+from experiments.data.tokens import Tokens
+
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclasses.dataclass(frozen=True)
+class GlueTask:
+    """The layout of one task's files.
+
+    Attributes:
+        folder: Folder of the task in GLUE's archives.
+        archive: Name of the task's archive.
+        columns: Headers of the one or two columns of text, and of the label.
+        labels: Values of the label, in the order of their numbers.
+        train_size: Number of training examples.
+        dev: Name of the evaluation file.
+        broken_rows: Whether the file is known to have rows with a wrong number of columns, which
+            are commonly left out.
+    """
+
+    folder: str
+    archive: str
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    train_size: int
+    dev: str = "dev.tsv"
+    broken_rows: bool = False
+
+
+GLUE = {
+    "sst2": GlueTask("SST-2", "SST-2.zip", ("sentence", "label"), ("0", "1"), 67_349),
+    "qnli": GlueTask("QNLI", "QNLIv2.zip", ("question", "sentence", "label"), ENTAILMENT, 104_743),
+    "mnli": GlueTask(
+        "MNLI",
+        "MNLI.zip",
+        ("sentence1", "sentence2", "gold_label"),
+        ("entailment", "neutral", "contradiction"),
+        392_702,
+        dev="dev_matched.tsv",
+    ),
+    "qqp": GlueTask(
+        "QQP",
+        "QQP-clean.zip",
+        ("question1", "question2", "is_duplicate"),
+        ("0", "1"),
+        363_846,
+        broken_rows=True,
+    ),
+}
+
+
+def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
+    """Reads a GLUE task from TSV files with a header line and one example per line.
+
+    MNLI is evaluated on the matched genres. The few broken rows of QQP are left out, as is usual.
+    If the training file has a column "user", it gives the owner of each example. No published file
+    has such a column.
+
+    Args:
+        data_dir: Folder of the task's files, of its folder, or of its archive.
+        tokens: Settings that turn texts into arrays.
+        name: Name under which the task is registered.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or the tokenizer is missing.
+    """
+    task, paths = GLUE[name], find_glue(data_dir, name=name)
+    tokens.tokenizer()  # raises before files are read if the tokenizer is missing
+    splits, owners = [], []
+    for path in paths:
+        *texts, labels, users = zip(*_read_tsv(path, task), strict=True)
+        owners.append(None if users[0] is None else np.array(users))
+        inputs = tokens.sentences(*texts)
+        splits.append({"inputs": inputs, "labels": np.array(labels, np.int32)})
+    return Dataset(name, splits[0], splits[1], len(task.labels), owners=owners[0])
+
+
+def find_glue(data_dir: Path, *, name: str) -> list[Path]:
+    """Returns the files of a task, training first; see `load_glue`."""
+    task = GLUE[name]
+    return _files(data_dir, (task.folder,), ("train.tsv", task.dev), name, task.archive)
+
+
+def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
+    """Yields the texts, the number of the label, and the user or None of each row."""
+    # The csv module is not used: quotes and Unicode line separators are part of the text.
+    header, *lines = _text(path).removesuffix("\n").split("\n")
+    names = header.rstrip("\r").split("\t")
+    absent = [column for column in task.columns if column not in names]
+    if absent or not lines:
+        found = f"no column {absent[0]!r} in its header {names}" if absent else "no examples"
+        raise damaged(path, f"it has {found}")
+    places = [names.index(column) for column in task.columns]
+    owner = names.index("user") if "user" in names else None
+    for number, line in enumerate(lines, start=2):
+        cells = line.rstrip("\r").split("\t")
+        if len(cells) != len(names):
+            if task.broken_rows:
+                continue
+            raise damaged(path, f"line {number} has {len(cells)} columns, want {len(names)}")
+        *texts, label = (cells[place] for place in places)
+        if label not in task.labels:
+            raise damaged(path, f"line {number} has label {label!r}, want one of {task.labels}")
+        user = None if owner is None else cells[owner].strip()
+        if user == "":
+            raise damaged(path, f"line {number} has no user in a file with that column")
+        yield *texts, task.labels.index(label), user
+
+
+def load_e2e(data_dir: Path, tokens: Tokens) -> Dataset:
+    """Reads the E2E challenge from CSV files with columns mr and ref.
+
+    The task is to write a sentence about a restaurant. A meaning representation `name[Aromi],
+    food[Italian]` is written `name : Aromi | food : Italian`, the usual form for GPT-2.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or the tokenizer is missing.
+    """
+    return _generation("e2e", find_e2e(data_dir), _read_e2e, tokens)
+
+
+def find_e2e(data_dir: Path) -> list[Path]:
+    """Returns the files, training first; see `load_e2e`."""
+    names = ("trainset.csv", "devset.csv")
+    return _files(data_dir, ("e2e", "e2e-dataset"), names, "e2e", "e2e-dataset.zip")
+
+
+def _read_e2e(path: Path) -> Iterator[tuple[str, str]]:
+    rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        for row in rows:
+            if not row.get("mr") or row.get("ref") is None:
+                raise damaged(path, f"line {rows.line_num} lacks one of its columns mr and ref")
+            slots = [slot.strip().removesuffix("]") for slot in row["mr"].split("],")]
+            yield " | ".join(slot.replace("[", " : ", 1) for slot in slots), row["ref"]
+    except csv.Error as error:
+        raise damaged(
+            path, f"what follows line {rows.line_num} is no row of CSV ({error})"
+        ) from error
+
+
+def load_dart(data_dir: Path, tokens: Tokens) -> Dataset:
+    """Reads DART from its JSON files, which map triples to sentences.
+
+    Every annotation of a set of (subject, relation, object) triples is an example. A set is written
+    `subject : relation : object | ...`, the usual form for GPT-2.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or the tokenizer is missing.
+    """
+    return _generation("dart", find_dart(data_dir), _read_dart, tokens)
+
+
+def find_dart(data_dir: Path) -> list[Path]:
+    """Returns the files, training first; see `load_dart`."""
+    names = [f"dart-v1.1.1-full-{split}.json" for split in ("train", "dev")]
+    return _files(data_dir, ("dart", "dart/data/v1.1.1", "data/v1.1.1"), names, "dart")
+
+
+def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        for entry in json.loads(_text(path)):
+            triples = " | ".join(" : ".join(map(str, triple)) for triple in entry["tripleset"])
+            for annotation in entry["annotations"]:
+                yield triples, annotation["text"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise damaged(path, f"it is no list of triplesets with annotations ({reason})") from error
+
+
+def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Dataset:
+    tokens.tokenizer()  # raises before files are read if the tokenizer is missing
+    splits: list[Split] = []
+    for path in paths:
+        pairs = list(read(path))
+        if not pairs:
+            raise damaged(path, "it has no examples")
+        sources, targets = zip(*pairs, strict=True)
+        inputs, labels = tokens.continuations(sources, targets)
+        splits.append({"inputs": inputs, "labels": labels})
+    references: dict[str, list[str]] = {}
+    for source, target in pairs:  # pairs of the last file, the test split
+        references.setdefault(source, []).append(target)
+    texts = tuple((source, tuple(targets)) for source, targets in references.items())
+    return TextDataset(name, splits[0], splits[1], 0, texts=texts)
+
+
+def _files(
+    data_dir: Path,
+    folders: tuple[str, ...],
+    names: Sequence[str],
+    dataset: str,
+    archive: str | None = None,
+) -> list[Path]:
+    """Returns the files, or ARCHIVE/NAME for files that may be in the archive."""
+    packed = find(data_dir, folders, [archive]) if archive else None
+    paths = []
+    for name in names:
+        path = find(data_dir, folders, [name]) or (packed and packed / name)
+        if path is None:
+            wanted = f"{name} or {archive}" if archive else name
+            raise missing(dataset, data_dir, wanted)
+        paths.append(path)
+    return paths
+
+
+def _text(path: Path) -> str:
+    packed = path.parent.is_file()
+    content = next(members(path.parent, [path.name])) if packed else path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is no text in UTF-8 ({error})") from error
+
+
+for _name, _task in GLUE.items():
+    register(
+        _name,
+        PublishedDataset(
+            functools.partial(load_glue, name=_name),
+            _task.train_size,
+            num_classes=len(_task.labels),
+            kind="sentences",
+            find=functools.partial(find_glue, name=_name),
+        ),
+    )
+register("e2e", PublishedDataset(load_e2e, 42_061, kind="generation", find=find_e2e))
+register("dart", PublishedDataset(load_dart, 62_659, kind="generation", find=find_dart))

@@ -1,0 +1,181 @@
+"""Turns texts into rows of token numbers with the tokenizer of a published model."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpoptax.training.data.dataset import NO_LABEL
+from dpoptax.training.errors import ConfigError
+
+_CHUNK = 8192  # texts that are encoded at once; an encoding takes much more memory than its tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Settings that turn texts into arrays: a tokenizer and a row length.
+
+    Text is never read as a special token: "</s>" within a sentence is four characters.
+
+    Attributes:
+        folder: Folder of a published model, with tokenizer.json, or vocab.json and merges.txt.
+        length: Number of tokens per row. Longer texts are cut, and shorter ones are padded.
+    """
+
+    folder: Path | None
+    length: int
+
+    def sentences(self, first: Sequence[str], second: Sequence[str] | None = None) -> np.ndarray:
+        """Returns rows <s> A </s> or <s> A </s></s> B </s> with <pad>, as in RoBERTa.
+
+        If a pair is too long, the longer text is cut.
+
+        Returns:
+            (len(first), length), int32.
+
+        Raises:
+            ConfigError: The tokenizer is missing, or it lacks these tokens.
+        """
+        from tokenizers import processors
+
+        tokenizer = self.tokenizer()
+        start, end, padding = (self._special(name) for name in ("<s>", "</s>", "<pad>"))
+        tokenizer.post_processor = processors.RobertaProcessing(
+            ("</s>", end), ("<s>", start), add_prefix_space=False
+        )
+        tokenizer.enable_truncation(self.length, strategy="longest_first")
+        texts: list[Any] = list(first if second is None else zip(first, second, strict=True))
+        rows = np.full((len(texts), self.length), padding, np.int32)
+        for row, tokens in zip(rows, _encode(tokenizer, texts), strict=True):
+            row[: len(tokens)] = tokens
+        return rows
+
+    def continuations(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows SOURCE <|endoftext|> TARGET <|endoftext|> and the next tokens.
+
+        If a row is too long, the source is cut to at least half of the length, then the target.
+
+        Returns:
+            Inputs and labels, (len(sources), length), int32. A label is the next token where that
+            belongs to the target or ends it, and NO_LABEL elsewhere.
+
+        Raises:
+            ConfigError: The tokenizer is missing, or it has no end of text.
+        """
+        end = self.end
+        inputs = np.full((len(sources), self.length), end, np.int32)
+        labels = np.full_like(inputs, NO_LABEL)
+        spaced = [" " + target for target in targets]
+        pairs = zip(self._whole(sources), self._whole(spaced), strict=True)
+        for row, (source, target) in enumerate(pairs):
+            source = source[: max(self.length // 2, self.length - len(target) - 1)]
+            start = min(len(source), self.length - 1)
+            whole = [*source[:start], end, *target, end][: self.length + 1]
+            inputs[row, : len(whole) - 1] = whole[:-1]
+            labels[row, start : len(whole) - 1] = whole[start + 1 :]
+        return inputs, labels
+
+    def prompts(self, sources: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows SOURCE <|endoftext|>, which a decoder continues, and their lengths.
+
+        A source is cut to `length - 1` tokens. Rows are as long as the longest of them.
+
+        Returns:
+            (len(sources), longest) and (len(sources),), int32.
+
+        Raises:
+            ConfigError: The tokenizer is missing, or it has no end of text.
+        """
+        end = self.end
+        whole = [[*ids[: self.length - 1], end] for ids in self._whole(sources)]
+        lengths = np.array([len(row) for row in whole], np.int32)
+        rows = np.full((len(whole), max(lengths)), end, np.int32)
+        for row, tokens in zip(rows, whole, strict=True):
+            row[: len(tokens)] = tokens
+        return rows, lengths
+
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """Returns the stripped text of each row of tokens up to the first <|endoftext|>."""
+        tokenizer, end, texts = self.tokenizer(), self.end, []
+        for row in rows:
+            ended = np.flatnonzero(row == end)
+            tokens = row[: ended[0]] if len(ended) else row
+            texts.append(tokenizer.decode(tokens.tolist(), skip_special_tokens=False).strip())
+        return texts
+
+    @property
+    def end(self) -> int:
+        """Returns the number of <|endoftext|>."""
+        return self._special("<|endoftext|>")
+
+    def tokenizer(self) -> Any:
+        """Returns the tokenizer of the `tokenizers` library, or raises a `ConfigError`."""
+        if self.folder is None:
+            raise ConfigError(
+                "pretrained=None, and texts need the tokenizer of a model; give --pretrained, the "
+                "directory of a published model with tokenizer.json, or vocab.json and merges.txt"
+            )
+        return _load(self.folder)
+
+    def _whole(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yields the tokens of each text, without truncation or special tokens."""
+        tokenizer = self.tokenizer()
+        tokenizer.post_processor = None
+        tokenizer.no_truncation()
+        return _encode(tokenizer, texts)
+
+    def _special(self, name: str) -> int:
+        number = self.tokenizer().token_to_id(name)
+        if number is None:
+            raise ConfigError(
+                f"the tokenizer in pretrained={str(self.folder)!r} has no token {name!r}; "
+                "sentences need an encoder's such as roberta-base, generation a decoder's such as "
+                "gpt2"
+            )
+        return number
+
+
+@functools.lru_cache(maxsize=4)
+def _load(folder: Path) -> Any:
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"texts need {error.name}, which is not installed; run `uv sync`"
+        ) from error
+    whole, vocab, merges = (
+        folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
+    )
+    used = whole if whole.is_file() else vocab
+    if not used.is_file() or (used is vocab and not merges.is_file()):
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has neither tokenizer.json nor vocab.json with "
+            "merges.txt; put the tokenizer's files there as they are published with the model"
+        )
+    try:
+        if used is whole:
+            tokenizer = tokenizers.Tokenizer.from_file(str(whole))
+        else:
+            model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
+            tokenizer = tokenizers.Tokenizer(model)
+            tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    except Exception as error:  # the library raises plain exceptions
+        raise ConfigError(
+            f"{used} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}); "
+            "fetch it again from the model's own page"
+        ) from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _encode(tokenizer: Any, texts: Sequence[Any]) -> Iterator[list[int]]:
+    for start in range(0, len(texts), _CHUNK):
+        for encoding in tokenizer.encode_batch_fast(texts[start : start + _CHUNK]):
+            yield encoding.ids

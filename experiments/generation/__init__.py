@@ -1,0 +1,1 @@
+"""Generates texts by beam search and scores them."""

@@ -1,0 +1,191 @@
+"""Configures methods of `dpoptax.contrib`, and DiSK on augmented examples."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import jax
+import optax
+import optax.contrib
+
+import dpoptax
+from dpoptax.training.methods import Augmented, Disk, Method
+from dpoptax.training.roles import Role, field
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerOuter(Method):
+    """Per-example momentum and outer momentum, neither normalized (Xiao et al., 2023)."""
+
+    name: ClassVar[str] = "Inner-outer"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = field(0.1, Role.UNPRICED)
+    """Inner momentum, in [0, 1]."""
+    momentum: float = field(0.9, Role.UNPRICED)
+    """Outer momentum, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns its gradient points and its momentum."""
+        del stddev
+        return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveFir(Method):
+    """DOPPLER's FIR filter with coefficients estimated from the released gradients."""
+
+    name: ClassVar[str] = "Adaptive FIR"
+
+    length: int = 4
+    """Number of coefficients, at least 2."""
+    decay: float = 0.95
+    """Decay of the running means that estimate the gradients' correlation, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the filter, which uses the noise's standard deviation."""
+        return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class HypersphericalClip(Method):
+    """GeoDP with a proof: noise on the bounded magnitude and angles of each example."""
+
+    name: ClassVar[str] = "Hyperspherical"
+
+    angle_norm: float = 2.0
+    """Bound on the l2 norm of one example's angles from the equator, in radians."""
+    magnitude_weight: float = 0.1
+    """Share of the magnitude in the bounded vector, in (0, 1)."""
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
+        """Returns the geometry, whichever clip the config names."""
+        return dpoptax.contrib.hyperspherical_clip(
+            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentedDisk(Augmented, Disk):
+    """DiSK on gradients that are means over copies, the same copies at both points."""
+
+    name: ClassVar[str] = "DiSK, augmented"
+
+
+@dataclasses.dataclass(frozen=True)
+class SingularValues(Method):
+    """Noise-shrunk singular values of kernels' gradients (Gavish and Donoho, 2017)."""
+
+    name: ClassVar[str] = "Singular values"
+
+    decay: float = field(0.0, Role.UNPRICED)
+    """Decay of the running mean that is shrunk, in [0, 1); 0 shrinks each release separately."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the shrinkage, which uses the noise's standard deviation."""
+        return dpoptax.contrib.singular_value_shrinkage(stddev, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class JamesStein(Method):
+    """Gradients of each layer, shrunk by the share of noise in their power."""
+
+    name: ClassVar[str] = "James-Stein"
+
+    decay: float = field(0.0, Role.UNPRICED)
+    """Decay of the running mean that is shrunk, in [0, 1); 0 shrinks each release separately."""
+    per_leaf: bool = True
+    """Whether every array of parameters has a separate factor."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the shrinkage, which uses the noise's standard deviation."""
+        return dpoptax.contrib.james_stein(stddev, decay=self.decay, per_leaf=self.per_leaf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon(Method):
+    """Orthogonalized momentum of kernels; Adam for other parameters (DP-Muon, 2026)."""
+
+    name: ClassVar[str] = "Muon"
+
+    decay: float = field(0.95, Role.UNPRICED)
+    """Decay of the kernels' momentum, in [0, 1)."""
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Returns Optax's Muon, whichever optimizer the config names."""
+        del stddev
+        # A learning rate of −1 cancels the sign, because the trainer's learning rate follows.
+        return optax.contrib.muon(
+            -1.0, beta=self.decay, muon_weight_dimension_numbers=_kernel_dimensions
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ShrunkMuon(Muon):
+    """Muon on the part of gradients above the noise; DP-AdamBC for other parameters."""
+
+    name: ClassVar[str] = "Shrunk Muon"
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Returns dpoptax's Muon for this noise, whichever optimizer the config names."""
+        return dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class SignSGD(Method):
+    """The sign of each coordinate of the noisy gradient or its momentum (DP-SignSGD)."""
+
+    name: ClassVar[str] = "DP-SignSGD"
+
+    decay: float = field(0.0, Role.UNPRICED)
+    """Decay of the momentum before the sign, in [0, 1)."""
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Returns momentum and sign, whichever optimizer the config names."""
+        del stddev
+        return optax.chain(optax.ema(self.decay), optax.scale_by_sign())
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleThenPrivatize(Method):
+    """Gradients scaled by second moments of earlier releases (Ganesh et al., 2025).
+
+    The noise is scaled back. The config names the optimizer that follows, such as Adam.
+    """
+
+    name: ClassVar[str] = "Scale then privatize"
+
+    each: Literal["entry", "side", "leaf"] = "side"
+    """Unit with a separate scale: each entry, each row and column of a kernel, or each array."""
+    b2: float = 0.99
+    """Decay of the second moment, in [0, 1)."""
+    eps: float = 0.1
+    """Floor of the root of the second moment, relative to its size over all parameters."""
+    power: float = 0.5
+    """Power of the second moment that gradients are divided by, in (0, 1]."""
+    every: int = 1
+    """Number of steps after which the scales change."""
+    noise_corrected: bool = False
+    """Whether to subtract the known variance of the noise from the second moment."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the scales, which releases pass through."""
+        return dpoptax.contrib.scale_then_privatize(
+            each=self.each,
+            b2=self.b2,
+            eps=self.eps,
+            power=self.power,
+            every=self.every,
+            stddev=stddev if self.noise_corrected else 0.0,
+        )
+
+
+def _kernel_dimensions(params: Any) -> Any:
+    """Returns the output axis of kernels, which is the last; Adam trains other arrays."""
+
+    def dimensions(p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+        if p.ndim < 2:
+            return None
+        return optax.contrib.MuonDimensionNumbers(tuple(range(p.ndim - 1)), (p.ndim - 1,))
+
+    return jax.tree.map(dimensions, params)

@@ -1,0 +1,204 @@
+"""Loads and saves models as config.json and model.safetensors of `transformers`.
+
+Names and shapes are checked. A tensor or setting that the model would ignore or not find is an
+error.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax.training.errors import ConfigError
+from experiments.models.transformer import ACTIVATIONS
+from experiments.models.weight_formats import FORMATS, Format
+
+_OWN = {2: (1, 0), 4: (2, 3, 1, 0)}
+_STORED = {2: (1, 0), 4: (3, 2, 0, 1)}
+"""Axes that take a kernel from (out, in, ...) to (..., in, out), and back."""
+
+
+def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
+    """Returns the fields of `module` that the config.json in `folder` states.
+
+    Raises:
+        ConfigError: The file is missing, or its model is of another kind or computes something
+            else.
+    """
+    path, form = folder / "config.json", FORMATS[module]
+    if not path.is_file():
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has no config.json; give the directory of a published "
+            "model, with config.json and model.safetensors"
+        )
+    try:
+        stated = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: it is not a configuration of a model "
+            f"({type(error).__name__}: {error}); fetch it again from the model's own page"
+        ) from error
+    expected = {"model_type": form.model_type, **form.fixed}
+    for name, value in expected.items():
+        if stated.get(name, value) != value:
+            raise ConfigError(
+                f"{path} states {name}={stated[name]!r}, and this model is of {name}={value!r}; "
+                "give --model and --pretrained that belong together"
+            )
+    fields: dict[str, Any] = {field: stated.get(name) for field, name in form.fields.items()}
+    if fields["hidden"] is None:
+        fields["hidden"] = 4 * fields["width"]
+    fields = {field: value for field, value in fields.items() if value is not None}
+    if fields.get("activation", "gelu") not in ACTIVATIONS:
+        raise ConfigError(
+            f"{path} states {form.fields['activation']}={fields['activation']!r}; known: "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return fields
+
+
+def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `variables` of `module` with the published weights.
+
+    LoRA's corrections keep their initial values. So does a classification head, if the file has
+    none with this number of classes.
+
+    Raises:
+        ConfigError: A file is missing, or a tensor is missing, has another shape or is not used.
+    """
+    form = FORMATS[type(module)]
+    tensors = _read(folder)
+    used = set()
+
+    def weight(path: tuple[Any, ...], initial: Any) -> Any:
+        keys = [entry.key for entry in path]
+        if keys[-1].startswith("lora_"):
+            return initial
+        name = _name(form, keys[1:])
+        found = next((n for n in (name, name.removeprefix(form.prefix)) if n in tensors), name)
+        is_head = form.head is not None and name.startswith(form.head)
+        tensor = tensors.get(found)
+        if tensor is None:
+            if is_head:
+                return initial
+            raise ConfigError(
+                f"pretrained={str(folder)!r} has no tensor {name!r} in its safetensors files; "
+                "give the directory of a whole model"
+            )
+        used.add(found)
+        if form.transposed and keys[-1] == "kernel":
+            tensor = tensor.transpose(_OWN[tensor.ndim])
+        if tensor.shape != initial.shape:
+            if is_head:
+                return initial
+            raise ConfigError(
+                f"pretrained={str(folder)!r}: {found} has shape {tensor.shape}, want "
+                f"{initial.shape}; config.json and the safetensors files have to belong together"
+            )
+        return jnp.asarray(tensor, initial.dtype)
+
+    loaded = jax.tree_util.tree_map_with_path(weight, dict(variables))
+    left = [n for n in tensors if n not in used and re.fullmatch(form.unused, n) is None]
+    if left:
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has tensors that this model would not use: "
+            f"{', '.join(sorted(left)[:5])}; give a model of type {form.model_type!r} without "
+            "adapters"
+        )
+    return loaded
+
+
+def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) -> None:
+    """Writes config.json and model.safetensors as `transformers` reads them.
+
+    LoRA's corrections are added to the weights that they correct, so the files have no adapters.
+
+    Args:
+        folder: Folder of the files. A missing folder is created. The tokenizer is not written.
+        module: The model.
+        variables: Its collections, "params" and, with LoRA, "frozen".
+    """
+    from safetensors.numpy import save_file
+
+    form, fields = FORMATS[type(module)], vars(module)
+    tensors: dict[str, np.ndarray] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):
+        keys = [entry.key for entry in path]
+        if keys[-1] == "lora_b":
+            continue
+        value = np.asarray(leaf)
+        if keys[-1] == "lora_a":
+            correction = variables["params"]
+            for key in keys[1:-1]:
+                correction = correction[key]
+            value = fields["lora"].alpha / fields["lora"].rank * (value @ correction["lora_b"])
+            keys[-1] = "kernel"
+        if form.transposed and keys[-1] == "kernel":
+            value = value.transpose(_STORED[value.ndim])
+        name = _name(form, keys[1:])
+        tensors[name] = np.ascontiguousarray(tensors[name] + value if name in tensors else value)
+    stated = {name: fields[field] for field, name in form.fields.items()}
+    if form.head is not None:
+        labels = [f"LABEL_{i}" for i in range(fields["num_classes"])]
+        stated["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        stated["label2id"] = {label: i for i, label in enumerate(labels)}
+    config = {
+        "model_type": form.model_type,
+        "architectures": [form.architecture],
+        **form.fixed,
+        **stated,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _name(form: Format, keys: list[str]) -> str:
+    """Returns the name of the tensor at a path within a collection."""
+    *layers, leaf = keys
+    if leaf in form.names:
+        return form.prefix + form.names[leaf]
+    parts = []
+    for layer in layers:
+        stem, _, number = layer.rpartition("_")
+        numbered = number.isdigit()
+        parts.append(form.names[stem if numbered else layer].format(number if numbered else ""))
+    name = ".".join([*parts, "bias" if leaf == "bias" else "weight"])
+    return name if form.head is not None and name.startswith(form.head) else form.prefix + name
+
+
+def _read(folder: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"published weights need {error.name}, which is not installed; run `uv sync`"
+        ) from error
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has no model.safetensors; give the directory of a "
+            "published model, with config.json and model.safetensors"
+        )
+    tensors: dict[str, np.ndarray] = {}
+    for path in paths:
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: it is no whole safetensors file ({error}); fetch it again "
+                "from the model's own page"
+            ) from error
+    return {_current(name): tensor for name, tensor in tensors.items()}
+
+
+def _current(name: str) -> str:
+    """Returns the current form of `name`; old files have gamma and beta for norms."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))

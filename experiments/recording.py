@@ -1,0 +1,157 @@
+"""Records random coordinates of released and filtered gradients in every step.
+
+The record is part of the optimizer's state after the noise, so it holds released values only and
+costs no privacy.
+"""
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpoptax
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import Dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run.chain import TrainingChain, noise_stage
+from dpoptax.training.run.course import Context, Course
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.phases import Phases
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import resolve
+from experiments.methods import ScaleThenPrivatize
+
+_SEED = 20
+"""Seed of the coordinates, the same for all runs, so that runs of a model are comparable."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecorderState:
+    """State of `recorder`.
+
+    Attributes:
+        count: Number of recorded steps.
+        values: (steps, coordinates), float32; rows from `count` on are 0.
+        stage: Name of the recorded stage. Static.
+    """
+
+    count: Any
+    values: Any
+    stage: str = dataclasses.field(metadata={"static": True})
+
+
+def recorder(stage: str, steps: int, coordinates: int) -> optax.GradientTransformation:
+    """Passes its input on and records random coordinates of it in its state.
+
+    Args:
+        stage: Name of the recorded stage.
+        steps: Maximum number of recorded steps. Later steps are not recorded.
+        coordinates: Number of coordinates, or all of them if there are fewer.
+    """
+
+    def init(params: Any) -> RecorderState:
+        kept = min(coordinates, optax.tree.size(params))
+        values = jnp.zeros((steps, kept), jnp.float32)
+        return RecorderState(jnp.zeros([], jnp.int32), values, stage)
+
+    def update(updates: Any, state: RecorderState, params: Any = None) -> tuple[Any, RecorderState]:
+        del params
+        leaves = jax.tree.leaves(updates)
+        chosen = choose([leaf.size for leaf in leaves], state.values.shape[1])
+        parts = [
+            leaf.reshape(-1)[indices].astype(jnp.float32)
+            for leaf, indices in zip(leaves, chosen, strict=True)
+        ]
+        values = state.values.at[state.count].set(jnp.concatenate(parts), mode="drop")
+        return updates, RecorderState(optax.safe_increment(state.count), values, stage)
+
+    return optax.GradientTransformation(init, update)
+
+
+def choose(sizes: list[int], coordinates: int) -> list[np.ndarray]:
+    """Chooses coordinates of leaves of these sizes, as sorted indices into each leaf."""
+    ends = np.cumsum(sizes)
+    drawn = np.random.default_rng(_SEED).choice(ends[-1], coordinates, replace=False, shuffle=False)
+    drawn.sort()
+    parts = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
+    return [part - (end - size) for part, end, size in zip(parts, ends, sizes, strict=True)]
+
+
+def recorded(opt_state: Any) -> dict[str, np.ndarray]:
+    """Returns the recorded values by stage, (recorded steps, coordinates)."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda leaf: isinstance(leaf, RecorderState))
+    states = [leaf for leaf in leaves if isinstance(leaf, RecorderState)]
+    return {state.stage: np.asarray(state.values)[: int(state.count)] for state in states}
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordingChain(TrainingChain):
+    """A chain that records the input and the output of its filter."""
+
+    coordinates: int = 0
+
+    @functools.cached_property
+    def release(self) -> optax.GradientTransformation:
+        """Returns noise and filter, with a recorder after each."""
+        steps = self.config.steps
+        return optax.chain(
+            noise_stage(self),
+            recorder("released", steps, self.coordinates),
+            self.config.method.filter(self.filtered_stddev),
+            recorder("filtered", steps, self.coordinates),
+        )
+
+
+class Recording(NamedTuple):
+    """A recording of a run.
+
+    Attributes:
+        values: Coordinates of the gradients "released" and "filtered", (steps, coordinates) each.
+        stddev: Standard deviation of the noise in each coordinate of a release. NaN if they
+            differ.
+        params: Final parameters.
+    """
+
+    values: dict[str, np.ndarray]
+    stddev: float
+    params: Any
+
+    def write(self, folder: Path) -> None:
+        """Writes recording.npz, for `dpoptax.filters.spectrum.load`, and spectrum.png."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "recording.npz"
+        np.savez_compressed(path, allow_pickle=False, stddev=np.float64(self.stddev), **self.values)
+        if len(self.values["released"]) > 1:
+            found = dpoptax.filters.spectrum.load(path)
+            dpoptax.filters.spectrum.plot(found, folder / "spectrum.png")
+
+
+def record_run(
+    config: TrainConfig, dataset: Dataset, coordinates: int, *, progress: bool = False
+) -> Recording:
+    """Trains a config and records its released gradients.
+
+    Raises:
+        ConfigError: The config has no noise, so it releases nothing.
+    """
+    method = config.method
+    if not method.private or config.noise_multiplier == 0:
+        raise ConfigError(
+            "only released gradients are recorded, and a run without noise releases none; give a "
+            "private method with noise"
+        )
+    plan = make_plan(config, dataset.units(config.unit))
+    run = resolve(config, plan, num_classes=dataset.num_classes)
+    fields = {f.name: getattr(run.chain, f.name) for f in dataclasses.fields(run.chain)}
+    run = dataclasses.replace(run, chain=RecordingChain(**fields, coordinates=coordinates))
+    course = Course(run, dataset, Context(Devices(), Phases(), progress=progress))
+    course.finish()
+    stddev = math.nan if isinstance(method, ScaleThenPrivatize) else run.chain.filtered_stddev
+    return Recording(recorded(course.state.opt_state), stddev, course.state.params)
