@@ -68,7 +68,7 @@ def main(config: Config) -> str:
     unknown = set(config.libraries) - {*JAX_LIBRARIES, *TORCH_LIBRARIES}
     if unknown:
         raise ValueError(
-            f"libraries: unknown {unknown}, want some of {JAX_LIBRARIES} and {TORCH_LIBRARIES}"
+            f"`libraries` must be among {JAX_LIBRARIES + TORCH_LIBRARIES}, got {sorted(unknown)}."
         )
     interpreters, facts = pythons(None), report.machine_facts()
     if any(library in TORCH_LIBRARIES for library in config.libraries):

@@ -2,14 +2,14 @@
 
     python -m benchmarks.cancellation [--mnist DIR]
 
-Ghost clipping bounds the rounding error of an example's norm with S, the norm of the sums of
-absolute values of the terms of its gradient, and with n⁺, an upper bound of the norm; see
-`dpoptax._clip.bounds`. If S/n⁺ exceeds a limit M for some parameter, the example is clipped more
-than its norm requires.
+The bound of a clipped sum uses two numbers for each example; see `dpoptax._clip.bounds`. n⁺ is an
+upper bound of the norm of its gradient. S is the absolute size of the gradient: the sum of the
+norms of its terms. If S/n⁺ exceeds a limit M for some parameter, the example is clipped more than
+its norm requires.
 
 This program trains several models privately and measures 256 examples at several steps. It prints
-the distribution of S/n⁺, the largest share of M, the excess of n⁺ over the norm of the gradient,
-and τ, the share of the clipping bound that is reserved for rounding the sum.
+the distribution of S/n⁺, the largest share of M, and the excess of n⁺ over the norm of the
+gradient. It also prints τ, the share of the clipping bound that is reserved for rounding the sum.
 """
 
 import inspect

@@ -70,7 +70,7 @@ def join(folders: tuple[Path, ...], /, output: Path) -> None:
         more, here = load(folder)
         for name, value in here.items():
             if facts.setdefault(name, value) != value:
-                raise ValueError(f"{folder}: {name} is {value}, and {facts[name]} in others")
+                raise ValueError(f"{folder}: {name} is {value}, but {facts[name]} in others")
         both = {_key(r.cell) for r in results} & {_key(r.cell) for r in more}
         if both:
             raise ValueError(f"{folder}: {sorted(both)} is also in another folder")

@@ -208,10 +208,9 @@ def table(problem: Problem) -> str:
     lines += [
         "",
         f"All numbers are for one device and one step; d = {d:,} parameters, B = {batch:,}.",
-        f"GFLOP: (1 + {backward:g} + 1)·2·d·B/n of the forward pass, the backward pass without its "
-        "first layer, and the weighted sum. The rest is element-wise work: activations and norms, "
-        "which shrink with n, and noise, filter and update, which shrink where parameters are "
-        "split.",
+        f"GFLOP: (1 + {backward:g} + 1)·2·d·B/n for the forward pass, the backward pass without "
+        "its first layer, and the weighted sum. The rest is element-wise work. Activations and "
+        "norms shrink with n; noise, filter and update shrink only if parameters are split.",
         "MB sent: 2·(n−1)/n·4·d bytes in a ring, for an all-reduce, or for an all-gather of the "
         "parameters and a reduce-scatter of the sum.",
     ]

@@ -1,7 +1,7 @@
 """Configures batches in a fixed order on the digits, without amplification.
 
-`FILE:NAME` selects one config. 68 steps with batches of 64 are four passes over the four fifths of
-the examples that trials train on, and at most four passes over all examples.
+`FILE:NAME` selects one config. Trials train on four fifths of the examples. 68 steps with batches
+of 64 are four passes over these, and at most four passes over all examples.
 """
 
 import dataclasses

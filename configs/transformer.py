@@ -7,8 +7,8 @@ r"""Configures a small vision transformer on digits; `FILE:NAME` selects one run
       --factors 0.015625 0.03125 0.0625 0.125 0.25 0.5 1 2 --workdir runs/transformer-in-order
 
 The model has two blocks of width 32 on 16 patches of 2x2 and a class token: 26,538 parameters.
-Batches are random (`drawn/*`), or groups of 64 in turn (`in_order/*`). 272 steps are 16 passes over
-the four fifths of the examples that trials train on, and at most 13 passes over all examples.
+Batches are random (`drawn/*`), or groups of 64 in turn (`in_order/*`). Trials train on four fifths
+of the examples. 272 steps are 16 passes over these, and at most 13 passes over all examples.
 Hyper-parameters are each method's defaults; `--factors` multiplies the learning rate.
 """
 

@@ -24,18 +24,18 @@ commands:
         numbers, a figure and findings for each study; without a NAME, all
         studies that need no data
   report [--workdir DIR] [--output FILE]
-        everything that runs on any machine, against what the papers say, and
-        the cost of the rest
+        all results that any machine can compute, compared with the papers,
+        and the cost of the other runs
   fetch DATASET... --data-dir DIR
         downloads published data sets into DIR and checks their checksums
   generate CONFIG --workdir DIR [--data-dir DIR] [--pretrained DIR] [--beams N]
-        texts for the test split, by the parameters of a finished run in DIR,
-        scored with BLEU and ROUGE-L
+        generates texts for the test split with the finished run in DIR and
+        scores them with BLEU and ROUGE-L
   spectrum CONFIG --output DIR [--coordinates N] [--data-dir DIR]
         trains CONFIG, records coordinates of each released gradient, and draws
         their spectra
   record WORKDIR --output FILE
-        adds the runs of `dpoptax compare` in WORKDIR to a file, a line each
+        adds the runs of `dpoptax compare` in WORKDIR to a file, one line each
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
 

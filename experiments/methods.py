@@ -150,7 +150,8 @@ class SignSGD(Method):
 class ScaleThenPrivatize(Method):
     """Gradients scaled by second moments of earlier releases (Ganesh et al., 2025).
 
-    The noise is scaled back. The config names the optimizer that follows, such as Adam.
+    Releases are divided by the scales again. The config names the optimizer that follows, such as
+    Adam.
     """
 
     name: ClassVar[str] = "Scale then privatize"

@@ -178,8 +178,8 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> np.ndarray:
     """Returns images (count, *shape) of random overlapping shapes, float32.
 
     The shapes are discs and rectangles, stretched and rotated at random. Their radii range from 3/4
-    of a pixel to 20 pixels with density ∝ r^-3; a density without this decay would give large
-    shapes only. Colors vary around a color of the image, mostly in intensity, roughly as in
+    of a pixel to 20 pixels with density ∝ r^-3; without this decay, most shapes would
+    be large. Colors vary around a color of the image, mostly in intensity, roughly as in
     photographs. Each shape has a gradient of intensity. The values are in the range of the data
     sets: 0 to 1 for gray images, -2 to 2 for three colors.
     """

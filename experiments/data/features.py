@@ -29,7 +29,7 @@ _AT_ONCE = 256
 """Images per update of the progress bar."""
 
 OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
-"""Orthonormal map of one pixel: intensity, red minus blue, and both minus green."""
+"""Orthonormal map of one pixel: intensity, red minus blue, and both minus twice green."""
 
 
 class FeatureMap(Protocol):
@@ -136,8 +136,8 @@ def _computed(
         return kept
     except OSError as error:
         warnings.warn(
-            f"features are not kept for the next start, and held in memory now: {error}; name "
-            "another folder for caches in the environment variable XDG_CACHE_HOME",
+            f"features are not kept for the next start, and are held in memory: {error}; set the "
+            "environment variable XDG_CACHE_HOME to another folder for caches",
             stacklevel=2,
         )
     bar.reset()

@@ -145,8 +145,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
         raise unknown_name("data set", name, PUBLISHED)
     if data_dir is None:
         raise ConfigError(
-            f"data_dir=None, and the files of dataset={name!r} have to be kept; give --data-dir, "
-            "the directory to fetch them into"
+            f"data_dir=None, and the files of dataset={name!r} need a directory; give --data-dir"
         )
     data_dir = Path(data_dir)
     try:
@@ -173,7 +172,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
                 if pooch.file_hash(str(path), alg=algorithm) != checksum:
                     raise ConfigError(
                         f"{path} is not the published file: its checksum is not {file.checksum}; "
-                        "move it away, and it is fetched"
+                        "move it away to fetch it again"
                     )
                 continue
             pooch.retrieve(file.url, file.checksum, path.name, path.parent, downloader=downloader)
@@ -186,7 +185,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"{file.url} did not send the published {path.name}, and nothing "
+                f"{file.url} has sent something else than the published {path.name}, and nothing "
                 f"of it was kept ({error}); put by hand {_by_hand([file], data_dir)}"
             ) from error
         fetched.append(path)

@@ -117,7 +117,7 @@ class Generation:
         longest, positions = self._prompts.shape[1], model.positions
         if longest + search.max_new_tokens > positions:
             raise ConfigError(
-                f"max_new_tokens={search.max_new_tokens} behind sources of up to {longest} tokens "
+                f"max_new_tokens={search.max_new_tokens} after sources of up to {longest} tokens "
                 f"exceeds the {positions} positions of model={config.model!r}; give at most "
                 f"{positions - longest}"
             )

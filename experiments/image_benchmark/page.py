@@ -60,18 +60,19 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
     where = folder.relative_to(output.parent) if folder.is_relative_to(output.parent) else folder
     parts = [
         "# Methods on images",
-        f"Written by `python -m experiments image-benchmark {folder}` from {len(found)} runs, the "
-        f"records of `python -m experiments record` in `{folder}`, and nothing else.",
+        f"Written by `python -m experiments image-benchmark {folder}` from {len(found)} runs. It "
+        f"uses only the records of `python -m experiments record` in `{folder}`.",
         *_given(folder / "verdict.md", "## In short"),
-        f"![Test accuracy over ε, beside published numbers]({where}/accuracies.png)",
+        f"![Test accuracy over ε, with published numbers]({where}/accuracies.png)",
     ]
     if _has_differences(compared):
         parts += [
             "## Differences from DP-SGD",
             _counted(compared),
             f"![Differences from DP-SGD with their intervals]({where}/differences.png)",
-            "Green: the interval is above zero; orange: below. What lies far outside stands at the "
-            "edge with its mean. An interval is Student's t over the differences of equal seeds.",
+            "Green intervals are above zero, and orange ones are below. Methods far outside are at "
+            "the edge, with their mean. Intervals use Student's t over the differences of equal "
+            "seeds.",
             "Methods and their hyper-parameters are those of `configs/benchmark`.",
         ]
     headings = titles(compared)
@@ -96,7 +97,7 @@ def _given(path: Path, heading: str) -> list[str]:
 
 def _described(setting: Setting) -> str:
     features = "" if setting.features == "none" else f" on {setting.features} features"
-    order = "; batches come in a fixed order, and nothing amplifies" if setting.in_order else ""
+    order = "; batches come in a fixed order, without amplification" if setting.in_order else ""
     return (
         f"Model {setting.model}{features}, B = {setting.batch_size}, {setting.steps} steps{order}."
     )
@@ -120,8 +121,8 @@ def _counted(compared: Groups) -> str:
     ]
     head = ("method", "above, below DP-SGD", "above, below momentum")
     return (
-        "In how many settings the 95 % interval of the difference is above and below zero; by "
-        "chance, each is so in one of forty.\n\n" + records.markdown_table(head, rows)
+        "Number of settings where the 95 % interval of the difference is above and below zero. By "
+        "chance, each happens in one of forty settings.\n\n" + records.markdown_table(head, rows)
     )
 
 
@@ -145,7 +146,7 @@ def _table(entries: Sequence[Entry]) -> str:
     table = _with_notes(records.markdown_table(head, rows), entries)
     seeds = " to ".join(map(str, sorted({len(entry.accuracies) for entry in entries})))
     tried = " to ".join(map(str, sorted({len(entry.rates) for entry in entries})))
-    return f"Seeds: {seeds}; rates tried for each on held-out training data: {tried}.\n\n{table}"
+    return f"Seeds: {seeds}; learning rates tried on held-out training data: {tried}.\n\n{table}"
 
 
 def _marked(entry: Entry) -> str:

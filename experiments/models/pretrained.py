@@ -89,7 +89,7 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
                 return initial
             raise ConfigError(
                 f"pretrained={str(folder)!r} has no tensor {name!r} in its safetensors files; "
-                "give the directory of a whole model"
+                "give the directory of a complete model"
             )
         used.add(found)
         if form.transposed and keys[-1] == "kernel":

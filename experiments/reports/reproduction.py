@@ -141,15 +141,14 @@ def _text(
         "## Training: a slice that runs on any machine",
         *_digits_section(report, results),
         "## What needs a GPU and data",
-        f"{len(runs)} runs of the papers' tables and figures are configured and were not trained. "
-        "[reproduction/commands.sh](reproduction/commands.sh) has the command of each. Operations "
-        "are those of the traced step, `dpoptax plan`, without what the compiler saves, times the "
-        "number of gradient points, of copies and of steps. Hours are for one seed, however many "
-        "repetitions the paper has, at "
-        f"{report.flops_per_second:.3g} operations a second, an assumption of what one large GPU "
-        "sustains in single precision; nothing of this was measured.",
+        f"{len(runs)} runs of the papers' tables and figures are configured but were not trained. "
+        "[reproduction/commands.sh](reproduction/commands.sh) lists their commands. Operations are "
+        "those of the traced step (`dpoptax plan`), before compiler optimizations, times the "
+        "numbers of gradient points, copies and steps. Hours are for one seed, even if the paper "
+        f"has several repetitions. They assume {report.flops_per_second:.3g} operations a second, "
+        "about the sustained speed of one large GPU in single precision. None of them is measured.",
         cost_table(runs, report.flops_per_second),
-        "What a table or figure has beyond these runs is named at the head of its config file.",
+        "Each config file lists the parts of its table or figure that these runs leave out.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -161,10 +160,10 @@ def _digits_section(report: Report, results: ComparisonResult | None) -> list[st
     if results is None:
         return [f"Left out of this report (`--no-digits`): {command}."]
     return [
-        f"The papers train on images. Here are 1,438 handwritten digits at ε = {report.epsilon:g}, "
-        f"{report.seeds} seeds, a grid of five learning rates for every method: {command}. A claim "
-        "holds where the mean of the differences between runs of one seed is above twice its "
-        "standard error.",
+        "The papers train on images. Here we train on 1,438 handwritten digits at "
+        f"ε = {report.epsilon:g} with {report.seeds} seeds and five learning rates for every "
+        f"method: {command}. A claim holds if the mean difference between runs of the same seed is "
+        "above twice its standard error.",
         catalog.findings_table(digits_findings(results)),
         comparison_table(results),
         "![Test accuracies and differences from DP-SGD](reproduction/digits.png)",
@@ -211,5 +210,5 @@ def _summary(findings: dict[str, list[catalog.Finding]], results: ComparisonResu
         )
     return (
         f"{text} Of the papers' results on images, GeoDP's Figure 5 and DP-PMLF's CNN were trained "
-        "(experiments/results/on-images.md); the others wait for a GPU."
+        "(experiments/results/on-images.md); the others need a GPU."
     )

@@ -8,10 +8,10 @@ DOPPLER follows C.3 and section 3.3: DiSK with the gradient at one point. That i
 filter with b = κ = 0.7 and a = -(1 - κ) = -0.3, which is not a filter of DOPPLER's tables. In its
 first steps it corrects the bias as DOPPLER does, whereas DiSK starts from the first gradient.
 
-For DP-FTRL the paper gives two references only: Kairouz et al. (2021), tree aggregation with
-batches in a fixed order, and Choquette-Choo et al. (2024), noise correlated by a Toeplitz matrix.
-Here it is of the second kind, with the banded Toeplitz matrix that minimizes the error of the
-gradients' sums:
+For DP-FTRL the paper gives two references only. Kairouz et al. (2021) use tree aggregation with
+batches in a fixed order. Choquette-Choo et al. (2024) correlate noise by a Toeplitz matrix. Here it
+is of the second kind, with the banded Toeplitz matrix that minimizes the error of the gradients'
+sums:
 
 - `dp_ftrl`: a fixed order, ten bands, ten groups of 5000, no amplification by sampling.
 - `dp_ftrl_sampled`: four bands, Poisson samples of four groups in turn.

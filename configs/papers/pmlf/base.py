@@ -9,8 +9,8 @@ def get_configs() -> dict[str, ExperimentConfig]:
     """Returns C = 1, η = 0.5, B = 1000, δ = 1/N, and 25 epochs or, on CIFAR, 50.
 
     The values are those of the appendix, "Experimental Setup", except for the epochs of CIFAR.
-    There the appendix states 20, but the captions of Tables 1 and 3 and of Figure 4 state 50.
-    figure_2.py uses the 20 epochs. δ = 1/N is larger than advisable, and a warning says so.
+    There the appendix states 20, but the captions of Tables 1 and 3 and of Figure 4 state 50. Only
+    figure_2.py uses 20 epochs. δ = 1/N is larger than advisable, and a warning says so.
 
     Figures 3, 6 and 7 and Table 4 state no epochs. Here they have those of Figure 4, because the
     accuracies at ε = 8 in the text, 92.4 and nearly 65 %, match those of Table 4. The paper states
