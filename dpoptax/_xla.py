@@ -51,7 +51,9 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     # Outside of a trace each operation runs by itself and stores its result.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    with jax.named_scope("materialize"):  # tests/hlo_test.py looks for it in compiled programs
+    with jax.named_scope(
+        "materialize"
+    ):  # tests/clipped_grad/hlo_test.py looks for it in compiled programs
         stored = _after_empty_loop([leaves[i] for i in places])
     for i, x in zip(places, stored, strict=True):
         leaves[i] = x

@@ -111,7 +111,7 @@ def no_room():
     """Examples are clipped at the bound itself, as in the formulas that they are compared with.
 
     Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
-    rounding of the sum: tests/sums_test.py.
+    rounding of the sum: tests/clip/sums_test.py.
     """
     exact = bounds.clip_coefficients
 

@@ -239,7 +239,7 @@ def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 def _divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     with jax.named_scope(
         "over_power"
-    ):  # tests/hlo_test.py searches compiled programs for this scope
+    ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
         wide = widen(x)  # exact in both directions
         found = _shift_exponent(wide, -broadcast_examples(exponent, x))
         quotient = jnp.where(found.inside, found.value, 0.0)

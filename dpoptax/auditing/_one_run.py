@@ -27,8 +27,8 @@ def p_value_dp(
     run, makes r guesses, and v of them are correct.
 
     For δ > 0 and v at most the mean of W, the result is 1: the formula is too small there, as the
-    linear program of all (ε, δ)-private runs shows (`tests/one_run_test.py`), and so few correct
-    guesses refute nothing.
+    linear program of all (ε, δ)-private runs shows (`tests/auditing/one_run_test.py`), and so few
+    correct guesses refute nothing.
 
     Args:
       correct: v.

@@ -277,7 +277,7 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
 
 @pytest.mark.parametrize("devices", [2, 8])
 def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
-    """Terms that cancel in the gradient, beside others; see tests/adversary_test.py."""
+    """Terms that cancel in the gradient, beside others; see adversary_test.py."""
     mesh = make_mesh((devices,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(

@@ -220,7 +220,7 @@ def sum_by_axes(x: jax.Array) -> jax.Array:
     """Sums over all axes except the first, one by one, for shorter chains of roundings."""
     with jax.named_scope(
         "sum_by_axes"
-    ):  # tests/hlo_test.py searches compiled programs for this scope
+    ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
         for _ in range(x.ndim - 1):
             x = lax.optimization_barrier(jnp.sum(x, axis=-1))
     return x

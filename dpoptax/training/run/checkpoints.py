@@ -26,7 +26,7 @@ from dpoptax.training import cache_folder
 from dpoptax.training.run import devices
 from dpoptax.training.run.records import plain
 
-FORMAT = 3
+FORMAT = 4
 
 
 class CheckpointError(OSError):

@@ -1,0 +1,113 @@
+"""What a run lets any attack do: the trade-off function and the Gaussian one that it is above."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpoptax
+from dpoptax import accounting, sampling
+from dpoptax._pricing import accountants, composition
+from dpoptax._pricing.events import RELATIONS
+from dpoptax.accounting import _gaussian_dp
+
+RATES = np.array([1e-3, 0.01, 0.1, 0.3, 0.7])
+
+
+def after_steps(sampler, noise_multiplier, steps):
+    tx = dpoptax.gaussian_noise(
+        noise_multiplier=noise_multiplier, batch_size=sampler.batch_size, key=jax.random.key(0)
+    )
+    state = tx.init(jnp.zeros(1))
+    for _ in range(steps):
+        _, state = tx.update(
+            dpoptax.extend.trust_clipped(jnp.zeros(1), dpoptax.l2_clip(1.0)), state
+        )
+    return state
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 1), (5.0, 4)])
+def test_full_batches_are_gaussian(sigma, steps):
+    sampler = sampling.PoissonSampler(100, 100, seed=0)
+    state, mu = after_steps(sampler, sigma, steps), math.sqrt(steps) / sigma
+    made = accounting.guarantee(state, sampler)
+    found = made.gdp_mu(1e-6)
+    assert mu * (1 - 1e-4) <= found <= 1.002 * mu
+    exact = stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu)
+    curve = made.trade_off(RATES)
+    assert np.all(curve <= exact + 1e-12)
+    np.testing.assert_allclose(curve, exact, atol=3e-3)
+    planned = accounting.planned_guarantee(noise_multiplier=sigma, steps=steps, sampler=sampler)
+    assert planned.gdp_mu(1e-6) == found
+    np.testing.assert_array_equal(planned.trade_off(RATES), curve)
+
+
+def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():
+    sampler, delta = sampling.PoissonSampler(1000, 50, seed=0), 1e-5
+    made = accounting.guarantee(after_steps(sampler, 1.0, 30), sampler)
+    mu = made.gdp_mu(delta)
+    deltas = np.geomspace(2e-5, 0.1, 8)
+    # As an event, whose number of records is unknown: some of these δ are above 1/N.
+    alone = accounting.Guarantee(made.event)
+    epsilons = np.array([alone.epsilon(d) for d in deltas.tolist()])
+    # At these ε the run spends these δ, which the Gaussian and delta have to cover.
+    assert np.all(deltas * (1 - 1e-6) <= _gaussian_dp._gaussian_deltas(mu, epsilons)[0] + delta)
+    curve = made.trade_off(RATES)
+    assert np.all(curve >= stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu) - delta - 3e-3)
+    # Of infinitely many small steps it is the central limit's, of these it is more.
+    assert mu > 0.05 * math.sqrt(30 * math.expm1(1.0))
+    smaller = _gaussian_dp._gaussian_deltas(0.9 * mu, epsilons)[0]
+    assert np.any(smaller + delta < deltas), "no smaller μ would do"
+
+
+def test_nothing_released_and_nothing_private():
+    sampler = sampling.PoissonSampler(100, 10, seed=0)
+    assert accounting.guarantee(after_steps(sampler, 1.0, 0), sampler).gdp_mu(1e-5) == 0.0
+    without_noise = accounting.guarantee(after_steps(sampler, 0.0, 1), sampler)
+    assert without_noise.gdp_mu(1e-5) == math.inf
+    np.testing.assert_array_equal(without_noise.trade_off(RATES), 0.0)
+
+
+def test_what_else_was_released_counts():
+    sampler = sampling.PoissonSampler(100, 100, seed=0)
+    state, also = after_steps(sampler, 2.0, 1), [dp_accounting.GaussianDpEvent(2.0)]
+    both = accounting.guarantee(state, sampler, also=also).gdp_mu(1e-6)
+    assert both == pytest.approx(math.sqrt(2) / 2, rel=0.002)
+
+
+def test_deltas_of_a_profile_are_those_at_which_its_epsilons_are_stated():
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(0.8)), 200
+    )
+    relation = RELATIONS["add-or-remove-one"]
+    epsilons, deltas = accountants.profile_of(event, relation, 1e-3, points=12)
+    accountant = dp_accounting.pld.PLDAccountant(relation, 1e-3).compose(event)
+    exact = np.array([accountant.get_delta(e) for e in epsilons])
+    assert np.all(deltas >= exact * (1 - 1e-6))
+    np.testing.assert_allclose(deltas[:-1], exact[:-1], rtol=1e-3, atol=1e-12)
+    for epsilon, delta in list(zip(epsilons, deltas, strict=True))[1:-1]:
+        stated = accountants.epsilon_of(event, float(delta), "pld", relation, 1e-3)
+        assert stated == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_small_deltas_have_the_rounding_of_what_composes_them():
+    """dp_accounting's are off by 1e-16 a step: there they say 0 or less than what is proved."""
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
+    )
+    pair = accountants._pld_accountant(event, 1e-10, RELATIONS["add-or-remove-one"], 1e-3)
+    pairs = [(pair._pld, 1), *pair._steps.values()]
+    epsilon = composition.epsilon_of(pairs, 1e-3, 1e-20)
+    (delta,) = composition.deltas_of(pairs, 1e-3, np.array([epsilon]))
+    assert delta == pytest.approx(1e-20, rel=1e-3)
+
+
+def test_draws_beyond_the_largest_batch_are_paid_by_delta():
+    sampler = sampling.RandomAllocationSampler(64, 8, seed=0, max_batch_size=12)
+    state = after_steps(sampler, 2.0, 8)
+    with pytest.raises(ValueError, match="the sampler's largest batch is full.*Pass a larger"):
+        accounting.guarantee(state, sampler).gdp_mu(1e-7)

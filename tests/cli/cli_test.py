@@ -1,0 +1,402 @@
+"""The command line, run in this process as a user would run it."""
+
+import dataclasses
+import importlib.metadata
+import json
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+import dpoptax
+from dpoptax.cli.main import main
+from dpoptax.training import loop
+from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.data import dataset as dataset_module
+from dpoptax.training.methods import NonPrivate
+from dpoptax.training.search.compare import Comparison, compare
+from tests.helpers import slow_but
+
+DIGITS = Path(__file__).parents[2] / "configs" / "digits"
+TINY = ("--steps", "4", "--eval-every", "2", "--batch-size", "64", "--accountant", "rdp")
+CONFIG = """
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import DPSGD, Doppler, NonPrivate
+
+def get_config():
+    return TrainConfig(
+        method={method},
+        model="linear",
+        steps=4,
+        eval_every=2,
+        batch_size=64,
+        accountant="rdp"{more},
+    )
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(name="dp_sgd", method="DPSGD()", more=""):
+        path = tmp_path / f"{name}.py"
+        path.write_text(CONFIG.format(method=method, more=more))
+        return str(path)
+
+    return write
+
+
+def error_of(capsys, *arguments):
+    """The message of a command that must fail as a user's mistake does: code 2, no traceback."""
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("dpoptax: error: ")
+    assert "Traceback" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(("dp_sgd",), sorted(path.stem for path in DIGITS.glob("*.py")))
+)
+def test_every_digits_config_trains(name, tmp_path, capsys):
+    path = DIGITS / f"{name}.py"
+    assert main(["train", str(path), *TINY, "--workdir", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["config"]["steps"] == summary["steps"] == 4
+    assert "test accuracy" in capsys.readouterr().out
+    for name in ("metrics.jsonl", "params.msgpack", "training.png"):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+def test_fields_are_overridden_in_either_spelling(config, tmp_path):
+    path = config(method="Doppler()")
+    options = ["--learning_rate", "0.25", "--l2-clip-norm", "0.5", "--method.preset", "momentum"]
+    assert main(["train", path, *options, "--workdir", str(tmp_path / "run")]) == 0
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())["config"]
+    assert (written["learning_rate"], written["l2_clip_norm"]) == (0.25, 0.5)
+    assert written["method"]["preset"] == "momentum"
+
+
+def test_the_same_command_gives_the_same_parameters(config, tmp_path):
+    hashes = set()
+    for _ in range(2):
+        assert main(["train", config(), "--seed", "3", "--workdir", str(tmp_path / "run")]) == 0
+        hashes.add(json.loads((tmp_path / "run" / "summary.json").read_text())["params_sha256"])
+    assert len(hashes) == 1
+
+
+def test_each_run_draws_a_seed_and_a_given_one_warns(config, tmp_path, capsys):
+    hashes = []
+    for name in ("first", "second"):
+        assert main(["train", config(), "--workdir", str(tmp_path / name)]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        hashes.append(summary["params_sha256"])
+        assert summary["config"]["seed"] is None
+        assert summary["assumed_secret"] == []
+        told = capsys.readouterr()
+        assert "1e-05)-differentially private; written to " in told.out
+        assert "seed" not in told.err
+    assert hashes[0] != hashes[1]
+    # The same command goes on with the seed that the first start drew.
+    assert main(["train", config(), "--workdir", str(tmp_path / "first")]) == 0
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert (summary["params_sha256"], summary["config"]["seed"]) == (hashes[0], None)
+    capsys.readouterr()
+    given = ["--seed", "123456", "--workdir", str(tmp_path / "given")]
+    assert main(["train", config(), *given]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("dpoptax: warning: `seed` is known to everyone who can read") == 1
+    assert "123456" not in told.out + told.err
+    assert "private if the seed stays secret and no other run uses it" in told.out
+    plain = ["--seed", "3", "--workdir", str(tmp_path / "plain")]
+    assert main(["train", config("plain", "NonPrivate()"), *plain]) == 0
+    assert "`seed`" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--learning-rat", "--method.preset", "--privacy"])
+def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["train", config(), option, "1", "--workdir", str(tmp_path / "run")])
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert option in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch-size", "0"], "batch_size=0"),
+        (["--batch-size", "100000"], "batch_size=100000 exceeds the 1438 training examples"),
+        (["--epsilon", "nan"], "epsilon=nan"),
+        (["--epsilon", "1e-9", "--delta", "1e-11"], "epsilon=1e-09"),
+        (["--epsilon", "None"], "epsilon=None with noise_multiplier=None"),
+        (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
+        (["--l2-clip-norm", "1e300"], "l2_clip_norm=1e+300"),
+        (["--delta", "0"], "delta=0"),
+        (["--seed", "-1"], "seed=-1"),
+        (["--dataset", "digit"], "dataset='digit' is unknown"),
+        (["--dataset", "cifar10"], "is defined in the repository's folder `experiments`"),
+        (["--dataset", "wikipedia"], "dataset='wikipedia' is unknown; available: "),
+        (["--model", "transfomer"], "model='transfomer' is unknown"),
+        (["--model", "resnet_18"], "let the config file return an `experiments.config.Exper"),
+        (["--optimizer", "adm"], "optimizer='adm' is unknown; available: "),
+        (["--sampling", "shuffled"], "give sampling='poisson'"),
+    ],
+)
+def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, message):
+    workdir = tmp_path / "run"
+    assert message in error_of(capsys, "train", config(), *options, "--workdir", str(workdir))
+    assert not (workdir / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "remedy"),
+    [
+        ("train", "--method", "the config file says which"),
+        ("plan", "--method=disk", "TrainConfig(method=Disk("),
+        ("compare", "--method", "the config file says which"),
+    ],
+)
+def test_a_method_is_no_option_of_a_command(config, tmp_path, capsys, command, option, remedy):
+    given = [config(), "--workdir", str(tmp_path / "run"), option, "3"]
+    message = error_of(capsys, command, *given)
+    assert f"{option.partition('=')[0]} is no option of {command}; " in message
+    assert remedy in message
+
+
+def test_an_unknown_preset_lists_the_known_ones(config, tmp_path, capsys):
+    path = config(method="Doppler()")
+    message = error_of(
+        capsys, "train", path, "--method.preset", "low", "--workdir", str(tmp_path / "run")
+    )
+    assert "'low'" in message
+    assert "doppler-first-order-1" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config(:", "SyntaxError"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("x = 1", "defines no get_config()"),
+        ("def get_config(): return {'steps': 3}", "returned dict; return a TrainConfig"),
+        (CONFIG.format(method="DPSGD()", more=", step=3"), "is unknown. Did you mean 'steps'?\n"),
+        (CONFIG.format(method="Doppler(pre='none')", more=""), "field of Doppler='pre' is unknown"),
+        ("def get_config():\n    return 1 / 0", "line 2: ZeroDivisionError"),
+        (CONFIG.format(method="DPSGD()", more=", delta=2"), "delta=2"),
+    ],
+)
+def test_a_broken_config_file_is_one_clear_message(tmp_path, capsys, text, message):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    found = error_of(capsys, "train", str(path), "--workdir", str(tmp_path / "run"))
+    assert message in found
+    assert "broken.py" in found
+
+
+def test_wrong_paths_are_one_clear_message(config, tmp_path, capsys):
+    assert "is not a file" in error_of(capsys, "train", "missing.py", "--workdir", "x")
+    assert "comes before options" in error_of(capsys, "train", "--workdir", "x", config())
+    occupied = tmp_path / "occupied"
+    occupied.write_text("")
+    assert "occupied" in error_of(capsys, "train", config(), "--workdir", str(occupied))
+
+
+def test_a_careless_delta_warns_once(config, tmp_path, capsys):
+    options = ["--delta", "0.01", "--noise-multiplier", "1", "--epsilon", "None"]
+    assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "1/N" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("dpoptax: warning: delta=0.01 is not below 1/N")
+
+
+def test_a_run_that_its_budget_stops_says_so(config, tmp_path, capsys):
+    options = ["--noise-multiplier", "1", "--epsilon", "1.7"]
+    assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr()
+    assert "of 4 would exceed ε = 1.7" in shown.out
+
+
+def test_help_version_and_unknown_commands(config, capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dpoptax {dpoptax.__version__}\n"
+    for arguments, code in ((["--help"], 0), ([], 2), (["train", "--help"], 0), (["train"], 2)):
+        assert main(arguments) == code
+        shown = capsys.readouterr()
+        assert "train CONFIG --workdir DIR" in shown.out
+        assert ("train needs the path of a config" in shown.err) == (arguments == ["train"])
+    for arguments in (["--help"], ["train", "--help"], ["audit", "--help"]):
+        main(arguments)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[0].startswith(f"usage: dpoptax {(*arguments[:-1], 'COMMAND')[0]} ")
+    for arguments in (["train", config(), "--help"], ["compare", "--help"]):
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        assert exit_info.value.code == 0
+    output = capsys.readouterr().out
+    assert "--l2-clip-norm" in output
+    assert "--learning-rates" in output
+    assert "command='tarin' is unknown; available: audit, compare, plan" in error_of(
+        capsys, "tarin"
+    )
+
+
+def test_the_console_script_is_installed():
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="dpoptax")
+    assert script.load() is main
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("compare")
+    paths = {}
+    for name, method in (("dp_sgd", "DPSGD()"), ("plain", "NonPrivate()")):
+        paths[name] = workdir / f"{name}.py"
+        paths[name].write_text(CONFIG.format(method=method, more=""))
+    configs = {name: load_config(path) for name, path in paths.items()}
+    comparison = Comparison(
+        workdir=workdir / "out",
+        seeds=2,
+        epsilon=4.0,
+        learning_rates=(1e-3, 1.0),
+        l2_clip_norm=0.5,
+        optimizer="momentum",
+    )
+    return paths, workdir / "out", compare(configs, comparison, progress=False)
+
+
+@pytest.mark.slow
+def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
+    _, workdir, results = compared
+    assert json.loads((workdir / "results.json").read_text())["methods"][0]["name"] == "DP-SGD"
+    private, plain = results.methods
+    assert 3.9 < private.epsilon <= 4.0
+    assert plain.epsilon is None
+    rows = (workdir / "table.md").read_text().splitlines()
+    assert [row.split("|")[1].strip() for row in (rows[0], rows[2], rows[3])] == [
+        "method",
+        "DP-SGD",
+        "Non-private",
+    ]
+    assert "∞ (not private)" in rows[3]
+    assert private.runs[0]["l2_clip_norm"] == 0.5
+    assert {m.runs[0]["config"]["optimizer"] for m in results.methods} == {"momentum"}
+    assert "covers neither the runs that selected" in (workdir / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_learning_rate_is_selected_by_validation_accuracy(compared):
+    for method in compared[2].methods:
+        means = {point.learning_rate: sum(point.validation_accuracies) / 2 for point in method.grid}
+        assert means[1.0] > means[1e-3]
+        assert method.learning_rate == 1.0
+        assert any(method.name in note and "edge" in note for note in compared[2].notes)
+
+
+@pytest.mark.slow
+def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
+    paths, _, results = compared
+    options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
+    options += ["--l2-clip-norm", "0.5", "--optimizer", "momentum"]
+    assert main(["train", str(paths["dp_sgd"]), *options, "--workdir", str(tmp_path)]) == 0
+    repeated = json.loads((tmp_path / "summary.json").read_text())
+    reported = results.methods[0].runs[1]
+    assert repeated["params_sha256"] == reported["params_sha256"]
+    assert repeated["test_accuracy"] == reported["test_accuracy"]
+
+
+@pytest.mark.slow
+def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_path, monkeypatch):
+    configs = {
+        rate: TrainConfig(
+            method=NonPrivate(), model="linear", steps=2, batch_size=64, learning_rate=rate
+        )
+        for rate in (1.0, 0.3, 0.07)  # no two have a multiple by 2 in common, so no run either
+    }
+    comparison = Comparison(workdir=tmp_path, seeds=1)
+    trained = []
+
+    def train(config, *args, **options):
+        if len(trained) == stop_after:
+            raise KeyboardInterrupt
+        trained.append(config.learning_rate)
+        return loop.train(config, *args, **options)
+
+    monkeypatch.setattr("dpoptax.training.search.trials.train", train)
+
+    def compared(*rates):
+        trained.clear()
+        found = compare({str(rate): configs[rate] for rate in rates}, comparison, progress=False)
+        assert json.loads((tmp_path / "results.json").read_text()) == dataclasses.asdict(found)
+        return [method.name for method in found.methods]
+
+    stop_after = 8  # a method takes five rates and a final run
+    with pytest.raises(KeyboardInterrupt):
+        compared(1.0, 0.3)
+    stop_after = None
+    assert compared(1.0, 0.3) == ["Non-private (1.0)", "Non-private (0.3)"]
+    assert len(trained) == 4  # of twelve, eight were finished
+    assert compared(0.07, 1.0) == ["Non-private (0.07)", "Non-private (1.0)"]
+    assert len(trained) == 6
+    comparison = Comparison(workdir=tmp_path, seeds=1, steps=3, factors=(2.0, 1.0))
+    assert compared(0.3) == ["Non-private"]
+    assert trained[:2] == [0.3, 0.6]
+    assert len(trained) == 3
+    assert compared(0.3) == ["Non-private"]
+    assert not trained
+    monkeypatch.setattr("dpoptax.training.run.records.source_sha256", lambda: "of other code")
+    assert compared(0.3) == ["Non-private"]
+    assert len(trained) == 3
+
+
+@pytest.mark.slow
+def test_comparison_figure_shows_something(compared):
+    image = matplotlib.image.imread(compared[1] / "comparison.png")
+    assert image.shape[1] > 1000
+    assert image.std() > 0.05
+
+
+@pytest.mark.slow
+def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
+    paths = [config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
+    options = ["--seeds", "1", "--steps", "2", "--workdir", str(tmp_path / "out")]
+    assert main(["compare", *paths, *options]) == 0
+    output = capsys.readouterr().out
+    for name in ("Non-private (plain)", "Non-private (other)", "comparison.png"):
+        assert name in output
+    methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    assert [point["learning_rate"] for point in methods[0]["grid"]] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert methods[0]["test_accuracy_std"] is None
+    assert "∞ (not private)" in output
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "message"),
+    [
+        (", epsilon=2.0", [], "no common epsilon (dp_sgd: 3.0, other: 2.0); give --epsilon"),
+        (", delta=1e-6", [], "no common delta"),
+        (", dataset='other'", [], "no common dataset"),
+        ("", ["--seeds", "0"], "seeds=0"),
+        ("", ["--learning-rates", "-1"], "learning_rates=(-1.0,)"),
+        ("", ["--factors", "1", "0"], "factors=(1.0, 0.0)"),
+        ("", ["--epsilon", "-2"], "epsilon=-2.0"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_clear_message(
+    config, tmp_path, capsys, more, options, message
+):
+    paths = [config("dp_sgd"), config("other", "Doppler()", more)]
+    workdir = str(tmp_path / "out")
+    assert message in error_of(capsys, "compare", *paths, *options, "--workdir", workdir)
+
+
+def test_a_config_given_twice_is_refused(config, tmp_path, capsys):
+    paths = [config("dp_sgd"), config("dp_sgd")]
+    assert "twice" in error_of(capsys, "compare", *paths, "--workdir", str(tmp_path / "out"))
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset_module.DatasetSpec, "load", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", config(), "--workdir", str(tmp_path / "run")])

@@ -1,0 +1,543 @@
+"""The seal on the clipped sum: what is noised is what was clipped, or the release is refused."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax._clip.checksum import checksum
+from dpoptax._clip.clipped_sum import is_intact
+from tests import helpers
+
+pytestmark = pytest.mark.optimized
+
+CLIP = dpoptax.l2_clip(1.0)
+PARAMS = {k: helpers.floats(np.zeros(shape)) for k, shape in dict(w=(2, 3), b=3, c=3).items()}
+
+
+def loss_fn(params, example):
+    x, y = example
+    return 0.5 * jnp.sum((x @ params["w"] + params["b"] - 2 * params["c"] - y) ** 2)
+
+
+def batch(seed=0, size=4):
+    """Another one for each seed, which may be traced; a generator takes its time to compile."""
+    first, other = np.random.default_rng(0).normal(size=(2, size, 5)).astype(np.float32)
+    rows = first + seed * other
+    return rows[:, :2], rows[:, 2:]
+
+
+@functools.cache
+def compiled(clip):
+    grad_fn = dpoptax.clipped_grad(loss_fn, clip, method="vmap")  # which compiles sooner
+    points, mask = dpoptax.gradient_points((), PARAMS), np.ones(4, bool)
+    return jax.jit(lambda seed: grad_fn(points, batch(seed), mask))
+
+
+def clipped_sum(seed=0, clip=CLIP):
+    return compiled(clip)(seed)
+
+
+def noise(key=0):
+    return dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=jax.random.key(key))
+
+
+@functools.cache
+def stage():
+    """A noise stage, compiled once for all that is released by it, and its first state."""
+    tx = noise()
+    return jax.jit(tx.update), tx.init(PARAMS)
+
+
+def released(clipped):
+    update, state = stage()
+    return update(clipped, state)
+
+
+def assert_refused(mean, state, reason="clipped sum was changed"):
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(mean))
+    with pytest.raises(ValueError, match=reason):
+        dpoptax.ledgers(state)
+    sampler = dpoptax.sampling.PoissonSampler(dataset_size=100, batch_size=4, seed=0)
+    with pytest.raises(ValueError, match=reason):
+        dpoptax.accounting.epsilon_spent(state, sampler, 1e-5)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_an_untouched_sum_is_released_and_the_next_one_too(jit):
+    update, state = stage()
+    if not jit:
+        update = noise().update
+    for seed in range(2):
+        mean, state = update(clipped_sum(seed), state)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(mean))
+    assert dpoptax.ledgers(state)[0].releases == 2
+
+
+IN_FRONT_RUN_TIME = {
+    "scale by an integer": lambda: optax.scale(100),
+    "scale by minus one": lambda: optax.scale(-1),
+    "schedule of integers": lambda: optax.scale_by_schedule(lambda count: 100),
+    "schedule": lambda: optax.scale_by_schedule(lambda count: 0.1 * count),
+    "sign": lambda: optax.scale_by_sign(),
+    "stateless": lambda: optax.stateless(
+        lambda updates, _: dataclasses.replace(
+            updates, sum=jax.tree.map(lambda x: 100 * x, updates.sum)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_FRONT_RUN_TIME)
+def test_a_transform_in_front_is_refused_at_run_time(name):
+    tx = IN_FRONT_RUN_TIME[name]()
+    changed, _ = jax.jit(lambda s: tx.update(s, tx.init(PARAMS), PARAMS))(clipped_sum())
+    assert_refused(*released(changed))
+
+
+def test_a_transform_in_front_is_refused_in_one_program_with_the_noise():
+    tx = optax.chain(optax.scale(100), noise(), optax.scale(-0.1))
+    mean, state = jax.jit(lambda s: tx.update(s, tx.init(PARAMS), PARAMS))(clipped_sum())
+    assert_refused(mean, state)
+
+
+IN_FRONT_TRACE_TIME = {
+    "scale": lambda: optax.scale(100.0),
+    "sgd": lambda: optax.sgd(0.1),
+    "learning rate": lambda: optax.scale_by_learning_rate(0.1),
+    "cast": lambda: optax.stateless(lambda u, _: jax.tree.map(lambda x: x.astype(jnp.bfloat16), u)),
+}
+
+
+@pytest.mark.parametrize("name", IN_FRONT_TRACE_TIME)
+def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
+    tx = optax.chain(IN_FRONT_TRACE_TIME[name](), noise())
+    with pytest.raises(TypeError, match=r"seal of the `ClippedSum` must be.*straight to"):
+        jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("transform", "error"),
+    [
+        (
+            optax.clip_by_global_norm(1.0),
+            "lax.select requires arguments to have the same dtypes, got float32, uint32",
+        ),
+        (
+            optax.add_noise(1.0, 0.5, key=0),
+            "dtype argument to `normal` must be a float or complex dtype, got uint32",
+        ),
+    ],
+)
+def test_the_faq_has_the_errors_that_optax_raises_in_front_of_the_noise(transform, error):
+    """These fail inside optax, so a search for the message has to find the page."""
+    tx = optax.chain(transform, noise())
+    with pytest.raises((TypeError, ValueError), match=re.escape(error)):
+        jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
+    assert error in (pathlib.Path(__file__).parents[2] / "docs/faq.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda s: s / 50,
+        lambda s: 0.02 * s,
+        lambda s: s + s,
+        lambda s: optax.apply_updates(jnp.zeros(3), s),
+        lambda s: np.ones(3) - s,
+        lambda s: -s,
+        lambda s: s @ np.ones(3),
+        jnp.sum,
+        lambda s: jnp.multiply(0.02, s),
+    ],
+)
+def test_arithmetic_with_the_sum_says_where_it_belongs(wrong):
+    with pytest.raises(TypeError, match=r"until the noise stage.*straight to.*accumulate"):
+        wrong(clipped_sum())
+
+
+def test_what_is_no_sum_is_named_as_users_name_it():
+    for wrong, name in ((jnp.ones(3), "an array"), ({"w": 1.0}, "a dict")):
+        with pytest.raises(TypeError, match=f"needs a `ClippedSum`, got {name}"):
+            jax.eval_shape(lambda u: noise().update(u, noise().init(PARAMS), PARAMS), wrong)
+
+
+@pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
+def test_a_clip_of_the_sum_in_front_is_refused(make):
+    """Of optax's own, by an error of optax's (docs/faq.md) or of the noise stage's."""
+    tx = optax.chain(make(1.0), noise())
+    with pytest.raises(TypeError, match=r"seal of the `ClippedSum`|uint32"):
+        jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
+
+
+AROUND = {
+    "adam": lambda: optax.chain(optax.scale_by_adam(), noise()),
+    "trace": lambda: optax.chain(optax.trace(0.9), noise()),
+    "ema": lambda: optax.chain(optax.ema(0.9), noise()),
+    "MultiSteps": lambda: optax.MultiSteps(noise(), 2),
+    "apply_if_finite": lambda: optax.apply_if_finite(noise(), 2),
+    "multi_transform": lambda: optax.multi_transform(
+        {"noise": noise(), "sgd": optax.sgd(1.0)}, {"w": "noise", "b": "sgd", "c": "sgd"}
+    ),
+    "masked": lambda: optax.masked(noise(), {"w": True, "b": False, "c": False}),
+    "weight decay": lambda: optax.chain(optax.add_decayed_weights(0.1), noise()),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_cannot_stand_around_the_noise_stage_names_the_sum(name):
+    """JAX raises these inside optax: their texts name the class, and the FAQ has both."""
+    tx, faq = AROUND[name](), pathlib.Path(__file__).parents[2] / "docs/faq.md"
+    with pytest.raises((TypeError, ValueError), match=r"clipped_sum\.ClippedSum") as raised:
+        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+    assert str(raised.value).split(":")[0] in faq.read_text("utf-8")
+
+
+FILTERS = {
+    "low_pass": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
+    "adaptive_fir": dpoptax.contrib.adaptive_fir(3, 0.1),
+    "adaptive_kalman": dpoptax.adaptive_kalman(0.1),
+    "disk": dpoptax.disk(0.7, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_in_front_of_the_noise_stage_is_told_its_place(name):
+    tx = optax.chain(FILTERS[name], noise())
+    with pytest.raises(TypeError, match=f"`{name}` got a `ClippedSum`, .*after the noise stage"):
+        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+
+
+def test_containers_that_are_written_to_do_not_hide_behind_their_arrays():
+    for change in (
+        lambda sums: sums.update(w=100.0 * sums["w"]),
+        lambda sums: sums.update(b=sums["c"], c=sums["b"]),
+        lambda sums: sums.pop("b"),
+    ):
+        clipped = clipped_sum()
+        change(clipped.sum)
+        mean, state = noise().update(clipped, noise().init(PARAMS))
+        assert_refused(mean, state)
+    reference = np.ones(3, np.float32)
+    clipped = dpoptax.extend.trust_clipped(PARAMS, CLIP, reference)
+    assert bool(is_intact(clipped))
+    reference[0] = 7.0
+    assert not is_intact(clipped)
+
+
+def test_sums_added_by_hand_are_refused():
+    """Two losses, or two batches: each has the clip's bound, and their sum has not."""
+    both = jax.tree.map(jnp.add, clipped_sum(0), clipped_sum(1))
+    assert_refused(*released(both))
+
+
+def test_another_clip_than_the_one_that_clipped_is_refused():
+    other = dataclasses.replace(clipped_sum(), clip=dpoptax.l2_clip(0.01))
+    assert_refused(*released(other))
+    kind = dataclasses.replace(clipped_sum(), clip=dpoptax.automatic_clip(1.0))
+    assert_refused(*released(kind))
+
+
+def test_another_clip_written_into_the_frozen_sum_is_refused():
+    clipped = dpoptax.extend.trust_clipped(PARAMS, CLIP)
+    assert is_intact(clipped)
+    object.__setattr__(clipped, "clip", dpoptax.l2_clip(0.1))
+    assert not is_intact(clipped)
+
+
+def test_another_grid_is_refused():
+    """The integers count steps of it: twice the grid is twice the sum."""
+    mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
+    grid = dpoptax.extend.fixed_point_grid(CLIP, **mechanism)
+    tx = dpoptax.gaussian_noise(**mechanism, key=jax.random.key(0), fixed_point=True)
+    total = jax.tree.map(lambda x: x.astype(jnp.int32), PARAMS)
+    fine = dpoptax.extend.trust_clipped(total, CLIP, grid=grid / 4)
+    assert_refused(*tx.update(dataclasses.replace(fine, grid=grid), tx.init(PARAMS)))
+
+
+def test_the_padding_of_a_draw_cannot_pass_for_examples():
+    draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
+    data = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
+    points = dpoptax.gradient_points((), jnp.zeros(3))
+    grad_fn = jax.jit(dpoptax.clipped_grad(lambda w, x: w @ x, CLIP))
+    update, state = jax.jit(noise().update), noise().init(jnp.zeros(3))
+    batch = data[draw.indices]
+    assert np.isfinite(update(grad_fn(points, batch, draw.mask), state)[0]).all()
+    part, rest = grad_fn(points, batch), grad_fn(points, batch[1:])
+    for clipped in (part, dpoptax.accumulate(rest, part)):
+        with pytest.raises(ValueError, match=r"Without a mask.*sampler's mask.*or `mask=jnp.ones"):
+            update(clipped, state)
+    # As many as the stage expects are a whole batch, in one piece or in parts.
+    halves = [grad_fn(points, data[:2]), grad_fn(points, data[2:4])]
+    for clipped in (grad_fn(points, data[:4]), dpoptax.accumulate(*halves)):
+        assert np.isfinite(update(clipped, state)[0]).all()
+
+
+def test_the_padding_of_a_draw_cannot_pass_for_examples_in_plain_optax_form():
+    """Row 0, of which the padding is made, would be added many times over."""
+    draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
+    params, data = jnp.zeros(3), jax.random.normal(jax.random.key(1), (20, 3))
+    arguments = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
+    tx = optax.chain(dpoptax.clip_and_noise(CLIP, **arguments), optax.sgd(1.0))
+    state, grads = tx.init(params), data[draw.indices]
+    with pytest.raises(ValueError, match="Without a mask.*sampler's mask.*`clip_and_noise`"):
+        tx.update(grads, state, params)
+    alone = dpoptax.extend.clip_per_example(CLIP)
+    masked, _ = alone.update(grads, optax.EmptyState(), params, mask=draw.mask)
+    without = jnp.where(draw.mask[:, None], grads, 0.0)
+    np.testing.assert_array_equal(
+        masked.sum, alone.update(without, optax.EmptyState(), params)[0].sum
+    )
+    updates, state = jax.jit(tx.update)(grads, state, params, mask=draw.mask)
+    noisy, _ = dpoptax.gaussian_noise(**arguments).update(masked, tx.init(params)[0][1])
+    np.testing.assert_allclose(updates, -noisy, rtol=1e-6)
+    with pytest.raises(ValueError, match="`mask` must have shape"):
+        tx.update(grads, state, params, mask=draw.mask[1:])
+    assert np.isfinite(tx.update(grads[:4], state, params)[0]).all()
+
+
+def test_a_sum_on_a_grid_is_of_integers():
+    with pytest.raises(TypeError, match=r"must hold integers, got float32"):
+        dpoptax.extend.trust_clipped(PARAMS, CLIP, grid=2.0**-20)
+
+
+def test_the_number_of_examples_is_part_of_what_is_sealed():
+    """`accumulate` leaves room for the rounding of so many."""
+    fewer = [dataclasses.replace(clipped_sum(seed), examples=1) for seed in range(2)]
+    assert_refused(*released(dpoptax.accumulate(*fewer)))
+
+
+def test_another_reference_is_refused():
+    clipped = dpoptax.extend.trust_clipped(PARAMS, CLIP, {"direction": jnp.ones(3)})
+    assert bool(is_intact(clipped))
+    other = dataclasses.replace(clipped, reference={"direction": jnp.array([1.0, 1.0, -1.0])})
+    assert_refused(*released(other))
+    assert_refused(*released(dataclasses.replace(clipped, reference=None)))
+
+
+def test_entries_and_leaves_that_change_places_are_refused():
+    clipped = clipped_sum()
+    total = clipped.sum
+    swapped = {**total, "b": total["c"], "c": total["b"]}
+    assert_refused(*released(dataclasses.replace(clipped, sum=swapped)))
+    reversed_ = {**total, "w": total["w"][:, ::-1]}
+    assert_refused(*released(dataclasses.replace(clipped, sum=reversed_)))
+
+
+def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
+    by_hand = dpoptax.ClippedSum(PARAMS, CLIP)
+    with pytest.raises(TypeError, match=r"has no seal.*dpoptax\.extend\.trust_clipped"):
+        released(by_hand)
+    mean, _ = released(dpoptax.extend.trust_clipped(PARAMS, CLIP))
+    assert np.isfinite(mean["w"]).all()
+    with pytest.raises(TypeError, match=r"clip='1\.0'"):
+        dpoptax.extend.trust_clipped(PARAMS, "1.0")
+
+
+def test_complex_sums_are_refused_whoever_answers_for_them():
+    """A complex normal of JAX has half of its variance in each part: noise of σ/√2."""
+    total = {"w": jnp.ones(2), "z": jnp.zeros(2, jnp.complex64)}
+    with pytest.raises(TypeError, match=r"must be real.*'z'.*complex64"):
+        released(dpoptax.extend.trust_clipped(total, CLIP))
+
+
+@pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
+def test_every_noise_stage_refuses_and_stays_refused(make):
+    options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
+    clip, adaptive = CLIP, dpoptax.adaptive_clip(1.0)
+    total, reference = PARAMS, None
+    if make == "adaptive":
+        clip, reference = adaptive, jnp.float32(1.0)
+        total = dpoptax.extend.CountedGradient(PARAMS, jnp.float32(0.1))
+    tx = {
+        "gaussian": lambda: dpoptax.gaussian_noise(**options),
+        "fixed point": lambda: dpoptax.gaussian_noise(**options, fixed_point=True),
+        "geodp": lambda: dpoptax.contrib.geodp(0.1, **options),
+        "correlated": lambda: dpoptax.correlated_noise(
+            dpoptax.matrix.BandedToeplitz((1.0, 0.5)), **options
+        ),
+        "adaptive": lambda: dpoptax.adaptive_gaussian_noise(adaptive, **options),
+    }[make]()
+    good = dpoptax.extend.trust_clipped(total, clip, reference)
+    bad = dataclasses.replace(good, sum=jax.tree.map(lambda x: x + 1, good.sum))
+    update = jax.jit(tx.update)
+    _, state = update(bad, jax.jit(tx.init)(PARAMS), PARAMS)
+    mean, state = update(good, state, PARAMS)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(mean))
+    with pytest.raises(ValueError, match="clipped sum was changed"):
+        dpoptax.ledgers(state)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_every_bit_of_every_dtype_is_under_the_seal(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        rng = np.random.default_rng(0)
+        values = helpers.floats(rng.normal(size=(3, 4)), jnp.dtype(dtype))
+        want = checksum(values, CLIP, None)
+        raw = np.asarray(values).view(np.uint8)
+        for place in range(raw.size):
+            flipped = raw.copy()
+            flipped.reshape(-1)[place] ^= 1 << (place % 8)
+            changed = jax.device_put(flipped.view(np.asarray(values).dtype))
+            assert checksum(changed, CLIP, None) != want
+        assert checksum(values.T, CLIP, None) != want
+        assert checksum([values, values], CLIP, None) != checksum([values], CLIP, None)
+
+
+def test_signs_scales_and_permutations_show():
+    """Changes whose differences would cancel in a sum of products."""
+    rows = np.random.default_rng(0).normal(size=(2000, 4)).astype(np.float32)
+    rows = np.concatenate([rows, -rows], axis=1)
+    seal = jax.jit(jax.vmap(lambda x: checksum(x, CLIP, None)))
+    before = np.asarray(seal(rows))
+    for change in (np.negative, lambda x: 2 * x, lambda x: x[:, ::-1], lambda x: x / 2, np.sign):
+        assert not (np.asarray(seal(change(rows))) == before).any()
+
+
+def test_under_scan_vmap_and_donation():
+    tx = noise()
+
+    def step(state, seed):
+        mean, state = tx.update(clipped_sum(seed), state)
+        return state, mean
+
+    state, means = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(3)), donate_argnums=0)(
+        tx.init(PARAMS)
+    )
+    assert np.isfinite(means["w"]).all()
+    assert dpoptax.ledgers(state)[0].releases == 3
+    sums = jax.vmap(clipped_sum)(jnp.arange(3))
+    means, _ = jax.jit(jax.vmap(tx.update, (0, None)))(sums, tx.init(PARAMS))
+    assert np.isfinite(means["w"]).all()
+    mean, _ = jax.jit(tx.update, donate_argnums=0)(clipped_sum(), tx.init(PARAMS))
+    assert np.isfinite(mean["w"]).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "microbatch_size"), helpers.covering(["auto", "vmap"], [None, 3], strength=1)
+)
+def test_the_sum_and_its_seal_come_from_one_computation(method, microbatch_size):
+    """Compiled apart or together, the seal fits what is returned, to the last bit."""
+    points = dpoptax.gradient_points((), helpers.mlp_params(0))
+    grad_fn = dpoptax.clipped_grad(
+        helpers.mlp_loss, CLIP, method=method, microbatch_size=microbatch_size
+    )
+    together = jax.jit(lambda p, b: is_intact(jax.tree.map(lambda x: x, grad_fn(p, b))))
+    apart = jax.jit(grad_fn)
+    for seed in range(3):
+        data = helpers.mlp_batch(seed, 8)
+        assert together(points, data)
+        assert is_intact(apart(points, data))
+        assert jax.jit(is_intact)(grad_fn(points, data))
+
+
+def test_accumulated_parts_of_a_batch_are_the_batch():
+    whole = clipped_sum()
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, CLIP))
+    points = dpoptax.gradient_points((), PARAMS)
+    parts = [grad_fn(points, jax.tree.map(lambda x, i=i: x[i : i + 2], batch())) for i in (0, 2)]
+    total = jax.jit(dpoptax.accumulate)(*parts)
+    # Each leaves room for what rounding does to it, which is some 2⁻²⁴ of the bound an example.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), total.sum, whole.sum)
+    mean, state = released(total)
+    assert np.isfinite(mean["w"]).all()
+    assert dpoptax.ledgers(state)[0].releases == 1
+    # One example more moves it by no more than the clip.
+    more = jax.tree.map(lambda x: np.concatenate([x[2:], np.float32(1e3) * x[:1]]), batch())
+    moved = dpoptax.accumulate(parts[0], grad_fn(points, more))
+    move = jax.tree.map(lambda x, y: np.float64(x) - np.float64(y), moved.sum, total.sum)
+    assert helpers.global_norm(move) <= CLIP.sensitivity
+
+
+def test_an_example_moves_many_accumulated_parts_by_the_bound():
+    """Of 2²⁰ examples in 128 parts, what the total is multiplied by was −15."""
+    count, size = 128, 8192
+    sums = [np.full(3, size / 2, np.float32)] * count
+    more = [*sums[:-1], sums[-1] + np.array([1, 0, 0], np.float32)]
+    totals = [
+        np.float64(
+            dpoptax.accumulate(
+                *(dpoptax.extend.trust_clipped(x, CLIP, examples=size) for x in each)
+            ).sum
+        )
+        for each in (more, sums)
+    ]
+    assert 0.5 < np.linalg.norm(totals[0] - totals[1]) <= CLIP.sensitivity
+    with pytest.raises(ValueError, match="take smaller batches"):
+        dpoptax.accumulate(
+            *(dpoptax.extend.trust_clipped(x, CLIP, examples=2**20) for x in sums[:3])
+        )
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("bfloat16", 256.0), ("float16", 2048.0)])
+def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
+    """From there on numbers are two apart: the total moved by 2 C."""
+    first, *others = (
+        dpoptax.extend.trust_clipped(
+            helpers.floats(np.array([x]), dtype), CLIP, examples=int(large)
+        )
+        for x in (large, 1.0, 2.0)
+    )
+    one, two = (np.float64(dpoptax.accumulate(first, x).sum[0]) for x in others)
+    assert 0.999 < two - one <= CLIP.sensitivity
+
+
+def test_accumulated_integers_do_not_wrap_around():
+    """Of parts that fit, too: one of 16,384 examples moved their total by 16,384 C."""
+    mechanism = {"noise_multiplier": 0.5, "batch_size": 2_000}
+    grid = dpoptax.extend.fixed_point_grid(CLIP, **mechanism)
+
+    def part(examples):
+        total = jnp.full(1, round(examples / grid), jnp.int32)
+        return dpoptax.extend.trust_clipped(total, CLIP, grid=grid, examples=examples)
+
+    tx = dpoptax.gaussian_noise(**mechanism, key=jax.random.key(0), fixed_point=True)
+    mean, _ = tx.update(dpoptax.accumulate(part(5_000), part(3_000)), tx.init(PARAMS))
+    assert abs(2_000 * mean[0] - 8_000) < 10
+    with pytest.raises(ValueError, match=r"the sum of 16384 examples.*int32"):
+        dpoptax.accumulate(part(8_000), part(384), part(8_000))
+
+
+def test_accumulate_refuses_what_does_not_belong_together():
+    one, two = clipped_sum(0), clipped_sum(1)
+    with pytest.raises(ValueError, match=r"same clip and grid.*sums\[1\] with clip"):
+        dpoptax.accumulate(one, clipped_sum(1, dpoptax.l2_clip(2.0)))
+    with pytest.raises(ValueError, match="twice"):
+        dpoptax.accumulate(one, two, one)
+    with pytest.raises(ValueError, match="at least one `ClippedSum`"):
+        dpoptax.accumulate()
+    with pytest.raises(TypeError, match="needs a `ClippedSum`"):
+        dpoptax.accumulate(one.sum)
+    with pytest.raises(TypeError, match=r"got a list\. .*dpoptax.accumulate\(\*sums\)"):
+        dpoptax.accumulate([one, two])
+    broken = jax.tree.map(lambda x: 3 * x, two)
+    assert_refused(*released(dpoptax.accumulate(one, broken)))
+    first, second = (
+        dpoptax.extend.trust_clipped(PARAMS, CLIP, jnp.float32(r), examples=4) for r in (1.0, 2.0)
+    )
+    assert_refused(*released(dpoptax.accumulate(first, second)))
+    with pytest.raises(ValueError, match=r"number of examples of sums\[1\] must be known"):
+        dpoptax.accumulate(one, dpoptax.extend.trust_clipped(two.sum, CLIP))
+
+
+def test_several_losses_on_one_batch_are_clipped_as_one_gradient():
+    """One loss function that returns their sum: an example moves the sum by C, not by C a loss."""
+
+    def other_loss(params, example):
+        return jnp.sum(jnp.sin(params["w"])) * example[0][0]
+
+    def joint(params, example):
+        return loss_fn(params, example) + 100.0 * other_loss(params, example)
+
+    grad_fn = jax.jit(dpoptax.clipped_grad(joint, CLIP))
+    alone = grad_fn(dpoptax.gradient_points((), PARAMS), batch(size=1), np.ones(1, bool))
+    np.testing.assert_allclose(helpers.global_norm(alone.sum), 1.0, rtol=1e-5)
+    mean, _ = released(alone)
+    assert np.isfinite(mean["w"]).all()

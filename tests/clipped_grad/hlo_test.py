@@ -1,0 +1,162 @@
+"""What compilers leave of a clipped sum: the operations that the proof rests on are still there.
+
+Programs are compiled for this CPU and, where `libtpu` is installed, ahead of time for a TPU; none
+of them runs. See "Compiler transformations" in docs/developers/bound.md.
+"""
+
+import importlib.util
+import math
+import os
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from tests import helpers, programs
+
+pytestmark = pytest.mark.optimized
+
+SIZE = 8
+CLIP = dpoptax.l2_clip(0.1)
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = (.+?) ([a-z][\w-]*)\((.*)$")
+_SCOPE = re.compile(r'op_name="([^"]*)"')
+_TYPE = re.compile(r"^(\w+)\[([\d,]*)\]")
+
+
+class Instruction(NamedTuple):
+    """One instruction of a compiled program."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    operation: str
+    operands: list[str]
+    text: str
+    scope: str
+    root: bool
+
+
+def computations(text):
+    """The instructions of each computation of an HLO text."""
+    found = []
+    for line in text.splitlines():
+        if line.rstrip().endswith("{") and not line.startswith(" "):
+            found.append([])
+        match = _INSTRUCTION.match(line)
+        if not match or not found:
+            continue
+        name, kind, operation, rest = match.groups()
+        typed = _TYPE.match(kind)
+        dtype, sizes = typed.groups() if typed else ("tuple", "")
+        scope = _SCOPE.search(rest)
+        found[-1].append(
+            Instruction(
+                name, dtype, tuple(map(int, sizes.split(","))) if sizes else (), operation,
+                re.findall(r"%([\w.-]+)", rest.split("metadata=")[0]), rest,
+                scope[1] if scope else "", line.lstrip().startswith("ROOT"),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _scaled(params):
+    return jax.tree.map(lambda p: p * 8.0, params)
+
+
+def _bundle(name, points=1, **options):
+    """A program whose parameters are multiplied by 8, and the shapes of its arguments."""
+    loss, shapes, data = (programs.PROGRAMS | programs.MODELS)[name]
+    params = programs.parameters(shapes)
+
+    def total(params, weights, *batch):
+        # Not constants, of which the compiler would know whether they cancel.
+        weights = tuple(weights) if points > 1 else (1.0,)
+        there = dpoptax.GradientPoints((params,) * points, weights)
+        grad_fn = dpoptax.clipped_grad(lambda p, e: loss(_scaled(p), e), CLIP, **options)
+        return grad_fn(there, batch).sum
+
+    arguments = params, jnp.ones(points), *(jnp.ones((SIZE, *s)) for s in data)
+    return total, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+
+
+PROGRAMS = {
+    "inner products": lambda: _bundle("short"),
+    "groups": lambda: _bundle("batched"),
+    "made of parameters": lambda: _bundle("standardised"),
+    "points": lambda: _bundle("regression", points=2),
+    "bfloat16": lambda: _bundle("regression", precision="bfloat16"),
+    "tied": lambda: _bundle("tied"),
+}
+
+
+def _for_cpu(total, shapes):
+    if jax.default_backend() != "cpu":
+        pytest.skip("names of operations are read as XLA for CPUs writes them")
+    return jax.jit(total).lower(*shapes)
+
+
+def _for_tpu(total, shapes):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: uv run --group tpu pytest -m slow -k tpu")
+    from jax.experimental import topologies
+
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-8", TPU_WORKER_ID="0",
+        TPU_WORKER_HOSTNAMES="localhost",
+    )  # fmt: skip
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4")
+    mesh = jax.sharding.Mesh(np.array(topology.devices).reshape(-1)[:1], ("data",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
+    )
+    return jax.jit(total).trace(*shapes).lower(lowering_platforms=("tpu",))
+
+
+def _among(blocks, scope, operation):
+    """The instructions of a scope that do one operation."""
+    every = [x for block in blocks for x in block]
+    return [x for x in every if scope in x.scope.split("/") and x.operation == operation]
+
+
+@pytest.mark.parametrize("lower", [_for_cpu, pytest.param(_for_tpu, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", helpers.slow_but(("groups", "points"), PROGRAMS))
+def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
+    lowered = lower(*PROGRAMS[name]())
+    written = computations(lowered.as_text("hlo", debug_info=True))
+    compiled = computations(lowered.compile().as_text())
+
+    # Each quotient by a power of two is made of integers, and read by a select alone.
+    assert not _among(compiled, "over_power", "multiply")
+    assert not _among(compiled, "over_power", "divide")
+    sizes = []
+    for blocks in (written, compiled):
+        quotients = [x for x in _among(blocks, "over_power", "bitcast-convert") if x.dtype == "f32"]
+        sizes.append({math.prod(x.shape) for x in quotients})
+    assert sizes[0] == sizes[1] != set()
+    for block in compiled:
+        for quotient in _among([block], "over_power", "bitcast-convert"):
+            readers = {x.operation for x in block if quotient.name in x.operands}
+            assert quotient.dtype != "f32" or (readers == {"select"} and not quotient.root)
+
+    # What norm and sum both read is stored by a loop of no turns.
+    loops = [len(_among(blocks, "materialize", "while")) for blocks in (written, compiled)]
+    assert loops[0] == loops[1] > 0
+
+    # Sums over several axes are taken one axis after the other.
+    for block in compiled:
+        shapes = {x.name: x.shape for x in block}
+        for x in _among([block], "sum_by_axes", "reduce"):
+            axes = map(int, re.search(r"dimensions=\{([\d,]+)\}", x.text)[1].split(","))
+            assert sum(shapes[x.operands[0]][axis] > 1 for axis in axes) <= 1, x.text
+
+    # Factors are rounded to bfloat16 by an operation that is kept.
+    rounded = [
+        [x for block in blocks for x in block if x.operation == "reduce-precision"]
+        for blocks in (written, compiled)
+    ]
+    assert bool(rounded[0]) == bool(rounded[1]) == (name == "bfloat16")

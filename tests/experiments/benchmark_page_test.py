@@ -1,0 +1,379 @@
+"""The benchmark's page: a line for each run, and a page that is made of lines alone."""
+
+import dataclasses
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from scipy import stats
+
+from dpoptax.training.config import load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, GeoDP, NonPrivate
+from dpoptax.training.run import records
+from dpoptax.training.search.compare import Comparison, compare
+from experiments.command_line import main
+from experiments.config import ExperimentConfig
+from experiments.image_benchmark import page_figures, page_groups
+from experiments.image_benchmark import run_lines as lines
+from experiments.image_benchmark.page import write_page
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SMALL = ExperimentConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
+
+
+def run(name, method, accuracy, *, seed=0, rate=1.0, split="test", **settings):
+    private = method.private
+    unproven = method.unproven() is not None
+    given = {"dataset": "mnist", "features": "scattering", "model": "linear", "steps": 30}
+    return lines.Line(
+        name=f"mnist/{name}",
+        method=method.name,
+        settings={**given, "method": method.to_dict(), **settings},
+        epsilon=1.0 if private else None,
+        spent=0.99 if private and not unproven else None,
+        unproven=unproven,
+        delta=1e-5 if private and not unproven else None,
+        learning_rate=rate,
+        seed=seed,
+        split=split,
+        accuracy=accuracy,
+        seconds=1.5,
+        versions={"dpoptax": "0.1.0"},
+        code="0123456789ab",
+    )
+
+
+def benchmark():
+    """Three seeds: momentum above DP-SGD by 0.1, 0.2 and 0.3 points."""
+    found = []
+    for seed in range(3):
+        found += [
+            run("dp_sgd", DPSGD(), 0.97 + 0.001 * seed, seed=seed),
+            run("momentum", DPSGD(), 0.971 + 0.002 * seed, seed=seed, optimizer="momentum"),
+            run("disk", Disk(), 0.5, seed=seed),
+            run("disk_one_gradient", Disk(0.3, None), 0.97 + 0.001 * seed, seed=seed),
+            run("geodp", GeoDP(), 0.1, seed=seed),
+        ]
+    return [*found, run("non_private", NonPrivate(), 0.99)]
+
+
+def test_runs_on_batches_in_order_are_compared_among_themselves():
+    ordered = [
+        run("dp_sgd", DPSGD(), 0.9, sampling="in_order"),
+        run("correlated", CorrelatedNoise(), 0.95, sampling="in_order"),
+    ]
+    drawn = [
+        run("dp_sgd", DPSGD(), 0.97),
+        run("correlated", CorrelatedNoise(), 0.96, sampling="cyclic"),
+    ]
+    groups = page_groups.grouped([*ordered, *drawn])
+    found = {
+        setting.title: [entry.mean for entry in entries] for setting, entries in groups.items()
+    }
+    assert found == {
+        "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps": [97.0, 96.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps in order": [90.0, 95.0],
+    }
+
+
+def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_their_own():
+    """Each was in the row of the first, the last of them under the ε of all."""
+    free = run("non_private", NonPrivate(), 0.99)
+    found = [
+        run("dp_sgd", DPSGD(), 0.97),
+        dataclasses.replace(run("dp_sgd", DPSGD(), 0.98), delta=1.661e-5),
+        run("dp_sgd", DPSGD(), 0.9, sampling="fixed_size"),
+        run("dp_sgd", DPSGD(), 0.8, unit="user"),
+    ]
+    groups = page_groups.grouped([*found, free])
+    assert {setting.title: [e.mean for e in entries] for setting, entries in groups.items()} == {
+        "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps": [97.0],
+        "MNIST, scattering, ε = 1, δ = 1.67e-05, 30 steps": [98.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05 for one user, 30 steps": [80.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05 for one example replaced by another, 30 steps": [90.0],
+        "MNIST, scattering, ε = inf, 30 steps": [99.0],
+    }
+    axes = Figure().subplots()
+    page_figures.draw_accuracies(axes, groups, {}, "mnist")
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+    assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1e-05"] == [97.0]
+    assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1.67e-05"] == [98.0]
+
+
+def test_what_has_no_proof_is_beside_what_has_one_at_the_only_delta():
+    found = [run("dp_sgd", DPSGD(), 0.97), run("geodp", GeoDP(), 0.1)]
+    (entries,) = page_groups.grouped(found).values()
+    assert [entry.label for entry in entries] == ["DP-SGD", "GeoDP"]
+    other = dataclasses.replace(found[0], delta=1e-6)
+    groups = page_groups.grouped([*found, other])
+    assert [[entry.label for entry in entries] for entries in groups.values()] == [
+        ["GeoDP"], ["DP-SGD"], ["DP-SGD"],
+    ]  # fmt: skip
+
+
+def test_rows_whose_neighbours_are_others_say_so(tmp_path):
+    """An example is replaced by one that adds nothing in the one, and taken out in the other."""
+    found = [
+        run("dp_sgd", DPSGD(), 0.97),
+        run("dp_sgd", DPSGD(), 0.96, sampling="balls_in_bins"),
+        run("correlated", CorrelatedNoise(), 0.95, sampling="cyclic"),
+    ]
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_page(tmp_path / "images").read_text()
+    rows = [row.split("|")[1:3] for row in text.splitlines() if re.search(r"\| 9\d\.00 ", row)]
+    assert [[cell.strip() for cell in row] for row in rows[:3]] == [
+        ["DP-SGD", "97.00"], ["DP-SGD, balls_in_bins ²", "96.00"], ["Correlated noise ²", "95.00"],
+    ]  # fmt: skip
+    assert "² ε is for one example that is replaced by one that adds nothing" in text
+
+
+@pytest.mark.slow
+def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
+    configs = {
+        f"digits/{name}": dataclasses.replace(SMALL, method=method)
+        for name, method in (("dp_sgd", DPSGD()), ("geodp", GeoDP()), ("plain", NonPrivate()))
+    }
+    path = tmp_path / "records" / "digits.jsonl"
+    comparison = Comparison(
+        tmp_path / "out", seeds=3, epsilon=4.0, factors=(0.5, 1.0), trial_seeds=1
+    )
+    results = compare(configs, comparison, progress=False)
+    command = ["record", str(tmp_path / "out"), "--output", str(path)]
+    assert main(command) == 0
+    found = lines.read(path)
+    assert len(found) == 3 * (2 * 1 + 3)
+    assert [len(method.grid[0].validation_accuracies) for method in results.methods] == [1] * 3
+    first = [line for line in found if line.name == "digits/dp_sgd"]
+    assert [line.split for line in first] == ["held-out"] * 2 + ["test"] * 3
+    assert [line.learning_rate for line in first[:2]] == [0.5, 1.0]
+    assert [line.accuracy for line in first[2:]] == results.methods[0].accuracies
+    assert [line.seed for line in first[2:]] == [0, 1, 2]
+    assert first[0].settings["steps"] == 2
+    assert first[0].spent is None
+    assert 3.9 < first[2].spent <= first[2].epsilon == 4.0
+    noise = {method.name: method.runs[0]["noise_multiplier"] for method in results.methods}
+    assert noise["GeoDP"] == noise["DP-SGD"] > 0
+    geodp, plain = found[5], found[-1]
+    assert (geodp.unproven, geodp.epsilon, geodp.spent) == (True, 4.0, None)
+    assert (plain.unproven, plain.epsilon, plain.spent) == (False, None, None)
+
+    before = path.read_text()
+    assert main(command) == 0
+    assert path.read_text() == before
+
+
+def test_more_trial_seeds_than_seeds_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="trial_seeds=3 is not allowed; give 1 to seeds=2"):
+        Comparison(tmp_path, seeds=2, trial_seeds=3)
+
+
+def test_differences_are_paired_by_seed_and_have_students_interval():
+    ((_, entries), *_) = page_groups.grouped(benchmark()).items()
+    by_label = {entry.label: entry for entry in entries}
+    assert list(by_label) == [
+        "DP-SGD", "DP-SGD, momentum", "DiSK", "DiSK, one gradient", "GeoDP",
+    ]  # fmt: skip
+    found = page_groups.difference(by_label["DP-SGD, momentum"], by_label["DP-SGD"])
+    values = np.array([0.1, 0.2, 0.3])
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(found.mean, 0.2)
+    np.testing.assert_allclose(found.half, (high - low) / 2)
+    assert found.verdict == 0  # the interval of three seeds reaches below zero
+    assert page_groups.difference(by_label["DiSK"], by_label["DP-SGD"]).verdict == -1
+    assert [by_label[label].gradients for label in ("DiSK", "DiSK, one gradient")] == [2, 1]
+
+
+def test_the_rate_of_the_best_trial_counts_and_the_last_of_a_repeated_run():
+    tried = [
+        run("dp_sgd", DPSGD(), accuracy, rate=rate, split="held-out")
+        for rate, accuracy in ((1.0, 0.8), (2.0, 0.9), (4.0, 0.7))
+    ]
+    tests = [run("dp_sgd", DPSGD(), a, rate=r) for r, a in ((1.0, 0.99), (2.0, 0.5), (2.0, 0.91))]
+    ((_, (entry,)),) = page_groups.grouped(tried + tests).items()
+    assert (entry.learning_rate, entry.rates, entry.at_edge) == (2.0, (1.0, 2.0, 4.0), False)
+    np.testing.assert_allclose(entry.mean, 91)
+
+
+def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_path, capsys):
+    folder = tmp_path / "images"
+    with pytest.raises(FileNotFoundError):
+        (folder / "x.jsonl").read_text()
+    assert main(["image-benchmark", str(folder)]) == 2
+    assert "has no records; write some with python -m experiments record" in capsys.readouterr().err
+    lines.append(folder / "linear.jsonl", benchmark())
+    (folder / "verdict.md").write_text("No method is above another.\n")
+    assert main(["image-benchmark", str(folder)]) == 0
+    text = (tmp_path / "images.md").read_text()
+    assert "## In short\n\nNo method is above another." in text
+    assert "What was left out" not in text
+    (row,) = re.findall(r"\| DP-SGD, momentum +\| 97\.30.*", text)
+    assert [cell.strip() for cell in row.split("|")[1:5]] == [
+        "DP-SGD, momentum", "97.30 ± 0.20", "+0.20 ± 0.25", "",
+    ]  # fmt: skip
+    assert "| GeoDP ¹" in text
+    assert "¹ No ε is proven" in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert 1000 < (tmp_path / link).stat().st_size < 150_000
+    published = next(line for line in text.splitlines() if "| 89.01 " in line)
+    assert (
+        "97.30 at ε = 1, δ = 1e-05 (DP-SGD, momentum)" in published
+    )  # and not the one without privacy
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnDisk(Disk):
+    """A method of a user's."""
+
+
+def test_records_of_a_method_of_ones_own_are_refused_by_name(tmp_path):
+    lines.append(tmp_path / "images" / "x.jsonl", [run("own", OwnDisk(), 0.9)])
+    with pytest.raises(ConfigError, match="mnist/own are of a method that is none of dpoptax's"):
+        write_page(tmp_path / "images")
+
+
+def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp_path):
+    own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
+    lines.append(
+        tmp_path / "images" / "x.jsonl",
+        [
+            *benchmark(),
+            run("dp_sgd", DPSGD(), 0.95, **own),
+            run("momentum", DPSGD(), 0.955, optimizer="momentum", **own),
+        ],
+    )
+    write_page(tmp_path / "images")
+    text = (tmp_path / "images.md").read_text()
+    assert (
+        "### MNIST, tanh_cnn_mnist, ε = 1, δ = 1e-05, 240 steps\n\nModel tanh_cnn_mnist, B = "
+        in text
+    )
+    assert (
+        "### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps\n\nModel linear on scattering features"
+        in text
+    )
+    axes = Figure().subplots()
+    page_figures.draw_accuracies(
+        axes, page_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
+    )
+    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps, δ = 1e-05"], [95.5])
+    assert "DP-SGD, linear on scattering, 30 steps, δ = 1e-05" in drawn
+
+
+def test_methods_on_each_kind_of_features_have_lines_of_their_own():
+    found = [
+        run("dp_sgd", DPSGD(), accuracy, features=features)
+        for features, accuracy in (("scattering", 0.9), ("dictionary", 0.8))
+    ]
+    free = run("non_private", NonPrivate(), 0.99, features="dictionary")
+    groups = page_groups.grouped([*found, free])
+    compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
+    alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
+    axes = Figure().subplots()
+    page_figures.draw_accuracies(axes, compared, alone, "mnist")
+    drawn = {line.get_label(): line for line in axes.get_lines()}
+    first, other = (
+        drawn[f"DP-SGD, linear on {name}, 30 steps, δ = 1e-05"]
+        for name in ("scattering", "dictionary")
+    )
+    assert (list(first.get_ydata()), list(other.get_ydata())) == ([90.0], [80.0])
+    assert first.get_color() != other.get_color()
+    assert drawn["not private, linear on dictionary, 30 steps"].get_ydata()[0] == 99.0
+
+
+def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_path):
+    """The last of them was the line of all, and their headings were one."""
+    found = [
+        run("dp_sgd", DPSGD(), 0.9),
+        run("dp_sgd", DPSGD(), 0.8, batch_size=512),
+        run("dp_sgd", DPSGD(), 0.7, model="mlp"),
+        run("non_private", NonPrivate(), 0.99),
+        run("non_private", NonPrivate(), 0.98, batch_size=512),
+    ]
+    groups = page_groups.grouped(found)
+    compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
+    alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
+    axes = Figure().subplots()
+    page_figures.draw_accuracies(axes, compared, alone, "mnist")
+    drawn = {line.get_label(): max(line.get_ydata(), default=0) for line in axes.get_lines()}
+    kind, stated = "linear on scattering, 30 steps", "30 steps, δ = 1e-05"
+    assert drawn[f"DP-SGD, linear on scattering, {stated}, B = 256"] == 90.0
+    assert drawn[f"DP-SGD, linear on scattering, {stated}, B = 512"] == 80.0
+    assert drawn[f"DP-SGD, mlp on scattering, {stated}"] == 70.0
+    assert drawn[f"not private, {kind}, B = 256"] == 99.0
+    assert drawn[f"not private, {kind}, B = 512"] == 98.0
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_page(tmp_path / "images").read_text()
+    assert re.findall(r"### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps(.*)", text) == [
+        ", model linear, B = 256", ", model linear, B = 512", ", model mlp",
+    ]  # fmt: skip
+
+
+def test_more_lines_than_colours_are_all_drawn():
+    found = [run("dp_sgd", DPSGD(), 0.9, batch_size=2**n) for n in range(9)]
+    axes = Figure().subplots()
+    page_figures.draw_accuracies(axes, page_groups.grouped(found), {}, "mnist")
+    assert sum(str(line.get_label()).startswith("DP-SGD") for line in axes.get_lines()) == 9
+
+
+@pytest.mark.parametrize("others", [[], [1e-5, 1e-6]], ids=["alone", "beside several"])
+def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, others):
+    """As those of GeoDP: no ε is proven, and so it is no recipe's point either."""
+    found = [dataclasses.replace(run("dp_sgd", DPSGD(), 0.97), delta=delta) for delta in others]
+    found.append(run("geodp", GeoDP(), 0.1))
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_page(tmp_path / "images").read_text()
+    (row,) = (row for row in text.splitlines() if "| GeoDP" in row)
+    cells = [cell.strip() for cell in row.split("|")[3:5]]
+    assert cells == ["GeoDP ¹", "1, no δ stated"]
+    assert "¹ No ε is proven" in text
+    assert "## Differences from DP-SGD" not in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (tmp_path / link).is_file()
+    groups = page_groups.grouped(found)
+    alone = {s: e for s, e in groups.items() if not s.delta}
+    axes = Figure().subplots()
+    page_figures.draw_accuracies(axes, {}, alone, "mnist")
+    assert "recipe, here" not in {line.get_label() for line in axes.get_lines()}
+
+
+def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
+    path = tmp_path / "x.jsonl"
+    lines.append(path, benchmark()[:1])
+    good = json.loads(path.read_text())
+    for text in ("{", "[]", json.dumps({**good, "seed": "0"}), json.dumps({"seed": 0})):
+        path.write_text(records.to_json(good) + "\n" + text + "\n")
+        with pytest.raises(ConfigError, match=r"x\.jsonl, line 2 is no record of a run"):
+            lines.read(path)
+
+
+@pytest.mark.parametrize("spent", [1.5, None, float("nan")])
+def test_a_run_that_spent_more_than_it_counts_as_is_no_record(tmp_path, spent):
+    """The page states of a run the ε of its comparison."""
+    path = tmp_path / "x.jsonl"
+    lines.append(path, benchmark()[:1])
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps({**good, "epsilon": 1.0, "spent": spent, "unproven": False}))
+    with pytest.raises(ConfigError, match="line 1 .* has spent ε = .* and counts as one of 1.0"):
+        lines.read(path)
+
+
+def test_the_benchmark_has_every_method_once_with_the_same_budget():
+    found = load_configs(ROOT / "configs" / "benchmark" / "scattering_linear.py")
+    rows = {name: config for name, config in found.items() if name.startswith("mnist/")}
+    assert len(rows) == 14
+    assert {(c.steps, c.batch_size, c.epsilon, c.l2_clip_norm) for c in rows.values()} == {
+        (120, 1024, 1.0, 0.1)
+    }
+    for a, b in itertools.combinations(rows.values(), 2):
+        assert dataclasses.replace(a, learning_rate=1.0) != dataclasses.replace(
+            b, learning_rate=1.0
+        )
+    assert any(isinstance(c.method, Doppler) for c in rows.values())

@@ -1,0 +1,358 @@
+"""The language models against `transformers`, whose results tests/make_reference.py has stored."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.models import (
+    Variables,
+    apply,
+    example_loss,
+    init_variables,
+)
+from experiments.config import ExperimentConfig
+from experiments.models.pretrained import fields_of, load_weights, save_model
+from experiments.models.published_models import PUBLISHED_MODELS
+
+pytestmark = pytest.mark.usefixtures("no_room")
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+DATA = Path(__file__).parents[1] / "data"
+MODELS = {
+    "roberta": ("roberta_base", "sst2"),
+    "gpt2": ("gpt2", "e2e"),
+    "vit": ("vit_small_published", "mnist"),
+}
+KEY = jax.random.key(0)
+DATASETS = {"sentences": "sst2", "generation": "e2e", "images": "mnist"}
+"""A data set of each kind."""
+
+
+def start(name, folder=None, num_classes=3, **changes):
+    """The model, its variables as a run has them at its start, and the stored reference.
+
+    What is new is made here, with LoRA's B at zero as it begins: initialisation takes seconds.
+    """
+    folder = folder or DATA / name
+    model_name, dataset = MODELS[name]
+    config = ExperimentConfig(
+        model=model_name, dataset=dataset, pretrained=folder, sequence_length=9, **changes
+    )
+    model = config.build_model(num_classes)
+    reference = dict(np.load(DATA / name / "reference.npz"))
+    inputs = reference["inputs"] = jnp.asarray(reference["inputs"])
+    rng = np.random.default_rng(0)
+
+    def new(path, shape):
+        zero = path[-1].key == "lora_b"
+        values = np.zeros(shape.shape) if zero else rng.normal(size=shape.shape)
+        return jnp.asarray(values, shape.dtype)
+
+    shapes = jax.eval_shape(lambda: init_variables(model, inputs[0], KEY))
+    made = jax.tree_util.tree_map_with_path(new, shapes._asdict())
+    return model, Variables(**load_weights(folder, model, made)), reference
+
+
+def collections(variables):
+    return {name: tree for name, tree in variables._asdict().items() if tree}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_layer_is_that_of_the_reference(name, lora):
+    model, variables, reference = start(name, **lora)
+
+    def run(inputs):
+        return model.apply(collections(variables), inputs, mutable=["intermediates"])
+
+    logits, sown = jax.jit(jax.vmap(run))(reference["inputs"])
+    np.testing.assert_allclose(logits, reference["logits"], atol=3e-5, rtol=3e-5)
+    hidden = sown["intermediates"]["hidden"]
+    used = np.ones(reference["hidden"].shape[1:3], bool)
+    if name == "roberta":
+        used = np.asarray(reference["inputs"] != 1)
+    # The decoder's last stored state is the one behind its final normalisation.
+    compared = len(hidden) - (name == "gpt2")
+    assert len(reference["hidden"]) == len(hidden) == 3
+    for layer in range(compared):
+        np.testing.assert_allclose(
+            hidden[layer][used], reference["hidden"][layer][used], atol=3e-5, rtol=3e-5
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_lora_trains_its_corrections_and_the_head_only(name):
+    model, variables, reference = start(name, lora_rank=2, lora_alpha=6.0)
+    _, whole, _ = start(name)
+    paths = {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(variables.params)
+    }
+    assert all("lora_" in path or path.startswith("head_") for path in paths)
+    assert len([path for path in paths if "lora_" in path]) == (4 if name == "gpt2" else 8)
+
+    # The correction is the product of its factors, on top of the frozen kernel.
+    layer = "query_key_value" if name == "gpt2" else "query"
+    factors = variables.params["layer_1"][layer]
+    factors["lora_b"] = 0.1 * jax.random.normal(KEY, factors["lora_b"].shape)
+    correction = 6.0 / 2 * factors["lora_a"] @ factors["lora_b"]
+    inputs = reference["inputs"][0]
+    corrected = jax.jit(apply, static_argnums=0)(model, variables, inputs)
+    whole.params["layer_1"][layer]["kernel"] += correction
+    merged = dataclasses.replace(model, lora=None, **({"frozen": False} if name == "vit" else {}))
+    expected = jax.jit(apply, static_argnums=0)(merged, whole, inputs)
+    np.testing.assert_allclose(corrected, expected, atol=1e-4, rtol=1e-4)
+    assert np.abs(corrected - reference["logits"][0]).max() > 1e-3
+
+
+def batch_of(name, reference):
+    labels = jnp.array([0, 2, 1])
+    if name == "gpt2":
+        labels = jnp.where(reference["inputs"] % 3 == 0, -1, reference["inputs"])
+    return {"inputs": reference["inputs"], "labels": labels}
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_no_gradient_per_example_is_formed(name, lora):
+    model, variables, reference = start(name, **lora)
+    first = jax.tree.map(lambda x: x[0], batch_of(name, reference))
+    explained = dpoptax.explain(example_loss(model, variables.frozen), variables.params, first)
+    assert explained.fallbacks == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_clipped_sums_are_those_of_gradients_per_example(name, lora):
+    model, variables, reference = start(name, **lora)
+    loss, batch = example_loss(model, variables.frozen), batch_of(name, reference)
+    points = dpoptax.GradientPoints((variables.params,), (1.0,))
+    sums = [
+        jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.5), method=method))(points, batch).sum
+        for method in ("auto", "vmap")
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *sums)
+
+
+def test_the_loss_of_a_row_is_the_mean_over_its_labels():
+    model, variables, reference = start("gpt2")
+    inputs, logits = reference["inputs"][0], reference["logits"][0]
+    labels = jnp.full(9, -1).at[4].set(7).at[6].set(2)
+    loss = jax.jit(jax.value_and_grad(example_loss(model)))
+    found = jax.nn.log_softmax(logits)
+    value, _ = loss(variables.params, {"inputs": inputs, "labels": labels})
+    assert float(value) == pytest.approx(-float(found[4, 7] + found[6, 2]) / 2, rel=1e-4)
+    value, gradient = loss(variables.params, {"inputs": inputs, "labels": jnp.full(9, -1)})
+    assert float(value) == 0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_run_starts_from_the_checkpoint():
+    config = ExperimentConfig(
+        model="gpt2", dataset="e2e", pretrained=DATA / "gpt2", sequence_length=9, lora_rank=2
+    )
+    model = config.build_model(0)
+    params, frozen = config.initial_variables(model, jnp.zeros(9, jnp.int32), KEY)
+    _, expected, _ = start("gpt2", lora_rank=2)
+    jax.tree.map(np.testing.assert_array_equal, frozen, expected.frozen)
+    factors = params["layer_0"]["query_key_value"]
+    assert np.any(factors["lora_a"])
+    assert not np.any(factors["lora_b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("roberta_base", 124_647_170),
+        ("roberta_large", 355_361_794),
+        ("gpt2", 124_439_808),
+        ("vit_small_published", 21_666_434),
+    ],
+)
+def test_sizes_as_published(name, count):
+    kind = PUBLISHED_MODELS[name].kind
+    model = ExperimentConfig(model=name, dataset=DATASETS[kind]).build_model(2)
+    shapes = jax.eval_shape(
+        lambda: init_variables(
+            model,
+            jnp.zeros((32, 32, 3)) if kind == "images" else jnp.zeros(128, jnp.int32),
+            jax.random.key(0),
+        )
+    )
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes.params)) == count
+
+
+def rewrite(folder, change):
+    path = folder / "model.safetensors"
+    tensors = dict(safetensors.load_file(path))
+    change(tensors)
+    safetensors.save_file(tensors, path)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    def make(name):
+        shutil.copytree(DATA / name, tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_checkpoint_of_the_body_alone_loads(name, copy):
+    """As the first ones were published: no prefix, gamma and beta, buffers and other heads."""
+    folder = copy(name)
+
+    def strip(tensors):
+        for key in list(tensors):
+            tensor = tensors.pop(key)
+            if key.startswith("classifier."):
+                continue
+            key = key.removeprefix("roberta.").removeprefix("transformer.").removeprefix("vit.")
+            key = key.replace("LayerNorm.weight", "LayerNorm.gamma")
+            tensors[key.replace("LayerNorm.bias", "LayerNorm.beta")] = tensor
+        buffers = {"gpt2": "h.0.attn.bias", "roberta": "lm_head.dense.weight"}
+        unused = buffers.get(name, "pooler.dense.weight")
+        tensors[unused] = np.zeros((2, 2), np.float32)
+
+    rewrite(folder, strip)
+    _, (params, _), _ = start(name, folder)
+    _, (expected, _), _ = start(name)
+    for key in params:
+        if not key.startswith("head_"):
+            jax.tree.map(np.testing.assert_array_equal, params[key], expected[key])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_is_saved_is_what_was_loaded(name, tmp_path):
+    model, variables, _ = start(name)
+    save_model(tmp_path / "copy", model, collections(variables))
+    saved, published = (
+        safetensors.load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "copy", DATA / name)
+    )
+    assert set(saved) == set(published)
+    jax.tree.map(np.testing.assert_array_equal, saved, published)
+    module = type(model)
+    assert fields_of(tmp_path / "copy", module) == fields_of(DATA / name, module)
+    written, stored = (
+        json.loads((folder / "config.json").read_text())
+        for folder in (tmp_path / "copy", DATA / name)
+    )
+    common = [key for key in written if key in stored and key != "n_inner"]
+    assert {key: written[key] for key in common} == {key: stored[key] for key in common}
+    assert {"model_type", "architectures"} <= set(common)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_corrections_are_merged_where_they_are_saved(name, tmp_path):
+    model, variables, reference = start(name, lora_rank=2, lora_alpha=5.0)
+    moved = jax.tree.map(lambda leaf: leaf + 0.1, variables.params)
+    variables = Variables(moved, variables.frozen)
+    save_model(tmp_path, model, collections(variables))
+    merged, whole, _ = start(name, tmp_path)
+    run = jax.jit(apply, static_argnums=0)
+    expected = run(model, variables, reference["inputs"][0])
+    np.testing.assert_allclose(
+        run(merged, whole, reference["inputs"][0]), expected, rtol=1e-4, atol=1e-5
+    )
+    assert np.abs(expected - reference["logits"][0]).max() > 0.01
+
+
+def test_a_head_of_other_classes_is_made_anew():
+    _, (params, _), reference = start("roberta", num_classes=5)
+    assert params["head_output"]["kernel"].shape == (12, 5)
+    stored = safetensors.load_file(DATA / "roberta" / "model.safetensors")
+    kernel = stored["classifier.dense.weight"].T
+    np.testing.assert_array_equal(params["head_dense"]["kernel"], kernel)
+    assert reference["logits"].shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("transformer.h.1.ln_2.bias"), r"no tensor 'transformer.h.1.ln_2.bias'"),
+        (lambda t: t.update(extra=t["transformer.wpe.weight"]), r"would not use: extra"),
+        (
+            lambda t: t.update({"transformer.wpe.weight": t["transformer.wte.weight"].copy()}),
+            r"transformer.wpe.weight has shape \(37, 12\), want \(11, 12\)",
+        ),
+    ],
+)
+def test_other_tensors_are_named(copy, change, message):
+    folder = copy("gpt2")
+    rewrite(folder, change)
+    with pytest.raises(ConfigError, match=message):
+        start("gpt2", folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bert"}, r"states model_type='bert', and this model is of .*'gpt2'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, r"states scale_attn_by_inverse_layer_idx=True"),
+        ({"activation_function": "swish"}, r"activation_function='swish'; known: gelu, gelu_new"),
+        ({"n_positions": 8}, r"sequence_length=9 exceeds the 8 positions"),
+    ],
+)
+def test_a_configuration_of_another_computation_is_named(copy, change, message):
+    folder = copy("gpt2")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=message):
+        start("gpt2", folder)
+
+
+def test_missing_and_damaged_files_are_named(copy, tmp_path):
+    with pytest.raises(ConfigError, match=r"has no config.json; give the directory"):
+        start("gpt2", tmp_path)
+    folder = copy("gpt2")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-9])
+    with pytest.raises(ConfigError, match=r"model.safetensors cannot be read"):
+        start("gpt2", folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no model.safetensors"):
+        start("gpt2", folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config.json cannot be read"):
+        start("gpt2", folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        (
+            {"model": "gpt2"},
+            "sentences",
+            r"gpt2' is for generation.*for sentences; give one of rob",
+        ),
+        ({"model": "mlp"}, "generation", r"mlp' is for images, .*give one of gpt2"),
+        ({"model": "roberta_base"}, "images", r"is for sentences, .* images; give one of cnn"),
+        ({"model": "mlp", "lora_rank": 2}, "images", r"lora_rank=2 is for published models"),
+        (
+            {"model": "gpt2", "lora_rank": 2, "lora_projections": ("query",)},
+            "generation",
+            r"lora_projections='query' is unknown; available: .*query_key_value",
+        ),
+        ({"model": "roberta_base", "sequence_length": 513}, "sentences", r"exceeds the 512 posi"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(fields, kind, message):
+    with pytest.raises(ConfigError, match=message):
+        ExperimentConfig(**fields, dataset=DATASETS[kind]).build_model(2)

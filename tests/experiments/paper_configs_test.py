@@ -1,0 +1,346 @@
+"""The papers' tables as configs: all load, state what the papers state, and train."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import dpoptax
+from dpoptax import accounting
+from dpoptax.cli.main import main
+from dpoptax.training.config import load_config, load_configs
+from dpoptax.training.data import streaming
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP
+from dpoptax.training.models import MODELS
+from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
+from dpoptax.training.run.planning import plan_run
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.step import Loaded, build_step
+from experiments.data import PUBLISHED
+from experiments.methods import HypersphericalClip
+from experiments.models.published_models import PUBLISHED_MODELS
+from experiments.reports.paper_runs import points
+from tests.published_data import write_cifar, write_mnist
+from tests.published_texts import (
+    GLUE_FILES,
+    write_dart,
+    write_e2e,
+    write_glue,
+    write_imagenet,
+    write_published_model,
+)
+
+PAPERS = Path(__file__).parents[2] / "configs" / "papers"
+ROWS = {
+    f"{path.parent.name}/{path.stem}:{name}": config
+    for path in sorted(PAPERS.glob("*/*.py"))
+    for name, config in load_configs(path).items()
+}
+GEODP = PAPERS / "geodp" / "figure_5.py"
+
+
+ORDINARY = {"images": "linear", "sentences": "roberta_base", "generation": "gpt2"}
+"""For each kind of examples a model that takes them."""
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_mnist(folder / "mnist")
+    write_mnist(folder / "fashion_mnist")
+    write_cifar(folder, 10, per_file=4)
+    write_cifar(folder, 100, per_file=20)
+    write_imagenet(folder / "imagenet", classes=2, train=3)
+    for task in GLUE_FILES:
+        write_glue(folder, task)
+    write_e2e(folder / "e2e")
+    write_dart(folder / "dart")
+    write_published_model(folder / "roberta")
+    write_published_model(folder / "gpt2", encoder=False)
+    return folder
+
+
+def shortened(config, data_dir, **changes):
+    """Two steps of a config on a handful of examples, with a noise whose ε can be stated."""
+    kind = PUBLISHED[config.dataset].kind
+    if isinstance(config.method, CorrelatedNoise):
+        changes["method"] = dataclasses.replace(config.method, bands=2)  # groups of ten examples
+    if kind != "images":
+        changes |= {
+            "model": config.model if "model" not in changes else ORDINARY[kind],
+            "pretrained": data_dir / ("gpt2" if kind == "generation" else "roberta"),
+            "sequence_length": 12,
+        }
+    return dataclasses.replace(
+        config,
+        data_dir=data_dir,
+        steps=2,
+        batch_size=4,
+        microbatch_size=None,
+        epsilon=None,
+        delta=1e-3,
+        noise_multiplier=1.0 if config.method.unproven() is None else config.noise_multiplier,
+        accountant="rdp",
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("file", sorted({name.split(":")[0] for name in ROWS}))
+def test_every_row_is_whole(file):
+    for name, config in ROWS.items():
+        if name.startswith(f"{file}:"):
+            check_row(config)
+
+
+def check_row(config):
+    assert config.dataset in PUBLISHED
+    assert config.batch_size < PUBLISHED[config.dataset].train_size
+    assert config.model in (*MODELS, *PUBLISHED_MODELS)
+    assert config.clip in CLIPS
+    assert config.optimizer in DIRECTIONS
+    assert config.schedule in SCHEDULES
+    config.method.filter(1.0)  # raises at an unknown preset or a coefficient out of range
+    assert (config.sampling == "cyclic") == isinstance(config.method, CorrelatedNoise)
+    if not config.method.private:
+        assert config.epsilon is config.noise_multiplier is None
+    else:
+        # What calibrates has an ε of the paper; what states a σ promises none the paper has not.
+        assert (config.epsilon is None) == (config.noise_multiplier is not None)
+
+
+def test_steps_are_the_epochs_that_the_papers_state():
+    steps = {name: ROWS[name].steps for name in ROWS}
+    assert steps["pmlf/base:mnist"] == 25 * 60
+    assert steps["pmlf/base:cifar100"] == 50 * 50
+    assert steps["disk/base:cifar10"] == 80 * 10
+    assert steps["geodp/tables_2_3:table_2/sigma-1/dp-16384"] == 73
+    deltas = {
+        name: round(ROWS[f"disk/base:{name}"].delta * 1e6, 1) for name in ("mnist", "cifar10")
+    }
+    assert deltas == {"mnist": 5.5, "cifar10": 6.8}  # DiSK, Table 7
+    assert steps["disk/base:imagenet"] == 160 * 1_281_167 // 5000
+    assert steps["disk/table_1_3:roberta_base/sst2/eps-1/dp_adamw"] == 3 * 67_349 // 1000
+    assert steps["pmlf/table_2:qnli/eps-8/pmlf"] == 20 * 104_743 // 1000
+
+
+SHORT = {
+    repr(dataclasses.replace(shortened(row, Path(), model="linear"), learning_rate=0.1)): name
+    for name, row in ROWS.items()
+}
+"""A row for each run that is left when the model, the steps, the batch and ε are small ones."""
+
+
+COMBINATIONS = {
+    (
+        type(row.method).__name__,
+        row.clip,
+        row.optimizer,
+        row.sampling,
+        row.parameter_ema is not None,
+        PUBLISHED[row.dataset].kind,
+    ): name
+    for name, row in sorted((name, ROWS[name]) for name in SHORT.values())
+}
+"""A row for each combination of what makes the step another program, its numbers aside."""
+
+
+OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "images")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_every_combination_has_a_step(name, data_dir):
+    trace(shortened(ROWS[name], data_dir, model="linear"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted({name.split(":")[0] for name in SHORT.values()}))
+def test_every_row_has_a_step(file, data_dir):
+    for name in set(SHORT.values()) - set(OF_IMAGES):
+        if name.startswith(f"{file}:"):
+            trace(shortened(ROWS[name], data_dir, model="linear"))
+
+
+def trace(config):
+    """Traces a step from the start of a run: parameters and state keep their shapes and types."""
+    dataset = config.data().load()
+    plan = make_plan(config, dataset.train_size)
+    model = config.build_model(dataset.num_classes)
+    sample = plan.sampler.sample(0)
+    batch = Loaded(streaming.read(dataset.train, sample.indices), sample.indices)
+    inputs = jax.tree.map(lambda x: x[0], batch.batch)["inputs"]
+    params, frozen = config.initial_variables(model, inputs, jax.random.key(0))
+    chain = build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
+    before = jax.eval_shape(lambda params: (params, chain.optimizer.init(params)), params)
+    step = build_step(chain, model)
+    after = jax.eval_shape(step, *before, batch, sample.mask, frozen)
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    for left, right in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
+        assert (left.shape, left.dtype) == (right.shape, right.dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(COMBINATIONS.values()))
+def test_every_combination_trains_two_steps(name, data_dir, tmp_path):
+    config = shortened(ROWS[name], data_dir, model="linear")
+    assert train_and_evaluate(config, tmp_path, progress=False).summary["steps"] == 2
+
+
+DATASETS = sorted({row.dataset for row in ROWS.values()})
+HEAVY = ("dart", "e2e", "imagenet", "mnli", "qnli", "qqp", "sst2")  # texts and large images
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dataset",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in HEAVY)) for name in DATASETS],
+)
+def test_every_data_set_trains_two_steps(dataset, data_dir, tmp_path):
+    config = dataclasses.replace(ROWS["pmlf/base:mnist"], dataset=dataset)
+    config = shortened(config, data_dir, model="linear")
+    assert train_and_evaluate(config, tmp_path, progress=False).summary["dataset"] == dataset
+
+
+# The deep ones take minutes to compile; image_models_test.py trains them at reduced widths.
+SHALLOW = ("linear", "cnn_2", "cnn_5", "resnet_3", "vit_tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", sorted({row.model: name for name, row in ROWS.items() if row.model in SHALLOW}.values())
+)
+def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_path):
+    config = shortened(ROWS[name], data_dir, method=DPSGD())
+    config = dataclasses.replace(config, noise_multiplier=1.0)  # DP-SGD has to state an ε
+    summary = train_and_evaluate(config, tmp_path, progress=False).summary
+    assert np.isfinite(summary["test_loss"])
+
+
+@pytest.mark.slow
+def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
+    row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
+    plan = make_plan(dataclasses.replace(row, accountant="rdp", noise_multiplier=5.5), 50_000)
+    assert plan.sampler.participation_probability == 1.0
+    # 80 epochs, so 80 turns of every example: one Gaussian mechanism with μ = √80/σ.
+    mu, epsilon = (
+        80**0.5 / 5.5,
+        accounting.epsilon(
+            sampler=plan.priced, noise_multiplier=5.5, steps=row.steps, delta=row.delta
+        ),
+    )
+    below, above = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
+    assert below - np.exp(epsilon) * above == pytest.approx(row.delta, rel=0.02)
+    sampled = ROWS["disk/figure_6:eps-8/dp_ftrl_sampled"]
+    assert sampled.method.cycle_length == sampled.method.strategy(sampled.steps).bands == 4
+
+
+def test_figure_9_has_two_curves_of_all_layers_and_of_each():
+    clips = {
+        name.split("/")[-1]: build_chain(row, 1.0, Keys.of(jax.random.key(0))).clip
+        for name, row in ROWS.items()
+        if name.startswith("doppler/figure_8_9:clip/")
+    }
+    automatic, vanilla = dpoptax.automatic_clip(1.0), dpoptax.l2_clip(1.0)
+    assert clips == {
+        "auto_s": automatic,
+        "l2": vanilla,
+        "auto_s_per_layer": dpoptax.per_layer_clip(automatic),
+        "per_layer": dpoptax.per_layer_clip(vanilla),
+    }
+    assert {clip.sensitivity for clip in clips.values()} == {1.0}
+
+
+def test_de_et_al_s_options_are_in_figure_7():
+    base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
+    assert base.parameter_ema == disk.parameter_ema == 0.99999
+    assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
+    assert (points(base), points(disk)) == (4, 8)
+    plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
+    assert [points(row) for row in plain] == [1, 2]
+
+
+@pytest.mark.slow
+def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
+    row = f"{GEODP}:c/sigma-0.1/geodp_1-256"
+    options = ["--data-dir", str(data_dir), "--steps", "2", "--batch-size", "4"]
+    assert main(["train", row, *options, "--workdir", str(tmp_path)]) == 0
+    assert "without a proven guarantee" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["private"], summary["epsilon"], summary["delta"]) == (False, None, None)
+    assert "one example can turn" in summary["unproven"]
+    assert summary["config"]["method"] == {"name": "GeoDP", "beta": 1.0}
+    assert summary["noise_multiplier"] == 0.1
+
+
+@pytest.mark.slow
+def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
+    config = dataclasses.replace(config, method=HypersphericalClip())
+    summary = train_and_evaluate(config, tmp_path, progress=False).summary
+    assert summary["private"]
+    assert summary["unproven"] is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "figure_5:a/sigma-1/dp-4096",
+        "figure_5:b/sigma-10/dp-2048",
+        "tables_2_3:table_2/sigma-10/dp-8192",
+        "tables_2_3:table_2/sigma-1/dp-16384",
+    ],
+)
+def test_a_stated_noise_has_an_epsilon(row):
+    cost = plan_run(ROWS[f"geodp/{row}"], count_flops=False)
+    assert 0.1 < cost.epsilon < 200
+
+
+def test_a_noise_that_protects_nothing_has_its_huge_epsilon():
+    cost = plan_run(ROWS["geodp/figure_5:c/sigma-0.01/dp-256"], count_flops=False)
+    assert cost.steps == 350
+    assert cost.epsilon == pytest.approx(45_110, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_noise_free_curve_has_clipped_gradients_and_no_guarantee(data_dir, tmp_path):
+    row = dataclasses.replace(ROWS["geodp/figure_5:a/sigma-0/dp-4096"], data_dir=data_dir)
+    row = dataclasses.replace(row, steps=2, batch_size=4, microbatch_size=None)
+    summary = train_and_evaluate(row, tmp_path, progress=False).summary
+    assert (summary["private"], summary["epsilon"], summary["l2_clip_norm"]) == (False, None, 0.1)
+    assert summary["not_covered_by_epsilon"] == ["training loss and accuracy"]
+
+
+def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, method=GeoDP())
+    config = dataclasses.replace(config, epsilon=1.0, noise_multiplier=None)
+    with pytest.raises(ConfigError, match=r"noise_multiplier=None.*GeoDP.*no ε will be stated"):
+        train_and_evaluate(config, tmp_path, progress=False)
+
+
+def test_a_pattern_chooses_rows():
+    table = PAPERS / "pmlf" / "table_4.py"
+    assert len(load_configs(table)) == 64
+    assert list(load_configs(f"{table}:mnist/eps-2/filter-[12]")) == [
+        "mnist/eps-2/filter-1",
+        "mnist/eps-2/filter-2",
+    ]
+    assert load_config(f"{table}:cifar10/eps-8/filter-8").epsilon == 8.0
+    with pytest.raises(
+        ConfigError, match=r"names 64 runs; give one as FILE:NAME, such as \S+:mnist/eps-2/"
+    ):
+        load_config(table)
+    with pytest.raises(ConfigError, match=r"config='svhn/\*' is unknown; available: cifar10/eps-2"):
+        load_configs(f"{table}:svhn/*")
+
+
+def test_an_unknown_clip_is_named(data_dir):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, clip="automatic")
+    with pytest.raises(ConfigError, match=r"clip='automatic' is unknown; available: auto_s"):
+        build_chain(config, 1.0, Keys.of(jax.random.key(0)))

@@ -1,0 +1,148 @@
+"""The reproduction report: what it says of runs, and that it is made of computed numbers."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from dpoptax.training.config import load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import DPSGD, PMLF, Augmented, Disk, Doppler
+from dpoptax.training.run.planning import plan_run
+from dpoptax.training.search.results import ComparisonResult, method_result
+from experiments.claims import catalog
+from experiments.command_line import main
+from experiments.config import ExperimentConfig
+from experiments.methods import AugmentedDisk
+from experiments.reports import paper_runs, reproduction
+
+ROOT = Path(__file__).parents[2]
+DIGITS = """
+from experiments.config import ExperimentConfig
+from dpoptax.training.methods import DPSGD, Doppler
+
+def get_config():
+    return ExperimentConfig(
+        method={method}(), model="linear", steps=2, batch_size=64, eval_every=2, accountant="rdp"
+    )
+"""
+PAPER = """
+from experiments.config import ExperimentConfig
+from dpoptax.training.methods import DPSGD, PMLF
+
+def get_configs():
+    one = ExperimentConfig(dataset="mnist", model="linear", steps=10, batch_size=100)
+    return {"a/dp_sgd": one, "a/pmlf": __import__("dataclasses").replace(one, method=PMLF())}
+"""
+
+
+@pytest.fixture
+def configs(tmp_path):
+    for name, text in (
+        ("digits/dp_sgd.py", DIGITS.format(method="DPSGD")),
+        ("digits/doppler.py", DIGITS.format(method="Doppler")),
+        ("papers/some/table.py", PAPER),
+    ):
+        path = tmp_path / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "configs"
+
+
+@pytest.mark.slow
+def test_the_report_is_one_command_and_its_second_run_computes_nothing(
+    configs, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(catalog, "STUDIES", {"filters": catalog.STUDIES["filters"]})
+    output = tmp_path / "docs" / "REPRODUCTION.md"
+    arguments = ["report", "--workdir", str(tmp_path / "out"), "--output", str(output)]
+    arguments += ["--configs", str(configs), "--seeds", "2"]
+    assert main(arguments) == 0
+    text = output.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (output.parent / link).stat().st_size < 150_000
+    assert "LP-DPSGD is better than DP-SGD at equal ε" in text
+    assert "[reproduction/commands.sh]" in text
+    script = (output.parent / "reproduction" / "commands.sh").read_text().splitlines()
+    assert len([line for line in script if line.startswith("dpoptax train ")]) == 2
+
+    for module in (
+        "dpoptax.training.search.trials.train",
+        "experiments.reports.paper_runs.plan_run",
+    ):
+        monkeypatch.setattr(module, None)
+    assert main(arguments) == 0
+    assert output.read_text() == text
+    assert main([*arguments, "--no-digits"]) == 0
+    assert "Left out of this report" in output.read_text()
+
+
+def test_a_missing_configs_directory_is_named(tmp_path, capsys):
+    assert main(["report", "--workdir", str(tmp_path), "--configs", str(tmp_path)]) == 2
+    assert "give the repository's configs directory" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="flops_per_second=0"):
+        reproduction.Report(flops_per_second=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "gradients"),
+    [
+        (DPSGD(), 1),
+        (Doppler(), 1),
+        (Disk(gamma=0.5), 2),
+        (Disk(gamma=None), 1),
+        (PMLF(length=3), 3),
+        (Augmented(multiplicity=2), 2),
+        (AugmentedDisk(multiplicity=3), 6),
+    ],
+)
+def test_gradient_points_are_counted(method, gradients):
+    config = dataclasses.replace(ExperimentConfig(model="cnn"), method=method)
+    assert paper_runs.points(config) == gradients
+    if gradients == 2:
+        changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}
+        one, several = (
+            plan_run(dataclasses.replace(config, method=m, **changes)).flops
+            for m in (DPSGD(), method)
+        )
+        assert several == pytest.approx(gradients * one, rel=0.25)
+
+
+def test_every_file_of_configs_has_its_claim():
+    files = {
+        str(path.relative_to(ROOT / "configs" / "papers").with_suffix(""))
+        for path in (ROOT / "configs" / "papers").glob("*/*.py")
+        if path.name != "base.py"
+    }
+    assert set(paper_runs.CLAIMS) == files
+
+
+def test_a_lead_within_twice_its_error_is_not_shown():
+    def method(name, accuracies):
+        run = {"private": True, "unproven": None, "epsilon": 1.0, "train_seconds": 1.0}
+        return method_result(name, 1.0, [], [{**run, "test_accuracy": a} for a in accuracies])
+
+    base = [0.90, 0.80, 0.85]
+    methods = [
+        method("DP-SGD", base),
+        method("DiSK", [value + 0.01 for value in base]),
+        method("DP-PMLF", [0.93, 0.80, 0.84]),
+    ]
+    results = ComparisonResult("digits", 1.0, 1e-5, [0, 1, 2], [], methods, {})
+    found = reproduction.digits_findings(results)
+    assert [finding.holds for finding in found] == ["yes", "not shown"]
+    assert found[0].found.startswith("+1.00 points")
+
+
+def test_the_committed_report_names_runs_and_studies_that_exist():
+    script = (ROOT / "experiments" / "results" / "reproduction" / "commands.sh").read_text()
+    named = re.findall(r"^dpoptax train '?(configs/[^:]+):([^' ]+)'? ", script, re.MULTILINE)
+    assert len(named) > 100
+    known = {file: load_configs(ROOT / file) for file in {file for file, _ in named}}
+    assert all(name in known[file] for file, name in named)
+    text = (ROOT / "experiments" / "results" / "REPRODUCTION.md").read_text()
+    assert all(f"`python -m experiments study {name}`" in text for name in catalog.names_for(None))
+    for link in re.findall(r"\]\((reproduction/[^)]+)\)", text):
+        assert (ROOT / "experiments" / "results" / link).stat().st_size < 150_000

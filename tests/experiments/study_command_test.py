@@ -1,0 +1,219 @@
+"""`python -m experiments study`: files on disk, computed once, and claims read off the numbers."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from experiments.claims import (
+    catalog,
+    doppler_claims,
+    geodp_mnist_claims,
+    study_names,
+    study_rows,
+)
+from experiments.command_line import COMMANDS, main
+from tests.published_data import write_mnist
+
+FIGURE_5 = Path(__file__).parents[2] / "configs" / "papers" / "geodp" / "figure_5.py"
+CHEAP = ("filters", "kalman-gain", "noisy-regression")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("studies")
+    return workdir, catalog.run_studies(CHEAP, workdir, seeds=2, progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_study_leaves_numbers_a_figure_and_findings(written, name):
+    workdir, found = written
+    with open(workdir / f"{name}.csv", newline="") as file:
+        assert file.readline().startswith("# {")
+        assert len(list(csv.DictReader(file))) > 100
+    image = matplotlib.image.imread(workdir / f"{name}.png")
+    assert image.shape[1] >= 1200
+    assert np.ptp(image[..., :3]) > 0.5
+    text = (workdir / f"{name}.md").read_text()
+    assert all(finding.claim in text for finding in found[name])
+
+
+@pytest.mark.slow
+def test_the_findings_are_those_of_the_readme(written):
+    _, found = written
+    assert [finding.holds for finding in found["noisy-regression"]][0] == "yes"
+    assert [finding.holds for finding in found["noisy-regression"]][1] != "no"
+    assert {finding.holds for finding in found["kalman-gain"]} == {"yes"}
+
+
+@pytest.mark.slow
+def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
+    workdir, found = written
+
+    def refuse():
+        raise AssertionError("computed again")
+
+    for name in CHEAP:
+        changed = catalog.STUDIES[name]._replace(parts=lambda seeds: [refuse])
+        monkeypatch.setitem(catalog.STUDIES, name, changed)
+    assert catalog.run_studies(CHEAP, workdir, seeds=2, progress=False) == found
+    with pytest.raises(AssertionError, match="again"):
+        catalog.run_studies(CHEAP, workdir, seeds=3, progress=False)
+    monkeypatch.setattr(catalog, "source_sha256", lambda: "other code")
+    with pytest.raises(AssertionError, match="again"):
+        catalog.run_studies(CHEAP, workdir, seeds=2, progress=False)
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
+    started = []
+
+    def part(index):
+        def compute():
+            started.append(index)
+            if len(started) == 2:
+                raise KeyboardInterrupt
+            return doppler_claims.filters(1)[0]() if index == 0 else [{"table": 0.0}]
+
+        return compute
+
+    stub = catalog.STUDIES["filters"]._replace(parts=lambda seeds: [part(0), part(1)])
+    monkeypatch.setitem(catalog.STUDIES, "filters", stub)
+    with pytest.raises(KeyboardInterrupt):
+        catalog.run_studies(["filters"], tmp_path, progress=False)
+    catalog._rows("filters", stub.parts(5), tmp_path / "filters.csv", 5, catalog.Bar(disable=True))
+    assert started == [0, 1, 1]
+
+
+def test_a_verdict_is_read_off_the_numbers():
+    assert study_rows.verdict(True, [True, True]) == "yes"
+    assert study_rows.verdict(np.array([True, False])) == "in part"
+    assert study_rows.verdict([False]) == "no"
+
+
+def test_help_names_every_study_and_waits_for_none_of_them():
+    assert list(study_names.NAMES) == list(catalog.STUDIES)
+    code = (
+        "import sys\nfrom experiments.command_line import main\n"
+        "try:\n    main(['study', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "slow = {'matplotlib', 'experiments.studies', 'dpoptax.training.loop'}\n"
+        "assert not slow & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(name in " ".join(done.stdout.split()) for name in study_names.NAMES)
+
+
+def test_help_lists_the_commands_and_an_unknown_one_is_named(capsys):
+    for arguments, code in ((["--help"], 0), ([], 2)):
+        assert main(arguments) == code
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0] == "usage: python -m experiments COMMAND ..."
+        assert max(map(len, shown)) <= 80
+        assert all(any(line.startswith(f"  {name} ") for line in shown) for name in COMMANDS)
+    assert main(["stduy"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("python -m experiments: error: command='stduy' is unknown")
+
+
+def test_the_command_prints_the_findings(tmp_path, capsys):
+    assert main(["study", "filters", "--workdir", str(tmp_path)]) == 0
+    assert "damped" in capsys.readouterr().out
+    assert main(["study", "filtres", "--workdir", str(tmp_path)]) == 2
+    assert "available: correlated-noise, filters" in capsys.readouterr().err
+    assert main(["study", "filters", "--seeds", "0", "--workdir", str(tmp_path)]) == 2
+    assert "seeds=0" in capsys.readouterr().err
+
+
+CURVES = {
+    ("a", "none", 0.0, 4096): 0.3,
+    ("a", "dp", 1.0, 4096): 0.6,
+    ("a", "dp", 1.0, 2048): 0.61,
+    ("a", "geodp_1", 1.0, 4096): 0.31,
+    ("a", "geodp_1", 1.0, 2048): 0.4,
+    ("b", "none", 0.0, 2048): 0.3,
+    ("b", "dp", 10.0, 2048): 2.0,
+    ("b", "geodp_1", 10.0, 2048): 2.2,
+    ("b", "geodp_0.5", 10.0, 2048): 1.0,
+    ("c", "none", 0.0, 256): 0.3,
+    ("c", "dp", 0.1, 256): 0.6,
+    ("c", "dp", 0.01, 256): 0.6,
+    ("c", "geodp_1", 0.1, 256): 0.5,
+    ("c", "geodp_1", 0.01, 256): 0.31,
+}
+"""Losses at the end of GeoDP's Figure 5 with which all of its claims hold."""
+
+
+def _rows_of(curves):
+    return [
+        {
+            "panel": panel,
+            "method": method,
+            "noise_multiplier": sigma,
+            "batch_size": size,
+            "seed": seed,
+            "step": step,
+            "training_loss": loss if step else 2.3,
+            "test_accuracy": 90.0,
+        }
+        for (panel, method, sigma, size), loss in curves.items()
+        for seed in range(2)
+        for step in (0, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("curve", "loss", "claim"),
+    [
+        (("a", "geodp_1", 1.0, 4096), 0.59, 0),
+        (("a", "dp", 1.0, 4096), 0.5, 1),
+        (("b", "geodp_0.5", 10.0, 2048), 2.1, 2),
+        (("c", "dp", 0.01, 256), 0.3, 3),
+        (("c", "geodp_1", 0.01, 256), 0.4, 3),
+    ],
+)
+def test_claims_on_logistic_regression_are_read_off_the_last_losses(curve, loss, claim):
+    holds = [found[2] for found in geodp_mnist_claims.geodp_mnist_findings(_rows_of(CURVES))]
+    assert holds == ["yes"] * 4
+    changed = geodp_mnist_claims.geodp_mnist_findings(_rows_of({**CURVES, curve: loss}))
+    assert changed[claim][2] != "yes"
+
+
+def test_the_figure_of_logistic_regression_has_every_curve():
+    panels = catalog.STUDIES["geodp-mnist"].draw(_rows_of(CURVES)).axes
+    assert [len(panel.lines) for panel in panels] == [5, 4, 5]
+
+
+def test_a_study_that_trains_asks_for_its_data(tmp_path, capsys):
+    assert main(["study", "geodp-mnist", "--workdir", str(tmp_path)]) == 2
+    assert "trains on mnist; give --data-dir" in capsys.readouterr().err
+    assert "geodp-mnist" not in catalog.names_for(None)
+    assert "geodp-mnist" in catalog.names_for(tmp_path)
+
+
+@pytest.mark.slow
+def test_curves_of_logistic_regression_are_runs_of_their_configs(tmp_path):
+    write_mnist(tmp_path / "data")
+    config = tmp_path / "configs" / "papers" / "geodp" / "figure_5.py"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        "import dataclasses, pathlib\n"
+        "from dpoptax.training.config import TrainConfig, load_configs\n"
+        f"whole = load_configs(pathlib.Path({str(FIGURE_5)!r}))\n"
+        "def get_configs():\n"
+        "    return {n: dataclasses.replace(c, steps=2, batch_size=8, microbatch_size=None)\n"
+        "            for n, c in whole.items() if n.startswith('c')}\n"
+    )
+    parts = geodp_mnist_claims.geodp_mnist(2, tmp_path / "configs", tmp_path / "data")
+    assert len(parts) == 2 * 5
+    for part, method in ((parts[0], "none"), (parts[7], "geodp_1")):
+        rows = part()
+        assert [row["step"] for row in rows] == [0, 2]
+        assert {(row["method"], row["panel"], row["batch_size"]) for row in rows} == {
+            (method, "c", 256)
+        }
+        assert all(np.isfinite(row["training_loss"]) for row in rows)

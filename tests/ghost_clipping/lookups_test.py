@@ -1,0 +1,141 @@
+"""Every way to look rows up in a table: read as a lookup, and equal to per-example gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpoptax
+from tests.ghost_clipping.bookkeeping_test import both, close
+from tests.helpers import global_norm, normal
+from tests.networks import Network
+
+pytestmark = pytest.mark.usefixtures("no_room")
+
+# In range, negative, and outside the table on both sides, by little and by far.
+_IDS = jnp.array([[0, 12, 2, 2], [1, -14, 3, -2], [-1, 0, 11, 6], [4, 5, 0, 40], [3, 3, 3, -40]])
+_MODES = ("clip", "drop", "fill", "promise_in_bounds")
+
+
+def _gather(mode, *, offset, indexed, sizes, collapsed=()):
+    """`lax.gather` by the indices along `indexed`, which are given as (…, components)."""
+    numbers = lax.GatherDimensionNumbers(offset, collapsed, indexed)
+
+    def read(table, indices):
+        return lax.gather(table, indices, numbers, sizes, mode=mode, fill_value=0.5)
+
+    return read
+
+
+def _with_zeros(ids, place):
+    """Indices of two components, the other of which is mostly 0."""
+    zeros = jnp.where(ids == 3, 1, 0)
+    return jnp.stack([ids, zeros] if place == 0 else [zeros, ids], axis=-1)
+
+
+# Of a table of shape (12, 6) and indices of shape (4,).
+_READS = {
+    "an equinox embedding": lambda t, i: jax.vmap(lambda i: t[i])(i),
+    "rows with a colon": lambda t, i: jax.vmap(lambda i: t[i, :])(i),
+    "columns": lambda t, i: jax.vmap(lambda i: t[:, i])(i),
+    "columns side by side": lambda t, i: jax.vmap(lambda i: t[:, i], out_axes=1)(i),
+    "nested": lambda t, i: jax.vmap(jax.vmap(lambda i: t[i]))(i.reshape(2, 2)),
+    "nested, columns": lambda t, i: jax.vmap(jax.vmap(lambda i: t[:, i], out_axes=1))(
+        i.reshape(2, 2)
+    ),
+    "a vmap over lookups": lambda t, i: jax.vmap(lambda i: t[:, i])(i.reshape(2, 2)),
+    "take": lambda t, i: jax.vmap(lambda i: jnp.take(t, i, axis=0))(i),
+    "take columns": lambda t, i: jax.vmap(lambda i: jnp.take(t, i, axis=-1))(i),
+    "take columns, clipped": lambda t, i: jax.vmap(lambda i: jnp.take(t, i, 1, mode="clip"))(i),
+    "take, wrapped": lambda t, i: jax.vmap(lambda i: jnp.take(t, i, axis=0, mode="wrap"))(i),
+    "dynamic index": lambda t, i: jax.vmap(lambda i: lax.dynamic_index_in_dim(t, i, 0))(i),
+    "dynamic index of columns": lambda t, i: jax.vmap(
+        lambda i: lax.dynamic_index_in_dim(t, i, 1, keepdims=False)
+    )(i),
+    "two rows at once": lambda t, i: jax.vmap(lambda i: lax.dynamic_slice(t, (i, 0), (2, 6)))(i),
+    "three columns at once": lambda t, i: jax.vmap(
+        lambda i: lax.dynamic_slice_in_dim(t, i, 3, axis=1)
+    )(i[:2]),
+    "three columns, once": lambda t, i: lax.dynamic_slice_in_dim(t, i[1], 3, axis=1),
+    "the whole table": lambda t, i: lax.dynamic_slice_in_dim(t, i[0], 6, axis=1),
+    "a table of one row": lambda t, i: jax.vmap(lambda i: t[:1][i])(i),
+    "a table of one column": lambda t, i: jax.vmap(lambda i: t[:, :1][i])(i),
+    "entries of a vector": lambda t, i: jax.vmap(lambda i: t.ravel()[i])(i),
+    "rows of a turned table": lambda t, i: jax.vmap(lambda i: t.T[i])(i),
+    "rows that are blocks": lambda t, i: jax.vmap(lambda i: t.reshape(12, 2, 3)[i])(i),
+    "middle axis": lambda t, i: jax.vmap(lambda i: t.reshape(12, 2, 3)[:, i])(i),
+    "stacked tables": lambda t, i: jax.vmap(lambda t, i: t[i])(t.reshape(2, 12, 3), i[:2]),
+    "stacked tables, clipped": lambda t, i: jax.vmap(lambda t, i: t.at[i].get(mode="clip"))(
+        t.reshape(2, 12, 3), i.reshape(2, 2)
+    ),
+    "tables stacked behind": lambda t, i: jax.vmap(
+        lambda t, i: t.at[:, i].get(mode="fill", fill_value=0.5), in_axes=(2, 1), out_axes=1
+    )(t.reshape(12, 3, 2), i.reshape(2, 2)),
+    "stacked tables, two rows at once": lambda t, i: jax.vmap(
+        lambda t, i: lax.dynamic_slice_in_dim(t, i, 2)
+    )(t.reshape(2, 12, 3), i[:2]),
+    "in a scan": lambda t, i: lax.scan(
+        lambda c, i: (c, jax.vmap(lambda i: t[i])(i)), 0, i.reshape(2, 2)
+    )[1],
+    "narrow indices": lambda t, i: jax.vmap(lambda i: t[i])(i.astype(jnp.uint8)),
+}  # fmt: skip
+
+
+def _by_mode(mode):
+    """Reads in which it shows what a mode does of indices outside the table."""
+    return {
+        "rows": lambda t, i: jax.vmap(lambda i: t.at[i].get(mode=mode))(i),
+        "columns": lambda t, i: jax.vmap(lambda i: t.at[:, i].get(mode=mode))(i),
+        "axis kept": lambda t, i: _gather(mode, offset=(1, 2), indexed=(0, 1), sizes=(1, 6))(
+            t, _with_zeros(i, 0)
+        ),
+        "components turned": lambda t, i: _gather(
+            mode, offset=(1,), indexed=(1, 0), sizes=(1, 6), collapsed=(0,)
+        )(t, _with_zeros(i, 1)),
+        "two rows, offset in front": lambda t, i: _gather(
+            mode, offset=(0, 2), indexed=(0,), sizes=(2, 6)
+        )(t, i[:, None]),
+    }
+
+
+_KINDS = {"any": _READS} | {mode: _by_mode(mode) for mode in _MODES}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_rows_are_read_as_lookups(kind):
+    reads = _KINDS[kind]
+
+    def loss(tables, ids):
+        rows = [read(tables[name], ids).ravel() for name, read in reads.items()]
+        rows = jnp.nan_to_num(jnp.concatenate(rows), nan=0.5)
+        return jnp.sum(jnp.sin(rows * jnp.linspace(0.5, 2.0, rows.size)))
+
+    tables = {name: normal(i, (12, 6)) for i, name in enumerate(reads)}
+    rows = dpoptax.explain(loss, tables, _IDS[0]).rows
+    assert {row.parameter: row.why for row in rows if row.uses != "lookup" or row.why} == {}
+    points = dpoptax.gradient_points((), tables)
+    close(*both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, _IDS))
+
+
+def test_one_example_moves_the_sum_by_the_bound_at_most():
+    names = ("columns", "three columns, once", "stacked tables, two rows at once")
+
+    def loss(tables, ids):
+        return sum(1e3 * jnp.sum(jnp.sin(_READS[name](tables[name], ids))) for name in names)
+
+    tables = {name: normal(i, (12, 6)) for i, name in enumerate(names)}
+    grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0))
+    points, mask = dpoptax.gradient_points((), tables), np.ones(len(_IDS), bool)
+    total = grad_fn(points, _IDS, mask).sum
+    for i in range(len(_IDS)):
+        rest = grad_fn(points, _IDS, mask & (np.arange(len(_IDS)) != i)).sum
+        assert 0.9 < global_norm(jax.tree.map(jnp.subtract, total, rest)) <= 1.0
+
+
+def test_windows_that_overlap_more_than_the_table_is_long_are_not_read_one_by_one():
+    def loss(params, start):
+        return jnp.sum(jnp.sin(lax.dynamic_slice_in_dim(params, start, 20)))
+
+    (row,) = dpoptax.explain(loss, jnp.ones(100), jnp.array(3)).fallbacks
+    assert row.why == "meets data in dynamic_slice"

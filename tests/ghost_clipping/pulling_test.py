@@ -1,0 +1,381 @@
+"""Values made of parameters: gradients by them, pulled back unformed, and the clipped sum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpoptax
+from dpoptax._ghost_clipping.norms import factor_products, point_differences
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
+from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax.training.models import VisionTransformer
+from experiments.models.networks import WideResNet
+from tests.ghost_clipping.bookkeeping_test import QUICK, both, close
+from tests.helpers import slow_but
+from tests.networks import Network
+
+pytestmark = pytest.mark.usefixtures("no_room")
+
+_ROWS, _COLUMNS = 4, 5
+_LAYOUT = FactorLayout((4, 4), (), (0,), (1,))
+
+
+def _standardised(w, axes=0):
+    w = w - w.mean(axes, keepdims=True)
+    return w * lax.rsqrt(jnp.mean(w**2, axes, keepdims=True) + 1e-5)
+
+
+def _spectral(w):
+    u = lax.stop_gradient(w[:1] / jnp.linalg.norm(w[:1]))
+    v = lax.stop_gradient(u @ w.T)
+    return w / (v @ w @ u.T)[0, 0]
+
+
+# Functions of parameters (4, 5), (4, 2), (2, 5), (5,) that give a kernel (4, 5), and their number.
+FUNCTIONS = {
+    "standardised": (_standardised, 1),
+    "standardised by the variance's floor": (
+        lambda w: (w - w.mean(0)) / jnp.sqrt(jnp.maximum(w.var(0), 0.5)), 1,
+    ),
+    "standardised, with a gain": (lambda w, a, b, g: _standardised(w) * g, 4),
+    "weight norm": (lambda w, a, b, g: g * w / jnp.linalg.norm(w, axis=0), 4),
+    "weight norm along columns": (lambda w: w / jnp.linalg.norm(w, axis=1, keepdims=True), 1),
+    "over the norm of all": (lambda w: w / jnp.linalg.norm(w), 1),
+    "standardised as a whole": (lambda w: _standardised(w, (0, 1)), 1),
+    "spectral norm": (_spectral, 1),
+    "scaled": (lambda w, a, b, g: w * jnp.exp(g), 4),
+    "transposed twice": (lambda w: _standardised(w.T, 1).T, 1),
+    "merged LoRA": (lambda w, a, b: lax.stop_gradient(w) + 0.5 * a @ b, 3),
+    "LoRA beside its weight": (lambda w, a, b: w + 0.5 * (a @ b), 3),
+    "of large entries": (lambda w: _standardised(1e12 * w), 1),
+    "of small entries": (lambda w: 1e15 * w / jnp.linalg.norm(1e15 * w), 1),
+}  # fmt: skip
+
+
+def _normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def _params(count):
+    shapes = [(_ROWS, _COLUMNS), (_ROWS, 2), (2, _COLUMNS), (_COLUMNS,)]
+    return [_normal(*shape, seed=i) for i, shape in enumerate(shapes[:count])]
+
+
+def _loss(function):
+    def loss(params, x):
+        w = function(*params)
+        return jnp.sum(jnp.sin(jnp.tanh(x @ w) * (jnp.cos(x) @ w)))
+
+    return loss
+
+
+_DATA = _normal(5, 3, _ROWS, seed=9)
+_QUICK = ("standardised, with a gain", "merged LoRA", "spectral norm")
+
+
+def _check(name, way, monkeypatch):
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    function, count = FUNCTIONS[name]
+    loss, params = _loss(function), _params(count)
+    rows = dpoptax.explain(loss, params, _DATA[0]).rows
+    assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
+    mask = jnp.array([True, True, False, True, True])
+    data = _DATA.at[1].set(jnp.nan).at[2].set(jnp.inf)
+    points = dpoptax.gradient_points((), params)
+    # Some examples are clipped and some are not.
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, data, mask)
+    close(got, want, tolerance=5e-4)
+
+
+@pytest.mark.parametrize("name", slow_but(_QUICK, FUNCTIONS))
+def test_clipped_sums_are_those_of_gradients_per_example(name, monkeypatch):
+    _check(name, "gram", monkeypatch)
+
+
+@pytest.mark.parametrize("way", ["form", "keep"])
+@pytest.mark.parametrize("name", slow_but(["weight norm"], FUNCTIONS))
+def test_they_are_with_gradients_formed(name, way, monkeypatch):
+    _check(name, way, monkeypatch)
+
+
+# Their sums have a sign, several cancel, and where they cancel to the most, differences are summed.
+WEIGHTS = {
+    "two": (0.7, 0.3),
+    "of both signs": (1.5, -0.7),
+    "three": (0.5, 1.5, -0.7),
+    "large and cancelling": (430.0, -429.0),
+}
+
+
+def _points(params, weights, apart=0.05):
+    """Points as far apart as iterates are, each at parameters of its own."""
+
+    def moved(j):
+        return [p + apart * j * _normal(*p.shape, seed=70 + j) for p in params]
+
+    return dpoptax.GradientPoints(tuple(moved(j) for j in range(len(weights))), weights)
+
+
+def _check_several(loss, params, weights, monkeypatch, way="gram"):
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    rows = dpoptax.explain(loss, params, _DATA[0], points=len(weights)).rows
+    assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
+    mask = jnp.array([True, True, False, True, True])
+    data = _DATA.at[1].set(jnp.nan).at[2].set(jnp.inf)
+    points = _points(params, weights, apart=1e-3 if max(weights) > 9 else 0.05)
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, data, mask)
+    close(got, want, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("weights", ["three", "large and cancelling"])
+@pytest.mark.parametrize("name", slow_but((), FUNCTIONS))
+def test_clipped_sums_at_several_points(name, weights, monkeypatch):
+    function, count = FUNCTIONS[name]
+    _check_several(_loss(function), _params(count), WEIGHTS[weights], monkeypatch)
+
+
+def _tied_and_scaled(params, x):
+    """One kernel as it is, scaled by a gain and standardised; and LoRA, merged."""
+    w, a, b, gain = params
+    y = jnp.tanh(x @ (w * jnp.exp(gain))) + x @ w
+    return jnp.sum(jnp.sin(y * (jnp.cos(x) @ _standardised(w)) + x @ (0.5 * a @ b)))
+
+
+@pytest.mark.parametrize("weights", slow_but(["large and cancelling"], WEIGHTS))
+def test_several_uses_at_several_points(weights, monkeypatch):
+    _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["form", "keep"])
+def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
+    _check_several(_tied_and_scaled, _params(4), WEIGHTS["three"], monkeypatch, way)
+
+
+def test_the_way_follows_the_number_of_points():
+    """Inner products take the square of it; what is formed is no fallback, and so is its gain."""
+
+    def ways(length, width, points):
+        struct = jax.ShapeDtypeStruct
+
+        def loss(params, x):
+            bias, gain, w = params
+            return jnp.sum(jnp.tanh(jnp.sin(x + bias) @ (gain * _standardised(w))))
+
+        params = [struct(shape, jnp.float32) for shape in ((width,), (width,), (width, width))]
+        example = struct((length, width), jnp.float32)
+        found = dpoptax.explain(loss, params, example, batch_size=8, points=points)
+        assert found.fallbacks == ()
+        return [row.rule for row in found.rows[1:]]
+
+    by_inner_products = ["product of two norms, pulled back", "inner products, pulled back"]
+    formed = ["formed and kept, pulled back"] * 2
+    assert ways(64, 1024, 1) == ways(64, 1024, 2) == by_inner_products
+    assert ways(64, 1024, 6) == formed
+    assert ways(1024, 128, 1) == ways(1024, 128, 2) == formed
+    with pytest.raises(ValueError, match="points=0"):
+        ways(64, 1024, 0)
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_a_scale_of_several_kernels_does_not_have_all_formed(points):
+    """The short kernel's gradients would be kept where it is alone; a scale has but one entry."""
+
+    def loss(params, x):
+        bias, scale, long, short = params
+        x = jnp.sin(x + bias)
+        return jnp.sum(
+            jnp.tanh((scale * _standardised(long)).T @ (x @ (scale * _standardised(short))))
+        )
+
+    struct = jax.ShapeDtypeStruct
+    shapes = ((32,), (), (512, 2048), (32, 32))
+    params, example = [struct(s, jnp.float32) for s in shapes], struct((512, 32), jnp.float32)
+    found = dpoptax.explain(loss, params, example, batch_size=64, points=points)
+    assert not any(row.formed for row in found.rows[2:])
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_with_a_hessian_vector_product_it_falls_back(points):
+    params, loss = _params(1), _loss(_standardised)
+    (row,) = dpoptax.explain(loss, params, _DATA[0], points=points, tangent=True).rows
+    assert row.why == "computed on before it meets data in dot_general"
+
+
+def _power_iterations(w):
+    """Over its spectral norm, with a gradient through the iterations: each doubles the terms."""
+    u = w[:, 0]
+    for _ in range(2):
+        v = u @ w / jnp.linalg.norm(u @ w)
+        u = w @ v / jnp.linalg.norm(w @ v)
+    return w / (u @ w @ v)
+
+
+def _orthonormalised(w):
+    """Björck's iteration: each makes four products of one."""
+    for _ in range(10):
+        w = 1.5 * w - 0.5 * w @ (w.T @ w)
+    return w
+
+
+# What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
+UNPULLED = {
+    "squashed": jnp.tanh,
+    "masked": lambda w: jnp.where(w > 0, w, 0.0),
+    "standardised, then multiplied": lambda w: _standardised(w) @ w.T @ w,
+    "cumulated": lambda w: jnp.cumsum(_standardised(w), axis=0),
+    "through bfloat16": lambda w: _standardised(w).astype(jnp.bfloat16).astype(jnp.float32),
+    "scaled along both": lambda w: w * w[:1] * w[:, :1],
+    "over the norm by power iterations": _power_iterations,
+    "orthonormalised": _orthonormalised,
+}
+
+
+@pytest.mark.parametrize("points", [1, 2])
+@pytest.mark.parametrize("name", UNPULLED)
+def test_what_is_computed_otherwise_falls_back(name, points):
+    loss = _loss(UNPULLED[name])
+    (row,) = dpoptax.explain(loss, [_normal(4, 5)], _DATA[0], points=points).rows
+    assert row.why == "computed on before it meets data in dot_general"
+
+
+def test_what_is_read_in_two_layouts_falls_back():
+    """Also where a part, a table or the transposed is read beside what is made of it."""
+    others = {
+        "transposed": lambda w, x: x @ w.T,
+        "part": lambda w, x: x[:, :2] @ w[:2],
+        "table": lambda w, x: x + w[jnp.argmax(x, -1)],
+    }
+    for other in others.values():
+        loss = lambda w, x: jnp.sum(jnp.sin(other(w, x) + x @ _standardised(w)))  # noqa: B023, E731
+        (row,) = dpoptax.explain(loss, _normal(4, 4), _DATA[0]).rows
+        assert row.why == "its uses overlap in different layouts"
+
+
+@pytest.mark.slow
+def test_several_uses_of_what_is_made_of_one_parameter():
+    def loss(params, x):
+        w, a, b = params
+        x = jnp.tanh(x @ _standardised(w)) + x @ (w + a @ b)
+        return jnp.sum(jnp.sin(x @ _standardised(w)))
+
+    params = [_normal(4, 4), _normal(4, 2, seed=1), _normal(2, 4, seed=2)]
+    assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()
+    points = dpoptax.gradient_points((), params)
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, _DATA)
+    close(got, want, tolerance=5e-4)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_magnitudes_of_parameters_do_not_matter(size):
+    """Squares of these leave the range of floats."""
+    loss = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - (w / size).mean(0))
+    params = [size * _normal(_ROWS, _COLUMNS)]
+    assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()
+    grad_fn = dpoptax.clipped_grad(loss, dpoptax.automatic_clip(1.0, gamma=0.0))
+    of_ones = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - w.mean(0))
+    want = dpoptax.clipped_grad(of_ones, dpoptax.automatic_clip(1.0, gamma=0.0))
+    (got,) = grad_fn(dpoptax.gradient_points((), params), _DATA).sum
+    params = [params[0] / size]
+    (want,) = want(dpoptax.gradient_points((), params), _DATA).sum
+    np.testing.assert_allclose(got, want, atol=1e-2)
+
+
+def test_no_number_where_the_derivative_has_none():
+    """A column of zeros: its norm has no derivative, and no example adds anything."""
+    loss = _loss(lambda w: w / jnp.linalg.norm(w, axis=0))
+    params = [_normal(_ROWS, _COLUMNS).at[:, 2].set(0.0)]
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0)), compiler_options=QUICK)
+    (total,) = grad_fn(dpoptax.gradient_points((), params), _DATA).sum
+    np.testing.assert_array_equal(total, jnp.zeros((_ROWS, _COLUMNS)))
+
+
+def test_the_bound_of_a_norm_is_above_the_norm():
+    """Terms that all but cancel the products: of a computed norm, half are too small."""
+    rng = np.random.default_rng(0)
+    rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
+    # One column of the kernel each: a basis, and what of the products lies along it.
+    basis = (rng.normal(size=(1, 4, 4)) / 4).astype(np.float32)
+    rows[:] = basis[0, :, 0]
+    basis[0] = basis[0, :, :1]
+    near = -columns.sum(axis=2)[:, :, None] * (1 + 2.0**-20 * rng.normal(size=(256, 1, 1, 4)))
+    weights = near.astype(np.float32)
+    exact = np.einsum("bktr,bktc->bkrc", *(x.astype(np.float64) for x in (rows, columns)))
+    exact = exact + basis.astype(np.float64) * weights
+    absolute = (np.linalg.norm(rows, axis=-1) * np.linalg.norm(columns, axis=-1)).sum((1, 2))
+    absolute += np.sqrt(np.sum((basis.astype(np.float64) * weights) ** 2, axis=(1, 2, 3)))
+
+    @jax.jit
+    def measured(rows, columns, basis, weights):
+        outer = OuterSum(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
+        held, *scale = assemble_gradients([outer], [FixedTerm(basis, weights)], None)
+        return *scale, *measure_terms(held, (1, 4, 4))
+
+    exponent, finite, square, found = measured(rows, columns, basis[0], weights[:, 0])
+    assert finite.all()
+    unit = 2.0 ** np.asarray(exponent, np.float64)
+    assert (np.asarray(square, np.float64) * unit**2 >= np.sum(exact**2, axis=(1, 2, 3))).all()
+    assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("differences", [False, True])
+def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
+    """Two points whose products all but cancel, and whose terms do; each has its own scale."""
+    rng = np.random.default_rng(0)
+
+    def near(x):
+        return (-x * (1 + 2.0**-20 * rng.normal(size=x.shape))).astype(np.float32)
+
+    rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
+    bases = rng.normal(size=(2, 4, 4)).astype(np.float32) / 4
+    bases[1] = -near(bases[0])
+    weights = rng.normal(size=(256, 1, 4)).astype(np.float32) / 4
+    scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
+    sides = [(rows, columns), (-near(rows), near(columns))]
+    outers = [
+        OuterSum(
+            factor_products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale)
+        )
+        for pair, scale in zip(sides, scales, strict=True)
+    ]
+    terms = [
+        FixedTerm(jnp.asarray(bases[0]), weights),
+        FixedTerm(jnp.asarray(bases[1]), near(weights)),
+    ]
+    if differences:
+        outers = point_differences._join_outers(tuple(outers))
+        terms = point_differences._join_terms(tuple(terms))
+    found, _, finite = assemble_gradients(outers, terms, None)
+    # The gradient is what is held.
+    exact = np.zeros((256, 1, 4, 4))
+    absolute = np.zeros(256)
+    for segment in found.segments:
+        r, c = (np.asarray(x, np.float64) for x in segment)
+        exact += np.einsum("bktr,bktc->bkrc", r, c)
+        absolute += (np.linalg.norm(r, axis=-1) * np.linalg.norm(c, axis=-1)).sum((1, 2))
+    for term in found.terms:
+        part = np.asarray(term.basis, np.float64) * np.asarray(term.weights, np.float64)
+        exact += part
+        absolute += np.sqrt(np.sum(part**2, axis=(1, 2, 3)))
+    norms = np.sqrt(np.sum(exact**2, axis=(1, 2, 3)))
+    square, bound = measure_terms(found, (1, 4, 4))
+    assert finite.all()
+    assert differences or (norms < 1e-4 * absolute).all()
+    assert (np.sqrt(np.asarray(square, np.float64)) >= norms).all()
+    assert (np.asarray(bound, np.float64) >= absolute * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("points", [1, 2])
+@pytest.mark.parametrize(
+    "model",
+    [WideResNet(3, depth=10, width=1), VisionTransformer(3, width=8, depth=1, heads=2)],
+    ids=lambda model: type(model).__name__,
+)
+def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model, points):
+    image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+    loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731
+    assert dpoptax.explain(loss, params, image, points=points).fallbacks == ()

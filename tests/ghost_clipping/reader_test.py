@@ -1,0 +1,322 @@
+"""What a traced loss may hold: book-keeping reads it as `jax.grad` does, or refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import dpoptax
+from tests.ghost_clipping.bookkeeping_test import both, close
+from tests.ghost_clipping.reader_random_test import bounded
+from tests.networks import Network
+
+pytestmark = pytest.mark.usefixtures("no_room")
+
+_NORMED = dpoptax.normalized_clip(0.5)
+_FLOAT8 = jnp.float8_e4m3fn
+_PROGRAMS = {}
+
+
+def _normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+_DATA = _normal(5, 3, 4, seed=1)
+_IDS = jnp.array([[0, 7, 2], [1, -9, 3], [-1, 0, 1], [4, 5, 0], [3, 3, 3]])
+
+
+def _program(batch, **params):
+    """Registers a loss of parameters drawn by shape, or given, on a batch."""
+
+    def register(loss):
+        drawn = {k: _normal(*p, seed=7) if isinstance(p, tuple) else p for k, p in params.items()}
+        _PROGRAMS[loss.__name__.strip("_")] = (loss, drawn, batch)
+        return loss
+
+    return register
+
+
+@_program(_DATA, w=5 * _normal(4, 4), v=(4, 4))
+def _weights_cast_to_integers_are_frozen(p, x):
+    return jnp.sum(jnp.sin(x @ p["w"].astype(jnp.int8).astype(jnp.float32) @ p["v"]))
+
+
+@_program(_DATA, w=(4, 4), v=(4, 4))
+def _weights_rounded_to_few_bits(p, x):
+    narrow = lax.reduce_precision(p["w"], 4, 3) + p["v"].astype(_FLOAT8).astype(jnp.float32)
+    return jnp.sum(jnp.sin(x @ narrow) @ narrow)
+
+
+@_program(_DATA, w=(4, 4), v=(4, 4))
+def _copies_and_names_and_casts(p, x):
+    w = checkpoint_name(jnp.copy(p["w"]), "w")
+    v = lax.optimization_barrier(lax.reduce_precision(p["v"], 8, 23))
+    return jnp.sum(jnp.sin(x @ w) @ v + lax.stop_gradient(x @ v))
+
+
+@_program(_DATA, w=(4, 4))
+def _nonlinear_custom_vjp_of_a_parameter_used_twice(p, x):
+    w = bounded(p["w"])
+    return jnp.sum(jnp.sin(x @ w) @ w.T)
+
+
+@_program(_DATA, w=(4, 4))
+def _nonlinear_custom_vjp_used_in_sight_and_out_of_sight(p, x):
+    w = bounded(p["w"])
+    return jnp.sum(jnp.sin(x @ w) * w[0] ** 2)
+
+
+@_program(_DATA, w=(4, 4))
+def _nonlinear_custom_vjp_inside_another_operation(p, x):
+    w = lax.cond(p["w"][0, 0] > 9, lambda w: w, bounded, p["w"])
+    return jnp.sum(jnp.sin(x @ w) @ w)
+
+
+@_program(_IDS, w=(4, 6), v=(6,))
+def _index_outside_the_table(p, ids):
+    return jnp.sum(jnp.sin(p["w"][ids] + p["v"]))
+
+
+def _at(mode, **options):
+    def loss(p, ids):
+        rows = p["w"].at[ids].get(mode=mode, **options)
+        columns = p["w"].at[:, ids].get(mode=mode, **options)
+        return jnp.sum(jnp.sin(rows + p["v"])) + jnp.sum(columns**2)
+
+    return loss
+
+
+for _mode in ("clip", "drop", "promise_in_bounds"):
+    _PROGRAMS[f"index_outside_by_{_mode}"] = (
+        _at(_mode),
+        {"w": _normal(4, 6), "v": _normal(6)},
+        _IDS,
+    )
+_PROGRAMS["index_outside_by_fill"] = (
+    _at("fill", fill_value=0.5),
+    {"w": _normal(4, 6), "v": _normal(6)},
+    _IDS,
+)
+
+
+@_program(_IDS.astype(jnp.uint8), w=(300, 2))
+def _index_narrower_than_the_table(p, ids):
+    return jnp.sum(jnp.sin(p["w"].at[ids].get(mode="fill", fill_value=0.0)))
+
+
+@_program(_IDS[:, 0], w=(4, 6))
+def _slice_outside_the_table(p, start):
+    return jnp.sum(jnp.sin(lax.dynamic_slice(p["w"], (start, 0), (1, 6))))
+
+
+@_program(_DATA, w=(4, 4))
+def _entry_added_to_data(p, x):
+    return jnp.sum(jnp.sin(x @ p["w"] - p["w"][0, 0]))
+
+
+@_program(_DATA[:, 0], w=(4,))
+def _entry_of_a_vector_added_to_data(p, x):
+    return jnp.sum(jnp.sin(x + p["w"][0])) + jnp.sin(x[0] + p["w"][1])
+
+
+@_program(_DATA, w=(4, 4))
+def _parameter_printed(p, x):
+    jax.debug.callback(lambda _: None, p["w"])
+    jax.debug.callback(lambda *_: None, p["w"], x)
+    return jnp.sum(jnp.sin(x @ p["w"]))
+
+
+@_program(_DATA, w=(4, 4), v=(4, 4))
+def _complex_inside(p, x):
+    phase = jnp.real((1j * p["w"]) * (1 - 2j))
+    return jnp.sum(jnp.sin(x @ phase)) + jnp.sum(jnp.abs(jnp.exp(1j * x) @ (1j * p["v"])))
+
+
+@_program(_DATA, w=(4, 4), none=(4, 0), nothing=(0, 4), empty=(0,))
+def _empty_leaves(p, x):
+    beside = jnp.concatenate([p["nothing"], x]) + jnp.sum(x @ p["none"])
+    return (
+        jnp.sum(jnp.sin(beside @ p["w"])) + jnp.sum(p["empty"]) + jnp.sum(x[:, :0] @ p["nothing"])
+    )
+
+
+@_program(_DATA[:, :0], w=(4, 4), v=(4, 4), e=(4, 4), h=(4,))
+def _sequence_of_length_zero(p, x):
+    last = lax.scan(lambda c, r: (jnp.tanh(c @ p["w"] + r), c), p["h"], x)[0]
+    ids = x[:, 0].astype(jnp.int32)
+    return jnp.sum(jnp.sin(x @ p["v"])) + jnp.sum(jnp.sin(p["e"][ids] @ p["v"])) + jnp.sum(last**2)
+
+
+@_program(_DATA, w=(4, 4), v=(4, 4))
+def _float8_operands(p, x):
+    dims = (((1,), (0,)), ((), ()))
+    x, w = x.astype(_FLOAT8), p["w"].astype(_FLOAT8)
+    return jnp.sum(
+        jnp.sin(lax.dot_general(x, w, dims, preferred_element_type=jnp.float32)) @ p["v"]
+    )
+
+
+@_program((3 * _DATA).astype(jnp.int8), w=(4, 4))
+def _integer_data_against_weights(p, x):
+    dims = (((1,), (0,)), ((), ()))
+    return jnp.sum(jnp.sin(lax.dot_general(x, p["w"], dims, preferred_element_type=jnp.float32)))
+
+
+@_program(_DATA, w=(4, 4), h=(4,), unused=(3,))
+def _what_reaches_no_gradient(p, x):
+    shown, kept = lax.scan(lambda c, r: ((jnp.tanh(c[0] @ p["w"]), p["h"]), r), (x[0], x[1]), x)
+    rounded = jnp.round(jnp.sum(shown[0] * p["unused"][0]))
+    return jnp.sum(jnp.sin(shown[0])) + rounded + lax.stop_gradient(jnp.sum(kept * shown[1]))
+
+
+@_program(_DATA, w=(4, 4), v=(4, 4), b=(4,))
+def _what_references_hold(p, x):
+    total, last = jax.new_ref(p["b"]), jax.new_ref(jnp.zeros(4))
+
+    def step(_, row):
+        total[...] += jnp.tanh(row @ p["w"])
+        last[0] = total[1] * p["v"][0, 0]
+        return None, total[...]
+
+    sums = lax.scan(step, None, x)[1]
+    return jnp.sum(jnp.sin(sums @ p["v"])) + jnp.sum(last[...] @ p["w"])
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_reads(name):
+    loss, params, batch = _PROGRAMS[name]
+    points = dpoptax.gradient_points((), params)
+    close(*both(Network(loss, None, None), _NORMED, points, batch))
+
+
+@pytest.mark.parametrize("name", ["parameter_printed", "complex_inside", "float8_operands"])
+def test_reads_at_two_points_and_along_a_tangent(name):
+    loss, params, batch = _PROGRAMS[name]
+    other = jax.tree.map(jnp.sin, params)
+    points = dpoptax.GradientPoints((params, other), (0.7, 0.3), other)
+    close(*both(Network(loss, None, None), _NORMED, points, batch))
+
+
+def test_tangent_through_a_custom_vjp_on_weights():
+    def loss(w, x):
+        w = bounded(w)
+        return jnp.sum(jnp.sin(x @ w)) + jnp.sum(x @ lax.stop_gradient(bounded(2 * w)))
+
+    w = _normal(4, 4)
+    points = dpoptax.GradientPoints((w,), (1.0,), jnp.cos(w))
+    close(*both(Network(loss, None, None), _NORMED, points, _DATA))
+
+
+def _infinite_where_it_does_not_count(p, x):
+    large = jnp.exp(jnp.abs(x @ p["w"]))
+    beside = large @ p["v"]
+    seen, _ = jax.checkpoint(lambda large: (jnp.sum(large @ p["v"]), large))(large)
+    carried, _ = lax.scan(
+        lambda c, r: ((c[0] + r @ p["w"], c[1] + large[0] @ p["w"]), None),
+        (x[0], x[0]),
+        x / 1e30,
+    )
+    stopped = jnp.isfinite(jnp.sum(lax.stop_gradient(beside)))
+    loss = jnp.sum(jnp.sin(carried[0] / 1e30 + p["b"])) + jnp.where(stopped, 0.1, 0.2)
+    return loss, (beside, seen, carried[1])
+
+
+def test_infinite_activation_that_reaches_only_aux_counts():
+    params = {"w": _normal(4, 4), "v": _normal(4, 4), "b": _normal(4)}
+    points = dpoptax.gradient_points((), params)
+
+    def total(method):
+        grad_fn = dpoptax.clipped_grad(
+            _infinite_where_it_does_not_count, _NORMED, has_aux=True, method=method
+        )
+        return grad_fn(points, batch)
+
+    batch = _DATA.at[1].set(1e30)
+    (got, aux), (want, want_aux) = total("auto"), total("vmap")
+    assert not np.all(np.isfinite(aux[0]))
+    jax.tree.map(np.testing.assert_array_equal, aux, want_aux)
+    close(got.sum, want.sum)
+    assert np.any(np.abs(got.sum["b"]) > 0.5)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_empty_batch_gives_zeros(microbatch_size):
+    def loss(p, x):
+        kept = lax.scan(lambda c, r: (jnp.tanh(c @ p["w"] + r), None), p["h"], x * p["b"])[0]
+        return jnp.sum(kept), kept
+
+    params = {"w": _normal(4, 4), "h": _normal(4), "b": _normal(4)}
+    grad_fn = dpoptax.clipped_grad(loss, _NORMED, has_aux=True, microbatch_size=microbatch_size)
+    total, aux = grad_fn(dpoptax.gradient_points((), params), _DATA[:0])
+    jax.tree.map(np.testing.assert_array_equal, total.sum, jax.tree.map(jnp.zeros_like, params))
+    assert aux.shape == (0, 4)
+
+
+@pytest.mark.parametrize("clip", [_NORMED, dpoptax.per_layer_clip(0.5)])
+def test_float32_beside_float64(clip):
+    def loss(p, x):
+        x, ids = x
+        hidden = jnp.sin(x @ p["w"] + p["b"] + p["e"].at[ids].get(mode="fill", fill_value=0.0))
+        return jnp.sum(jnp.sin(hidden @ p["v"] + p["c"]))
+
+    with jax.enable_x64(True):
+        wide = functools.partial(jnp.asarray, dtype=jnp.float64)
+        params = {"w": (4, 4), "b": (4,), "v": (4, 3), "c": (3,), "e": (4, 4)}
+        params = {k: _normal(*shape, seed=3) for k, shape in params.items()}
+        params |= {k: wide(params[k]) for k in ("b", "v")}
+        ids = jnp.array([[0, 2**32, 1], [2, 3, 2**32 + 1], [3, 2**62, -1]])
+        points = dpoptax.gradient_points((), params)
+        got, want = both(Network(loss, None, None), clip, points, (_DATA[:3], ids))
+        assert got["b"].dtype == got["v"].dtype == jnp.float64
+        close(*jax.tree.map(lambda x: x.astype(jnp.float32), (got, want)))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (jnp.ones((4, 4), jnp.int8), r"\['w'\] of dtype int8 has no gradient"),
+        (jnp.ones((4, 4), jnp.complex64), "complex64 cannot be clipped: hold its real"),
+        (jnp.ones((4, 4), _FLOAT8), "float8_e4m3fn is too narrow for a gradient"),
+    ],
+)
+def test_parameters_that_cannot_be_clipped_are_refused(method, leaf, message):
+    def loss(p, x):
+        return jnp.sum(jnp.abs(x @ p["w"].astype(jnp.complex64) @ p["v"]))
+
+    params = {"w": leaf, "v": _normal(4, 4)}
+    grad_fn = dpoptax.clipped_grad(loss, _NORMED, method=method)
+    with pytest.raises(TypeError, match=message):
+        grad_fn(dpoptax.gradient_points((), params), _DATA)
+    with pytest.raises(TypeError, match=message):
+        dpoptax.explain(loss, params, _DATA[0])
+
+
+def test_gradients_by_scales_whose_product_leaves_the_range_of_floats_add_zero():
+    def loss(p, x):
+        return jnp.sum(x @ (1e-15 * p["near"])) + jnp.sum(x @ (1e30 * (1e30 * p["far"])))
+
+    params = {"near": _normal(4, 4), "far": _normal(4, 4)}
+    assert not dpoptax.explain(loss, params, _DATA[0]).fallbacks
+    points, batch = dpoptax.gradient_points((), params), _DATA[0][None]
+    for method in ("auto", "vmap"):
+        total = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method)(points, batch).sum
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(total))
+
+
+def test_explain_names_what_is_not_linear():
+    def loss(p, x):
+        return jnp.sum(jnp.sin(x @ bounded(p["w"])) @ p["v"]), x @ p["beside"]
+
+    params = {"w": _normal(4, 4), "v": _normal(4, 4), "beside": _normal(4, 4)}
+    rows = dpoptax.explain(loss, params, _DATA[0], has_aux=True).rows
+    assert {row.parameter: row.why for row in rows} == {
+        "['beside']": "",
+        "['v']": "",
+        "['w']": "meets data in custom_vjp_call",
+    }
+    assert rows[0].rule == "zero"

@@ -1,0 +1,317 @@
+"""Adaptive clipping: the threshold finds its quantile, and the pair costs one release."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax._clip.clip_per_example import sum_clipped
+from tests import helpers
+from tests.ghost_clipping import bookkeeping_test
+from tests.networks import NETWORKS
+
+pytestmark = pytest.mark.usefixtures("no_room")
+
+KEY = jax.random.key(0)
+
+
+def _stage(clip, *, noise_multiplier=0.0, batch_size=8, key=KEY):
+    return dpoptax.adaptive_gaussian_noise(
+        clip, noise_multiplier=noise_multiplier, batch_size=batch_size, key=key
+    )
+
+
+def _sum(clip, grads, threshold, mask=None):
+    reference = jnp.asarray(threshold, jnp.float32)
+    return dpoptax.extend.trust_clipped(sum_clipped(clip, grads, mask, reference), clip, reference)
+
+
+def andrew(gradients, *, threshold, quantile, learning_rate):
+    """Andrew et al. 2021, Algorithm 1, without noise: the means and thresholds of every round."""
+    means, thresholds = [], [threshold]
+    for batch in gradients:
+        norms = np.linalg.norm(batch, axis=1)
+        clipped = batch * np.minimum(1.0, threshold / norms)[:, None]
+        share = np.mean(norms <= threshold)  # b̃^t
+        means.append(clipped.mean(axis=0))
+        threshold = threshold * np.exp(-learning_rate * (share - quantile))
+        thresholds.append(threshold)
+    return np.array(means), np.array(thresholds)
+
+
+def test_follows_the_published_algorithm():
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(50, 8, 5)) * rng.lognormal(size=(50, 8, 1))
+    want, thresholds = andrew(gradients, threshold=0.1, quantile=0.7, learning_rate=0.2)
+    clip = dpoptax.adaptive_clip(0.1, quantile=0.7, learning_rate=0.2, count_share=0.03)
+    tx = _stage(clip)
+    state = tx.init(jnp.zeros(5))
+
+    @jax.jit
+    def step(state, grads):
+        return tx.update(_sum(clip, grads, state.threshold.reference), state)
+
+    for t, batch in enumerate(gradients):
+        np.testing.assert_allclose(state.threshold.reference, thresholds[t], rtol=1e-5)
+        mean, state = step(state, jnp.asarray(batch, jnp.float32))
+        np.testing.assert_allclose(mean, want[t], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("start", [1e-4, 1e4])
+def test_the_threshold_finds_its_quantile_from_anywhere(quantile, start):
+    norms = np.random.default_rng(1).lognormal(size=400)
+    grads = jnp.asarray(norms[:, None] * [0.6, 0.8], jnp.float32)
+    clip = dpoptax.adaptive_clip(start, quantile=quantile)
+    tx = _stage(clip, noise_multiplier=1.0, batch_size=400)
+
+    def step(state, _):
+        _, state = tx.update(_sum(clip, grads, state.threshold.reference), state)
+        return state, None
+
+    state = jax.jit(lambda s: jax.lax.scan(step, s, length=600)[0])(tx.init(jnp.zeros(2)))
+    share = np.mean(norms <= float(state.threshold.reference))
+    assert abs(share - quantile) < 0.04
+
+
+def test_noise_has_the_scales_of_the_paper():
+    sigma, share, batch_size, threshold = 1.5, 0.04, 10, 0.3
+    clip = dpoptax.adaptive_clip(threshold, count_share=share, learning_rate=1e-3)
+    rows, nobody = np.zeros((1, 20_000), np.float32), np.zeros(1, bool)
+    empty = jax.jit(lambda rows, mask: _sum(clip, rows, threshold, mask))(rows, nobody)
+
+    @jax.jit
+    @jax.vmap
+    def releases(seed):
+        tx = _stage(clip, noise_multiplier=sigma, batch_size=batch_size, key=jax.random.key(seed))
+        mean, state = tx.update(empty, tx.init(jnp.zeros(20_000)))
+        return jnp.std(mean), jnp.log(state.threshold.reference / threshold) / -1e-3
+
+    stds, shares = releases(jnp.arange(400))
+    sigma_b = sigma / (2 * share**0.5)
+    z_delta = (sigma**-2 - (2 * sigma_b) ** -2) ** -0.5
+    np.testing.assert_allclose(np.mean(stds), z_delta * threshold / batch_size, rtol=5e-3)
+    np.testing.assert_allclose(np.mean(shares), 0.0, atol=4 * sigma_b / batch_size / 20)
+    np.testing.assert_allclose(np.std(shares), sigma_b / batch_size, rtol=0.15)
+
+
+def test_the_ledger_states_the_joint_cost():
+    clip = dpoptax.adaptive_clip(0.1, count_share=0.04)
+    tx = optax.chain(_stage(clip, noise_multiplier=1.5), optax.sgd(0.1))
+    (ledger,) = dpoptax.ledgers(tx.init(jnp.zeros(3)))
+    assert ledger.mechanism == dpoptax.extend.Mechanism(1.5, 8)
+    gradient_multiplier = 1.5 / (1 - 0.04) ** 0.5
+    count_multiplier = 2 * 1.5 / (2 * 0.04**0.5)  # over the sensitivity 1/2 of the centred count
+    joint = (gradient_multiplier**-2 + count_multiplier**-2) ** -0.5
+    np.testing.assert_allclose(ledger.mechanism.noise_multiplier, joint, rtol=1e-12)
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 0.3, 1e9])
+def test_no_example_adds_more_than_one_in_gradient_and_count_together(threshold):
+    clip = dpoptax.adaptive_clip(0.1, count_share=0.1)
+    rng = np.random.default_rng(2)
+    scales = 10.0 ** np.arange(-44, 38)[:, None, None]
+    grads = jnp.asarray(rng.normal(size=(82, 1, 4)) * scales, jnp.float32)
+    reference = jnp.float32(threshold)
+    totals = jax.jit(jax.vmap(lambda g: sum_clipped(clip, g, None, reference)))(grads)
+    norms = np.sqrt(np.sum(np.square(totals.gradient), axis=1) + np.square(totals.count))
+    assert np.isfinite(norms).all()
+    assert norms.max() <= 1 + 1e-6
+    assert norms.max() > 0.999
+    exact = np.linalg.norm(np.asarray(grads, np.float64)[:, 0], axis=1) <= threshold
+    np.testing.assert_array_equal(totals.count > 0, exact)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_non_finite_and_masked_examples_are_not_counted(bad):
+    clip = dpoptax.adaptive_clip(0.1)
+    grads = jnp.array([[bad, 1.0], [3.0, 4.0]])
+    mask = np.array([True, False])
+    total = jax.jit(lambda *of: sum_clipped(clip, *of))(grads, mask, np.float32(0.1))
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
+
+
+def test_a_training_loop_moves_a_hopeless_threshold():
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 32)
+    clip = dpoptax.adaptive_clip(1e-6, learning_rate=0.5)
+    tx = optax.chain(_stage(clip, noise_multiplier=0.5, batch_size=32), optax.sgd(0.1))
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=8)
+
+    @jax.jit
+    def run(params, state):
+        def step(carry, _):
+            params, state = carry
+            clipped = grad_fn(dpoptax.gradient_points(state, params), batch)
+            updates, state = tx.update(clipped, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, state), length=80)[0]
+
+    params, state = run(params, tx.init(params))
+
+    @jax.jit
+    def norms_at(params):
+        per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, batch)
+        return jax.vmap(optax.tree.norm)(per_example)
+
+    threshold = float(state[0].threshold.reference)
+    low, high = np.quantile(norms_at(params), (0.15, 0.85))
+    assert low < threshold < high
+    assert dpoptax.ledgers(state)[0].releases == 80
+
+
+@pytest.mark.parametrize("name", helpers.slow_but(("mlp",), ("mlp", "tied_embeddings")))
+def test_norms_from_book_keeping_give_the_same_pair(name):
+    network = NETWORKS[name]
+    batch = network.batch(2, 6)
+    points = bookkeeping_test.points_of(network, 2)
+    wide = dpoptax.adaptive_clip(1e6, count_share=0.5)
+    mask = jnp.array([True, False, True, True, True, True])
+    for threshold in (1e-9, _middle_norm(network, points, batch), 1e9):
+        at = dataclasses.replace(points, reference=jnp.float32(threshold))
+        got, want = bookkeeping_test.both(network, wide, at, batch, mask)
+        assert isinstance(got, dpoptax.extend.CountedGradient)
+        bookkeeping_test.close(got, want)
+    assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, without the masked
+
+
+def _middle_norm(network, points, batch):
+    """Half of the gradients that count are longer, and none is near."""
+
+    def norm(example, key):
+        args = (example, key) if network.keyed else (example,)
+        grads = [jax.grad(network.loss)(point, *args) for point in points.points]
+        total = jax.tree.map(lambda *g: sum(map(jnp.multiply, points.weights, g)), *grads)
+        return optax.tree.norm(total)
+
+    keys = jax.random.split(jax.random.key(7), 6)
+    options = bookkeeping_test.QUICK
+    norms = np.sort(jax.jit(jax.vmap(norm), compiler_options=options)(batch, keys))
+    return float(norms[2:4].mean())
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_book_keeping_counts_extreme_and_broken_examples_as_the_reference_does(scale):
+    clip = dpoptax.adaptive_clip(0.1, count_share=0.5)
+    params = helpers.mlp_params(0)
+    x, y = helpers.mlp_batch(0, 6)
+    x = x.at[1].set(jnp.nan).at[2].multiply(scale)
+    points = dataclasses.replace(dpoptax.gradient_points((), params), reference=jnp.float32(0.8))
+    sums = [
+        dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=4)(
+            points, (x, y)
+        ).sum
+        for method in ("auto", "vmap")
+    ]
+    bookkeeping_test.close(*sums)
+    signs = float(sums[0].count) / clip.count_share**0.5
+    assert signs == pytest.approx(round(signs), abs=1e-5)
+    assert round(signs) % 2 == 1  # five examples
+
+
+def test_counts_of_more_examples_than_are_added_exactly_are_refused():
+    """What one changes in their rounding is in no bound; formed, it is in that of the sum."""
+    clip = dpoptax.adaptive_clip(0.1)
+    batch = jax.ShapeDtypeStruct((2**16 + 1, 2), jnp.float32)
+    points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(0.1))
+
+    def total(batch, **options):
+        grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip, **options)
+        return grad_fn(points, batch).sum
+
+    with pytest.raises(ValueError, match="exactly, and this batch has 65537"):
+        jax.eval_shape(lambda batch: total(batch, microbatch_size=2**10), batch)
+    jax.eval_shape(lambda batch: total(batch, method="vmap"), batch)
+
+
+def test_no_per_example_gradient_is_formed():
+    clip = dpoptax.adaptive_clip(0.1)
+    weights, batch = jnp.zeros((300, 200)), (jnp.ones((64, 300)), jnp.ones((64, 200)))
+    points = dataclasses.replace(dpoptax.gradient_points((), weights), reference=jnp.float32(1.0))
+
+    def memory(method):
+        grad_fn = dpoptax.clipped_grad(
+            lambda w, e: jnp.sum(jnp.tanh(e[0] @ w) * e[1]), clip, method=method
+        )
+        compiled = jax.jit(grad_fn).lower(points, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert memory("auto") < 64 * 300 * 200 * 4 / 4 < memory("vmap")
+
+
+def test_per_example_stages_refuse_a_threshold_that_they_cannot_know():
+    clip = dpoptax.adaptive_clip(0.1)
+    with pytest.raises(ValueError, match=r"clipped_grad.*adaptive_gaussian_noise"):
+        dpoptax.clip_and_noise(clip, noise_multiplier=1.0, batch_size=2, key=KEY)
+    with pytest.raises(ValueError, match="must not follow a threshold"):
+        dpoptax.extend.clip_per_example(clip)
+
+
+def test_bfloat16_parameters_get_bfloat16_updates():
+    clip = dpoptax.adaptive_clip(0.1)
+    params = jnp.zeros(3, jnp.bfloat16)
+    tx, rows = _stage(clip), jnp.ones((2, 3), jnp.bfloat16)
+    mean, _ = jax.jit(lambda rows: tx.update(_sum(clip, rows, 0.1), tx.init(params), params))(rows)
+    assert mean.dtype == jnp.bfloat16
+
+
+def test_missing_and_foreign_thresholds_are_named():
+    clip = dpoptax.adaptive_clip(0.1)
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
+    params, batch = jnp.zeros(3), jnp.ones((2, 3))
+    plain = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=2, key=KEY).init(params)
+    with pytest.raises(ValueError, match=r"needs the threshold.*adaptive_gaussian_noise"):
+        grad_fn(dpoptax.gradient_points(plain, params), batch)
+    followed = dpoptax.extend.track_reference().init(params)
+    with pytest.raises(ValueError, match="needs the threshold"):
+        grad_fn(dpoptax.gradient_points(followed, params), batch)
+    tx = _stage(dpoptax.adaptive_clip(0.2))
+    with pytest.raises(TypeError, match="same `adaptive_clip`"):
+        tx.update(_sum(clip, batch, 0.1), tx.init(params))
+    with pytest.raises(TypeError, match="needs a `ClippedSum`"):
+        tx.update(params, tx.init(params))
+    with pytest.raises(TypeError, match=r"must be a `dpoptax\.adaptive_clip"):
+        _stage(dpoptax.l2_clip(1.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantile": 1.5}, "`quantile` must .* got 1.5"),
+        ({"count_share": 0.0}, "`count_share` must .* got 0"),
+        ({"count_share": 1.0}, "`count_share` must .* got 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0"),
+        ({"initial_l2_clip_norm": -1.0}, "initial_l2_clip_norm=-1"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        dpoptax.adaptive_clip(**{"initial_l2_clip_norm": 0.1, **change})
+
+
+def test_in_fixed_point_what_is_released_is_on_a_grid():
+    clip = dpoptax.adaptive_clip(0.5, count_share=0.04)
+    release = {"noise_multiplier": 1.5, "batch_size": 4.0}
+    step = dpoptax.extend.fixed_point_grid(clip, **release)
+    params, threshold = jnp.zeros(2000), jnp.float32(0.5)
+    pair = dpoptax.extend.CountedGradient(jnp.linspace(-1 / 3, 1 / 3, 2000), jnp.float32(-0.3))
+    for fixed_point in (False, True):
+        tx = dpoptax.adaptive_gaussian_noise(
+            clip, **release, key=jax.random.key(0), fixed_point=fixed_point
+        )
+        state = tx.init(params)
+        mean, state = tx.update(dpoptax.extend.trust_clipped(pair, clip, threshold), state, params)
+        total = np.asarray(mean) * math.sqrt(1 - clip.count_share) / 0.5 * 4
+        on_grid = np.abs(total / step - np.rint(total / step)).max() < 0.3
+        assert on_grid == fixed_point
+        assert np.std(total - np.asarray(pair.gradient)) == pytest.approx(1.5, rel=0.06)
+        share = 0.5 - math.log(state.threshold.reference / 0.5) / 0.2
+        assert abs((2 * share - 1) * 0.2 * 4 - pair.count) < 6 * 1.5
+        (ledger,) = dpoptax.ledgers(state)
+        assert ledger.mechanism.fixed_point is fixed_point
+        assert ledger.releases == 1

@@ -1,0 +1,211 @@
+"""Imports run one way: each wing knows those below it, and none above."""
+
+import ast
+import functools
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
+# From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
+ORDER = (
+    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
+    "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
+    "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
+    "_information_flow", "auditing", "extend", "dpoptax",
+    "training.errors", "training.bars", "training.roles",
+    "training.cache_folder", "training.config_files", "training.data", "training",
+    "training.methods", "training.models", "training.config", "training.run",
+    "training.loop", "training.search", "training.audit",
+    "cli",
+)  # fmt: skip
+# Within `_ghost_clipping`, likewise.
+GHOST_CLIPPING_ORDER = (
+    "cost_model",
+    "trace",
+    "passes",
+    "norms",
+    "plan",
+    "sums",
+    "explain",
+    "second_moments",
+)
+# What is above the public names uses these and nothing private.
+PUBLIC_ONLY = ("training", "cli")
+# These folders of the repository are not installed. They may import all of dpoptax.
+NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
+
+
+def modules(root=ROOT):
+    """Source by dotted name, without the package's own: `_clip.clip`, `filters`, ``."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(p for p in parts if p != "__init__")] = path.read_text()
+    return found
+
+
+def wing(module):
+    """The room that a module is in."""
+    first, *rest = module.split(".")
+    if first == "training" and rest:
+        return f"training.{rest[0]}"
+    return first or "dpoptax"
+
+
+def imports(sources):
+    """Pairs (module, imported module) within the package, those for types alone left out."""
+    for module, source in sources.items():
+        for name in imported(source):
+            if name.split(".")[0] == "dpoptax":
+                inside = name.partition(".")[2]
+                while inside and inside not in sources:
+                    inside = inside.rpartition(".")[0]
+                yield module, inside
+
+
+@functools.cache
+def imported(source):
+    """Returns the names that a source imports, except those for types alone."""
+    tree, names = ast.parse(source), []
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
+
+
+def arrows_up(sources):
+    """Imports of a wing by one that is not above it."""
+    rank = {name: i for i, name in enumerate(ORDER)}
+    return [
+        f"{a or 'dpoptax'} imports {b or 'dpoptax'}"
+        for a, b in imports(sources)
+        if wing(a) != wing(b) and rank[wing(b)] >= rank[wing(a)]
+    ]
+
+
+def circle(sources):
+    """Modules that import each other in a circle, or None."""
+    below = {}
+    for a, b in imports(sources):
+        if a and b and a != b and not a.startswith(f"{b}."):
+            below.setdefault(a, set()).add(b)
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return None
+        path.append(module)
+        for other in sorted(below.get(module, ())):
+            if found := visit(other):
+                return found
+        path.pop()
+        done.add(module)
+        return None
+
+    return next(filter(None, map(visit, sorted(below))), None)
+
+
+def test_every_module_has_its_place():
+    assert {wing(module) for module in modules()} == set(ORDER)
+
+
+def test_no_import_runs_back_up():
+    assert arrows_up(modules()) == []
+
+
+def test_ghost_clipping_reads_in_one_direction():
+    folder = "_ghost_clipping."
+    ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
+    back = [
+        f"{a} imports {b}"
+        for a, b in imports(modules())
+        if a.startswith(folder)
+        and b.startswith(folder)
+        and ranks[a.split(".")[1]] < ranks[b.split(".")[1]]
+    ]
+    assert back == []
+
+
+def uninstalled(sources):
+    """Imports of what is not in the wheel."""
+    found = []
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            found += [
+                f"{module} imports {name}" for name in names if name.split(".")[0] in NOT_INSTALLED
+            ]
+    return found
+
+
+def test_the_package_imports_nothing_that_is_not_installed():
+    assert uninstalled(modules()) == []
+
+
+def test_an_import_of_an_experiment_is_found():
+    sources = {"cli.main": "def study():\n    from experiments.claims import catalog\n"}
+    assert uninstalled(sources) == ["cli.main imports experiments.claims"]
+
+
+def test_no_circle():
+    assert circle(modules()) is None
+
+
+def test_above_the_public_names_nothing_private_is_used():
+    private = [
+        f"{a} imports {b}"
+        for a, b in imports(modules())
+        if a.split(".")[0] in PUBLIC_ONLY and b.startswith("_")
+    ]
+    assert private == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("_clip.clip", "from dpoptax._noise.gaussian import gaussian_noise"),
+        ("_points", "from dpoptax import accounting"),
+        ("accounting", "def later():\n    from dpoptax.training import loop"),
+        ("sampling", "import dpoptax.matrix"),
+    ],
+)
+def test_an_arrow_that_runs_up_is_found(module, line):
+    sources = modules()
+    sources[module] += f"\n{line}\n"
+    assert len(arrows_up(sources)) == 1
+
+
+def test_a_circle_is_found():
+    sources = modules()
+    sources["_clip.clip"] += "\nfrom dpoptax._clip.clipping_functions import AutomaticClip\n"
+    assert {"_clip.clip", "_clip.clipping_functions"} <= set(circle(sources))
+
+
+def test_what_the_same_code_computed_depends_on_every_file_of_the_package(tmp_path, monkeypatch):
+    from dpoptax.training.run import records
+
+    for folder in ("_noise", "training/run"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file.py").write_text("")
+    monkeypatch.setattr("dpoptax.__path__", [str(tmp_path)])
+    before = records.source_sha256.__wrapped__()
+    (tmp_path / "_noise" / "file.py").write_text("changed = True")
+    assert records.source_sha256.__wrapped__() != before

@@ -1,0 +1,138 @@
+"""Tests that the documentation is true: code, the table of combinations, every public name."""
+
+import ast
+import contextlib
+import doctest
+import importlib
+import inspect
+import io
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
+# Pages that take seconds: Monte Carlo prices, two trainings of a table, models that compile slowly.
+LONG = (
+    "privacy/index.md",
+    "privacy/support.md",
+    "guides/batches.md",
+    "guides/clip.md",
+    "guides/correlated-noise.md",
+    "guides/gans.md",
+    "guides/maps.md",
+    "guides/norms.md",
+    "guides/schedules.md",
+    "guides/shrinkage.md",
+    "guides/tables.md",
+    "guides/users.md",
+    "examples/linen.md",
+    "examples/lora.md",
+    "examples/nnx.md",
+)
+MODULES = (
+    "dpoptax",
+    "dpoptax.accounting",
+    "dpoptax.auditing",
+    "dpoptax.contrib",
+    "dpoptax.extend",
+    "dpoptax.filters",
+    "dpoptax.matrix",
+    "dpoptax.sampling",
+    "dpoptax.accounting.selection",
+    "dpoptax.filters.spectrum",
+    "dpoptax.tables",
+    "dpoptax.users",
+)
+_FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+
+
+def _blocks(text):
+    """Returns the fenced blocks of a page: pairs of language and contents."""
+    return [
+        (language, textwrap.dedent(body).strip("\n")) for _, language, body in _FENCE.findall(text)
+    ]
+
+
+def _run(text, name):
+    """Runs the page's Python in order, and compares its output with the `text` blocks."""
+    namespace, printed, same = {"__name__": name}, "", doctest.OutputChecker().check_output
+    for language, body in _blocks(text):
+        if language == "text" and printed:
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            assert same(body + "\n", printed, flags), f"{name} prints\n{printed}not\n{body}"
+        printed = ""
+        if language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(body, name, "exec"), namespace)
+            printed = out.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.relative_to(DOCS).as_posix() in LONG))
+        for path in PAGES
+    ],
+    ids=lambda path: path.relative_to(DOCS).as_posix(),
+)
+def test_the_code_of_the_page_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _run(path.read_text("utf-8"), path.name)
+
+
+def test_a_page_that_prints_something_else_is_found():
+    with pytest.raises(AssertionError, match="prints"):
+        _run("```python\nprint(1)\n```\n\n```text\n2\n```\n", "planted")
+
+
+def test_the_loop_of_the_readme_runs():
+    blocks = _blocks((ROOT / "README.md").read_text("utf-8"))
+    _run("\n".join(f"```{language}\n{body}\n```" for language, body in blocks), "README.md")
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 100
+
+
+def _public_names(module):
+    """Returns the public names of a module: `__all__`, or names defined or imported in it."""
+    if hasattr(module, "__all__"):
+        return {name for name in module.__all__ if not inspect.ismodule(getattr(module, name))}
+    names = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {a.name for a in node.names if a.asname == a.name}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    public = {name for name in names if not name.startswith("_")}
+    return {name for name in public if not inspect.ismodule(getattr(module, name))}
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = [path.read_text("utf-8") for path in (DOCS / "api").glob("*.md")]
+    found = [name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
+    states = {name for name in found if "._" in name}  # on the page of the function they belong to
+    trainer = {name for name in found if name.startswith("dpoptax.training.")}
+    documented = [name for name in found if name not in {*MODULES, *states, *trainer}]
+    assert len(documented) == len(set(documented))
+    public = {
+        f"{name}.{member}"
+        for name in MODULES
+        for member in _public_names(importlib.import_module(name))
+    }
+    assert set(documented) == public
+
+
+@pytest.mark.slow
+def test_the_table_of_supported_combinations():
+    table = runpy.run_path(str(DOCS / "_tools" / "support_table.py"))
+    assert table["table_of_page"]() == table["support_table"]()

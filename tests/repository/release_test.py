@@ -1,0 +1,33 @@
+"""The metadata of a release: versions and addresses that are defined once."""
+
+import pathlib
+import re
+import tomllib
+
+import dpoptax
+
+ROOT = pathlib.Path(__file__).parents[2]
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+READ = ("*.md", "*.yml", "*.cff", "docs/**/*.md", "notebooks/*.ipynb", "dpoptax/**/*.py")
+
+
+def test_every_address_of_the_project_is_the_one_of_its_metadata():
+    hosts = re.compile(
+        r"https://[\w.]*(?:github|readthedocs)[\w.]*/(?:github/)?[\w./-]*dpoptax[\w./-]*"
+    )
+    allowed = tuple(url.split("//")[1] for url in URLS.values())
+    repository = URLS["Repository"].removeprefix("https://github.com/")
+    found = 0
+    for pattern in READ:
+        for path in ROOT.glob(pattern):
+            for address in hosts.findall(path.read_text()):
+                found += 1
+                assert repository in address or any(url in address for url in allowed), (
+                    path,
+                    address,
+                )
+    assert found > 3
+
+
+def test_the_version_is_that_of_the_installed_distribution():
+    assert re.match(r"\d+\.\d+", dpoptax.__version__)

@@ -1,0 +1,209 @@
+"""Minimum separation: who is drawn when, by exact counts, and what it costs without Monte Carlo."""
+
+import collections
+import dataclasses
+import itertools
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpoptax import accounting, matrix
+from dpoptax._pricing import monte_carlo
+from dpoptax.sampling import MinSeparationSampler
+from tests.helpers import event_epsilon
+from tests.pricing.monte_carlo_test import paths
+
+DELTA = 1e-5
+
+
+def drawn(sampler, start, steps):
+    """(steps, N) 0/1: who is in which step."""
+    found = np.zeros((steps, sampler.dataset_size), int)
+    for t in range(steps):
+        indices, mask = sampler.sample(start + t)
+        np.add.at(found[t], indices[mask], 1)
+    assert found.max() <= 1
+    return found
+
+
+def fits(counts, law):
+    """The p-value of counts of keys, those that are rare taken together."""
+    total = sum(counts.values())
+    assert set(counts) <= set(law)
+    often = [key for key in law if law[key] * total >= 5]
+    observed = np.array([counts[key] for key in often])
+    expected = np.array([law[key] * total for key in often])
+    if total - expected.sum() > 1e-6 * total:
+        observed = np.append(observed, total - observed.sum())
+        expected = np.append(expected, total - expected.sum())
+    return stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue
+
+
+class TestDraws:
+    @pytest.mark.parametrize(
+        ("size", "batch", "separation", "start", "steps"),
+        [
+            (12, 4, 3, 5, 3),
+            pytest.param(10, 4, 1, 0, 3, marks=pytest.mark.slow),
+            pytest.param(9, 2, 2, 13, 4, marks=pytest.mark.slow),
+            pytest.param(20, 4, 3, 0, 4, marks=pytest.mark.slow),
+        ],
+    )
+    def test_the_law_of_all_steps_is_the_chain_and_records_are_independent(
+        self, size, batch, separation, start, steps
+    ):
+        single, pairs = collections.Counter(), collections.Counter()
+        for seed in range(100):
+            sampler = MinSeparationSampler(size, batch, seed=seed, separation=separation)
+            names = [tuple(column) for column in drawn(sampler, start, steps).T.tolist()]
+            single.update(names)
+            pairs.update(zip(names[::2], names[1::2], strict=False))
+        law = paths(sampler.chain, steps)
+        assert sum(law.values()) == pytest.approx(1)
+        assert fits(single, law) > 1e-3
+        both = {(a, b): law[a] * law[b] for a, b in itertools.product(law, law)}
+        assert fits(pairs, both) > 1e-3
+        # Not the law of another separation.
+        other = MinSeparationSampler(size, batch, seed=0, separation=1 if separation > 1 else 2)
+        wrong = {x: 0.0 for x in law} | paths(other.chain, steps)
+        assert separation == 1 or fits(single, wrong) < 1e-6
+
+    def test_nobody_takes_part_twice_within_the_separation(self):
+        sampler = MinSeparationSampler(5000, 300, seed=2, separation=5)
+        found = drawn(sampler, 37, 40)
+        recent = np.array([found[t : t + 5].sum(axis=0).max() for t in range(36)])
+        assert recent.max() == 1
+        # A step's batch is binomial, with B on average, from the first step on.
+        sizes = found.sum(axis=1)
+        assert abs(sizes.mean() - 300) < 4 * math.sqrt(300)
+        # Large groups are in the order of a permutation: neighbours share no more than others.
+        shared = int((found[0, 1:] * found[0, :-1]).sum())
+        assert stats.binomtest(shared, 4999, 0.06**2).pvalue > 1e-3
+
+    def test_with_as_many_steps_as_batches_everyone_takes_part_in_each_cycle(self):
+        sampler = MinSeparationSampler(12, 3, seed=4, separation=4)
+        assert sampler.participation_probability == 1
+        found = drawn(sampler, 0, 12)
+        np.testing.assert_array_equal(found[:4].sum(axis=0), 1)
+        np.testing.assert_array_equal(found[:4], found[4:8])
+        np.testing.assert_array_equal(found[:4], found[8:])
+
+    def test_a_step_can_be_drawn_again_and_far_away(self):
+        sampler = MinSeparationSampler(50, 5, seed=1, separation=3)
+        far = 2**29 + 7
+        first = sampler.sample(far)
+        sampler.sample(0)
+        again = MinSeparationSampler(50, 5, seed=1, separation=3).sample(far)
+        np.testing.assert_array_equal(first.indices, again.indices)
+        np.testing.assert_array_equal(first.mask, again.mask)
+        assert len(first.mask) == sampler.padded_size
+        with pytest.raises(ValueError, match="is beyond the 1073741824 steps"):
+            sampler.sample(2**30)
+
+    @pytest.mark.slow
+    def test_draws_beyond_the_padding_are_cut_to_a_uniform_subset(self):
+        kept = np.zeros(24, int)
+        for seed in range(300):
+            cut = MinSeparationSampler(24, 6, seed=seed, separation=2, max_batch_size=6)
+            whole = MinSeparationSampler(24, 6, seed=seed, separation=2, max_batch_size=24)
+            (indices, mask), full = cut.sample(3), whole.sample(3)
+            assert set(indices[mask]) <= set(full.indices[full.mask])
+            assert mask.sum() == min(6, full.mask.sum())
+            kept[indices[mask]] += 1
+        assert stats.chisquare(kept).pvalue > 1e-3
+        expected = stats.binom.sf(6, 24, 0.25)
+        assert cut.describe()["overflow_probability"] == pytest.approx(expected)
+
+    def test_bad_arguments_are_named(self):
+        with pytest.raises(
+            ValueError, match="`separation` must be an integer of at least 1, got 0"
+        ):
+            MinSeparationSampler(40, 10, seed=0, separation=0)
+        with pytest.raises(ValueError, match="at most `dataset_size`, .* got 5 times 10"):
+            MinSeparationSampler(40, 10, seed=0, separation=5)
+
+
+class TestPrice:
+    def test_without_monte_carlo_it_is_poisson_sampling_with_the_chance_of_who_is_free(self):
+        sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
+        assert sampler.participation_probability == pytest.approx(50 / 850)
+        run = {"noise_multiplier": 1.0, "steps": 20, "delta": DELTA}
+        for accountant in ("pld", "rdp"):
+            found = accounting.epsilon(sampler=sampler, **run, accountant=accountant)
+            poisson = accounting.epsilon(
+                sampling_probability=50 / 850, **run, accountant=accountant
+            )
+            # A thousandth of δ is for batches that are cut.
+            assert poisson <= found < 1.001 * poisson
+        drawn = accounting.epsilon(sampler=sampler, **run, accountant="monte_carlo")
+        # Nor does rest make it better than the same number of participations by chance alone.
+        assert drawn <= accounting.epsilon(sampler=sampler, **run)
+
+    def test_a_full_batch_tells_more_than_the_chance_of_being_in_it(self):
+        """A record in it is there in another's place: an exact pair, against Poisson sampling."""
+        # Batches of one. All others add −1; the record adds 1, or zero where it is replaced. Drawn
+        # beside k others, with probability 0.01, it is kept with 1 / (k + 1).
+        k = np.arange(100)
+        others, kept = stats.binom.pmf(k, 99, 0.01), 1 / (k + 1)
+        y, step = np.linspace(-9, 10, 4001, retstep=True)
+        away = stats.norm.pdf(y[:, None], -np.minimum(k, 1)) @ (others * (1 - 0.01 * kept))
+        there = 0.01 * others @ kept
+        adding, replaced = (away + there * stats.norm.pdf(y, adds) for adds in (1, 0))
+        run = {"noise_multiplier": 1.0, "steps": 1, "delta": DELTA}
+        poisson = accounting.epsilon(sampling_probability=0.01, **run)
+        assert np.maximum(adding - math.exp(poisson) * replaced, 0).sum() * step > 2.5 * DELTA
+        full = MinSeparationSampler(100, 1, seed=0, separation=1, max_batch_size=1)
+        for accountant in ("pld", "rdp", "monte_carlo"):
+            with pytest.raises(ValueError, match="the sampler's largest batch is full"):
+                accounting.epsilon(sampler=full, **run, accountant=accountant)
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp", "monte_carlo"])
+    def test_batches_that_are_cut_are_taken_out_of_delta(self, accountant, monkeypatch):
+        # Draws of Monte Carlo depend on δ: with other draws ε differs by more than this does.
+        monkeypatch.setattr(
+            monte_carlo,
+            "epsilon_bound",
+            lambda run, delta, **_: event_epsilon(dpa.GaussianDpEvent(10.0), delta),
+        )
+        sampler = MinSeparationSampler(1000, 20, seed=0, separation=3, max_batch_size=48)
+        run = {"noise_multiplier": 1.0, "steps": 10, "delta": DELTA, "accountant": accountant}
+        paid = 10 * sampler.full_probability
+        assert 1e-7 < paid < 1e-6
+        found = accounting.epsilon(sampler=sampler, **run)
+        never = dataclasses.replace(sampler, max_batch_size=1000)
+        assert accounting.epsilon(sampler=never, **run) < found
+        want = accounting.epsilon(sampler=never, **{**run, "delta": DELTA - paid})
+        assert found == pytest.approx(want, rel=1e-12)
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_the_default_cut_does_not_matter_at_large_epsilons(self, accountant):
+        # By e^ε times the probability of a cut, δ was used up: an error.
+        sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
+        never = dataclasses.replace(sampler, max_batch_size=1000)
+        run = {"noise_multiplier": 0.3, "steps": 40, "delta": DELTA, "accountant": accountant}
+        found = accounting.epsilon(sampler=sampler, **run)
+        assert found > 40
+        assert found == pytest.approx(accounting.epsilon(sampler=never, **run), rel=1e-9)
+
+    def test_everyone_in_each_cycle_costs_at_most_the_gaussian_of_so_many(self):
+        sampler = MinSeparationSampler(40, 10, seed=0, separation=4)
+        run = {"noise_multiplier": 2.0, "steps": 10, "delta": DELTA, "sampler": sampler}
+        gaussian = event_epsilon(dpa.GaussianDpEvent(2.0 / math.sqrt(3)), DELTA)
+        assert accounting.epsilon(**run) == pytest.approx(gaussian, rel=1e-3)
+        assert accounting.epsilon(**run, accountant="monte_carlo") < 0.9 * gaussian
+
+    @pytest.mark.slow
+    def test_correlated_noise_costs_less_than_in_turns_of_groups_where_noise_is_little(self):
+        """As published: better than cyclic Poisson sampling where there is little noise."""
+        strategy = matrix.BandedToeplitz((1.0, 0.5, 0.25))
+        separated = MinSeparationSampler(120, 10, seed=0, separation=3)
+        turns = matrix.CyclicPoissonSampler(120, 10, seed=0, cycle_length=3)
+        run = {"noise_multiplier": 0.8, "steps": 24, "delta": DELTA}
+        cyclic = accounting.epsilon(sampler=strategy.under(turns), **run)
+        found = accounting.epsilon(
+            sampler=strategy.under(separated), **run, accountant="monte_carlo"
+        )
+        assert found < 0.95 * cyclic

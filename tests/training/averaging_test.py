@@ -1,0 +1,104 @@
+"""The average of the parameters: its recursion, and that it is what a run evaluates and keeps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpoptax.training import models
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import NonPrivate
+from dpoptax.training.run.averaging import average_params, averaged
+from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.evaluation import Evaluator
+from dpoptax.training.run.seeds import Keys
+from tests.training import resume_test
+from tests.training.trainer_methods_test import run, tiny
+
+GIVEN = {"noise_multiplier": 1.0, "epsilon": None}
+
+
+def recursion(iterates, decay):
+    """x̄ after all iterates, in NumPy."""
+    mean = np.asarray(iterates[0], np.float64)
+    for t, iterate in enumerate(iterates[1:]):
+        kept = min(decay, (1 + t) / (10 + t))
+        mean = kept * mean + (1 - kept) * np.asarray(iterate, np.float64)
+    return mean
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.99999])
+def test_follows_its_recursion(decay):
+    tx = optax.chain(optax.sgd(0.1), average_params(decay))
+    params = {"w": jnp.arange(3.0)}
+    state, iterates = tx.init(params), [params["w"]]
+    for step in range(30):
+        grads = {"w": jax.random.normal(jax.random.key(step), (3,))}
+        updates, state = tx.update(grads, state, params)
+        np.testing.assert_allclose(updates["w"], -0.1 * grads["w"], rtol=1e-6)
+        params = optax.apply_updates(params, updates)
+        iterates.append(params["w"])
+    want = recursion(iterates, decay)
+    np.testing.assert_allclose(averaged(params, state)["w"], want, rtol=1e-5)
+
+
+def test_narrow_parameters_are_averaged_in_float32():
+    tx = optax.chain(optax.identity(), average_params(0.999))
+    params = {"w": jnp.full(2, 256.0, jnp.bfloat16)}
+    state = tx.init(params)
+    for _ in range(100):  # steps of 2 are the least that bfloat16 has there
+        updates, state = tx.update({"w": jnp.full(2, 2.0, jnp.bfloat16)}, state, params)
+        params = optax.apply_updates(params, updates)
+    mean = optax.tree.get(state, "averaged_params")["w"]
+    assert mean.dtype == jnp.float32
+    assert averaged(params, state)["w"].dtype == jnp.bfloat16
+    iterates = [np.full(2, min(512.0, 256.0 + 2 * t)) for t in range(101)]
+    np.testing.assert_allclose(mean, recursion(iterates, 0.999), rtol=1e-5)
+
+
+def test_needs_the_parameters():
+    tx = average_params(0.9)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
+
+
+@pytest.mark.slow
+def test_a_run_keeps_and_evaluates_the_average():
+    last = [run(tiny(steps=steps, **GIVEN)).params for steps in range(1, 3)]
+    config = tiny(steps=2, parameter_ema=0.15, eval_every=2, **GIVEN)
+    result = run(config)
+    dataset = load_dataset("digits")
+    model = config.build_model(10)
+    init_key, _ = jax.random.split(jax.random.key(config.seed))
+    image = jax.tree.map(lambda x: x[0], dataset.train)["inputs"]
+    start = models.init_variables(model, image, init_key).params
+    leaves = [jax.tree.leaves(params) for params in (start, *last)]
+    for got, *iterates in zip(jax.tree.leaves(result.params), *leaves, strict=True):
+        np.testing.assert_allclose(got, recursion(iterates, 0.15), rtol=1e-4, atol=1e-6)
+    evaluate = Evaluator(config, model, {"test": dataset.test}, {})
+    of_average, of_last = (evaluate(params, "test") for params in (result.params, last[-1]))
+    assert result.summary["test_loss"] == pytest.approx(of_average["test_loss"], rel=1e-5)
+    assert abs(of_average["test_loss"] - of_last["test_loss"]) > 1e-4
+
+
+def test_a_run_without_privacy_can_be_averaged():
+    plain = {"method": NonPrivate(), "epsilon": None}
+    assert run(tiny(parameter_ema=0.9, **plain)).summary["test_loss"] > 0
+    chain = build_chain(tiny(**plain), 0.0, Keys.of(jax.random.key(0)))
+    assert averaged(1.0, chain.optimizer.init({})) == 1.0
+
+
+@pytest.mark.slow
+def test_another_decay_is_another_run(tmp_path):
+    resume_test.run(tmp_path, parameter_ema=0.5)
+    with pytest.raises(ConfigError, match=r"parameter_ema=0\.9 differs from 0\.5"):
+        resume_test.run(tmp_path, parameter_ema=0.9)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, "0.9"])
+def test_a_decay_out_of_range_is_named(decay):
+    with pytest.raises(ConfigError, match=r"parameter_ema=.* strictly between 0 and 1"):
+        TrainConfig(parameter_ema=decay)

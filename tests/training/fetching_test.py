@@ -1,0 +1,277 @@
+"""Published files that are fetched over HTTP, from a server of this process."""
+
+import dataclasses
+import hashlib
+import http.server
+import socket
+import sys
+import threading
+import zipfile
+
+import pytest
+
+from dpoptax.cli.main import main
+from dpoptax.training.errors import ConfigError
+from experiments.command_line import main as experiment
+from experiments.data import PUBLISHED, fetching
+from experiments.data.published_data import load_published
+from experiments.data.tokens import Tokens
+from tests.published_data import write_cifar, write_mnist
+from tests.published_texts import (
+    GLUE_FILES,
+    write_dart,
+    write_e2e,
+    write_glue,
+    write_imagenet,
+    write_tokenizer,
+)
+from tests.training.data_files_test import TRAIN_CONFIG
+
+pooch = pytest.importorskip("pooch")
+
+TRAIN_SIZE = {"cifar10": 50, "cifar100": 10}
+"""Of the small data sets; that of the others is 20."""
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; of a path in `cut` half of what it announces."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        if self.path not in self.server.cut:
+            super().do_GET()
+            return
+        content = (self.server.folder / self.path[1:]).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server of small published files, each under its true name, and `SOURCES` that name it."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    publish(folder, tmp_path / "written")
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *args: Handler(*args, directory=folder)
+    ) as httpd:
+        httpd.folder, httpd.asked, httpd.cut = folder, [], set()
+        address = f"http://127.0.0.1:{httpd.server_address[1]}"
+        monkeypatch.setattr(fetching, "SOURCES", redirected(folder, address))
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield httpd
+        httpd.shutdown()
+        thread.join()
+
+
+def publish(folder, scratch):
+    """Small data sets, in a folder for each, in files of the names that are published."""
+    for name in ("mnist", "fashion_mnist"):
+        write_mnist(folder / name)
+    for classes in (10, 100):
+        write_cifar(folder / f"cifar{classes}", classes)
+    for task, top in GLUE_FILES.items():
+        write_glue(scratch, task)
+        archive = fetching.SOURCES[task][0].path
+        (folder / task).mkdir()
+        with zipfile.ZipFile(folder / task / archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr(f"{top}/original/train.tsv", "another table\n")
+            for path in sorted((scratch / top).iterdir()):
+                packed.write(path, f"{top}/{path.name}")
+    write_e2e(folder / "e2e")
+    write_dart(folder / "dart")
+
+
+def redirected(folder, address):
+    """The true table, with the addresses and checksums of the small files."""
+    sources = {}
+    for name, files in fetching.SOURCES.items():
+        sources[name] = []
+        for file in files:
+            place = f"{name}/{file.url.rsplit('/', 1)[1]}"
+            checksum = hashlib.sha256((folder / place).read_bytes()).hexdigest()
+            changed = {"url": f"{address}/{place}", "checksum": f"sha256:{checksum}"}
+            sources[name].append(dataclasses.replace(file, **changed))
+    return {name: tuple(files) for name, files in sources.items()}
+
+
+def contents(folder):
+    """Of all files below `folder`, by their paths."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def tokens(name, folder):
+    """What a data set of texts is read with."""
+    if PUBLISHED[name].kind == "images":
+        return Tokens(None, 16)
+    write_tokenizer(folder, encoder=PUBLISHED[name].kind == "sentences")
+    return Tokens(folder, 16)
+
+
+def test_every_published_file_has_an_address_and_a_checksum():
+    assert set(fetching.SOURCES) == set(PUBLISHED) - {"imagenet"}
+    files = [file for files in fetching.SOURCES.values() for file in files]
+    assert len({file.path for file in files}) == len({file.checksum for file in files})
+    for file in files:
+        assert file.url.startswith("https://")
+        assert file.url.endswith("/" + file.path.rsplit("/", 1)[-1])
+        algorithm, checksum = file.checksum.split(":")
+        assert len(bytes.fromhex(checksum)) == hashlib.new(algorithm).digest_size
+
+
+@pytest.mark.parametrize("name", sorted(fetching.SOURCES))
+def test_what_is_fetched_is_what_the_reader_finds(server, tmp_path, name):
+    if PUBLISHED[name].kind != "images":
+        pytest.importorskip("tokenizers")
+    data = tmp_path / "made" / "data"
+    fetched = fetching.fetch(name, data, progress=False)
+    assert [path.relative_to(data).as_posix() for path in fetched] == [
+        file.path for file in fetching.SOURCES[name]
+    ]
+    size = load_published(name, data, tokens(name, tmp_path / "model")).train_size
+    assert size == TRAIN_SIZE.get(name, 20)
+    asked = len(server.asked)
+    assert asked == len(fetched)
+    assert fetching.fetch(name, data, progress=False) == []
+    assert len(server.asked) == asked
+
+
+def test_all_data_sets_share_one_directory(server, tmp_path):
+    for name in fetching.SOURCES:
+        assert fetching.fetch(name, tmp_path / "data", progress=False)
+    assert len(contents(tmp_path / "data")) == len(server.asked)
+
+
+def test_what_is_there_in_another_form_is_not_fetched(server, tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw", zipped=False)
+    write_cifar(tmp_path, 10, binary=True, archive=False)
+    write_glue(tmp_path, "sst2")
+    write_imagenet(tmp_path)
+    before = contents(tmp_path)
+    for name in ("mnist", "cifar10", "sst2", "imagenet"):
+        assert fetching.fetch(name, tmp_path, progress=False) == []
+    assert (server.asked, contents(tmp_path)) == ([], before)
+
+
+def test_only_what_is_missing_is_fetched(server, tmp_path):
+    first, *others = fetching.fetch("mnist", tmp_path / "data", progress=False)
+    first.unlink()
+    assert fetching.fetch("mnist", tmp_path / "data", progress=False) == [first]
+    assert all(path.is_file() for path in (first, *others))
+
+
+def test_bytes_that_are_not_the_published_ones_are_not_kept(server, tmp_path):
+    path = server.folder / "cifar10" / "cifar-10-python.tar.gz"
+    path.write_bytes(path.read_bytes() + b"\0")
+    data = tmp_path / "data"
+    with pytest.raises(
+        ConfigError, match=r"(?s)http\S+/cifar-10-python.tar.gz has sent something"
+    ) as found:
+        fetching.fetch("cifar10", data, progress=False)
+    assert str(found.value).endswith(f"/cifar-10-python.tar.gz into {data}")
+    assert contents(data) == {}
+
+
+def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path):
+    server.cut = {"/mnist/train-labels-idx1-ubyte.gz"}
+    data = tmp_path / "data"
+    with pytest.raises(ConfigError, match=r"train-labels-idx1-ubyte.gz could not be fetched"):
+        fetching.fetch("mnist", data, progress=False)
+    assert list(contents(data)) == ["mnist/train-images-idx3-ubyte.gz"]
+    with pytest.raises(ConfigError, match=r"mnist.* needs train-labels"):
+        load_published("mnist", data)
+    server.cut = set()
+    assert len(fetching.fetch("mnist", data, progress=False)) == 3
+    assert load_published("mnist", data).train_size == 20
+
+
+def test_an_address_that_has_no_such_file_is_named(server, tmp_path):
+    (server.folder / "e2e" / "devset.csv").unlink()
+    with pytest.raises(ConfigError, match=r"devset.csv could not be fetched .*404.*http\S+ into"):
+        fetching.fetch("e2e", tmp_path / "data", progress=False)
+
+
+def test_without_a_network_file_address_and_folder_are_named(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    file = fetching.RemoteFile("mnist/x.gz", f"http://127.0.0.1:{port}/x.gz", "sha256:00")
+    monkeypatch.setitem(fetching.SOURCES, "mnist", (file,))
+    message = rf"x.gz could not be fetched .*{file.url} into {tmp_path}/mnist"
+    with pytest.raises(ConfigError, match=message):
+        fetching.fetch("mnist", tmp_path, progress=False)
+    assert contents(tmp_path) == {}
+
+
+def test_a_file_of_the_users_is_not_replaced(server, tmp_path):
+    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    path.parent.mkdir()
+    path.write_bytes(b"something else")
+    with pytest.raises(ConfigError, match=r"train-images.* is not the published file.*move it"):
+        fetching.fetch("mnist", tmp_path, progress=False)
+    assert (path.read_bytes(), server.asked) == (b"something else", [])
+
+
+def test_a_data_set_that_asks_for_an_account_is_fetched_by_hand(tmp_path):
+    with pytest.raises(ConfigError, match=r"imagenet.*by hand.*train/.*image-net.org.*account"):
+        fetching.fetch("imagenet", tmp_path)
+
+
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*trainset.csv into"):
+        fetching.fetch("e2e", tmp_path)
+
+
+def test_a_directory_has_to_be_given():
+    with pytest.raises(ConfigError, match=r"data_dir=None.*mnist.*--data-dir"):
+        fetching.fetch("mnist", None)
+
+
+def test_an_archive_is_read_where_it_was_put_by_hand(server, tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "data").mkdir()
+    content = (server.folder / "sst2" / "SST-2.zip").read_bytes()
+    archive = tmp_path / "data" / "SST-2.zip"
+    archive.write_bytes(content)
+    reader = tokens("sst2", tmp_path / "model")
+    assert load_published("sst2", tmp_path / "data", reader).train_size == 20
+    archive.write_bytes(content[:-30])
+    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it is no whole archive"):
+        load_published("sst2", tmp_path / "data", reader)
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("SST-2/train.tsv", "sentence\tlabel\ngood\t1\n")
+    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: dev.tsv is missing in it"):
+        load_published("sst2", tmp_path / "data", reader)
+
+
+def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
+    config, data = tmp_path / "config.py", tmp_path / "data"
+    config.write_text(TRAIN_CONFIG)
+    data.mkdir()
+    options = ["--data-dir", str(data), "--delta", "1e-3"]
+    arguments = ["train", str(config), "--workdir", str(tmp_path / "run"), *options]
+    assert main(arguments) == 2
+    assert f"python -m experiments fetch mnist --data-dir {data}" in capsys.readouterr().err
+    assert server.asked == []
+    fetch = ["fetch", "mnist", "--data-dir", str(data)]
+    assert experiment(fetch) == 0
+    assert len(server.asked) == 4
+    assert experiment(fetch) == 0
+    assert "mnist: all files are there" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert len(server.asked) == 4
+
+
+def test_an_unknown_data_set_is_named(tmp_path, capsys):
+    assert experiment(["fetch", "mnits", "--data-dir", str(tmp_path)]) == 2
+    assert "Did you mean 'mnist'" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Fine-tuning by the trainer: published files in, a summary of sentences or of perplexity out."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dpoptax.cli.main import main
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import NonPrivate
+from dpoptax.training.run.planning import plan_run, text
+from experiments.config import ExperimentConfig
+from experiments.data.published_data import load_published
+from tests.published_texts import (
+    write_dart,
+    write_e2e,
+    write_glue,
+    write_imagenet,
+    write_published_model,
+)
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "papers"
+SHORT = {
+    "seed": 0,
+    "steps": 2,
+    "batch_size": 4,
+    "sequence_length": 12,
+    "epsilon": None,
+    "delta": 1e-3,
+    "noise_multiplier": 1.0,
+    "accountant": "rdp",
+    "lora_rank": 2,
+    "learning_rate": 1e-2,
+    "optimizer": "adamw",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    write_published_model(folder / "roberta")
+    write_published_model(folder / "gpt2", encoder=False)
+    write_glue(folder, "sst2")
+    write_glue(folder, "mnli", train=10)
+    write_e2e(folder / "e2e")
+    write_dart(folder / "dart")
+    return folder
+
+
+def config_for(folder, dataset, **changes):
+    encoder = dataset in ("sst2", "mnli")
+    return ExperimentConfig(
+        dataset=dataset,
+        data_dir=folder,
+        model="roberta_base" if encoder else "gpt2",
+        pretrained=folder / ("roberta" if encoder else "gpt2"),
+        **{**SHORT, **changes},
+    )
+
+
+@pytest.mark.slow
+def test_sentences(folder, tmp_path):
+    config = config_for(folder, "sst2", seed=3)
+    result = train_and_evaluate(config, tmp_path, progress=False)
+    assert result.summary["private"]
+    assert 0 <= result.summary["test_accuracy"] <= 1
+    assert "test_perplexity" not in result.summary
+    leaves = jax.tree_util.tree_leaves_with_path(result.params)
+    assert result.summary["num_params"] == sum(leaf.size for _, leaf in leaves)
+    assert all("lora_" in str(path) or "head_" in str(path) for path, _ in leaves)
+    assert json.loads((tmp_path / "summary.json").read_text())["config"]["pretrained"]
+
+
+@pytest.mark.slow
+def test_generation(folder, tmp_path, capsys):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from experiments.config import ExperimentConfig\n"
+        "def get_config():\n"
+        "    return ExperimentConfig(dataset='dart', model='gpt2', epsilon=None, "
+        "noise_multiplier=1.0, accountant='rdp', delta=1e-3, batch_size=4, steps=2, "
+        "sequence_length=32, microbatch_size=2, lora_rank=2)\n"
+    )
+    options = ["--data-dir", str(folder), "--pretrained", str(folder / "gpt2")]
+    assert main(["train", str(path), *options, "--workdir", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_perplexity"] == pytest.approx(np.exp(summary["test_loss"]), rel=1e-6)
+    assert f"test perplexity {summary['test_perplexity']:.2f}" in capsys.readouterr().out
+    assert main(["plan", str(path), *options]) == 0
+    assert " frozen, " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_weights_are_trained_without_lora(folder, tmp_path):
+    config = config_for(folder, "e2e", lora_rank=None, method=NonPrivate(), steps=40)
+    config = dataclasses.replace(config, learning_rate=3e-3, eval_every=20, sequence_length=40)
+    history = train_and_evaluate(config, tmp_path, progress=False).history
+    perplexities = [record["test_perplexity"] for record in history]
+    assert perplexities[-1] < 0.5 * perplexities[0]
+
+
+def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
+    write_imagenet(tmp_path / "data", classes=3, train=3, val=3, size=(30, 30))
+    config = ExperimentConfig(
+        dataset="imagenet",
+        data_dir=tmp_path / "data",
+        model="linear",
+        **{k: v for k, v in SHORT.items() if k not in ("lora_rank", "sequence_length")},
+        microbatch_size=2,  # nine images are no multiple
+    )
+    summary = train_and_evaluate(config, tmp_path / "run", progress=False).summary
+    assert summary["test_accuracy"] * 9 == pytest.approx(round(summary["test_accuracy"] * 9))
+    dataset = load_published("imagenet", tmp_path / "data")
+    assert len(dataset.test) == 9
+    with pytest.raises(ConfigError, match=r"'imagenet' is streamed"):
+        dataset.for_selection()
+
+
+def test_what_is_missing_is_said_before_anything_is_trained(folder, tmp_path):
+    config = config_for(folder, "sst2")
+    with pytest.raises(ConfigError, match=r"pretrained=None.*--pretrained"):
+        train_and_evaluate(dataclasses.replace(config, pretrained=None), tmp_path)
+    with pytest.raises(ConfigError, match=r"model='gpt2' is for generation"):
+        train_and_evaluate(dataclasses.replace(config, model="gpt2"), tmp_path)
+    with pytest.raises(ConfigError, match=r"sequence_length=1 is not allowed"):
+        dataclasses.replace(config, sequence_length=1)
+
+
+def test_a_plan_needs_neither_data_nor_checkpoint():
+    config = ExperimentConfig(
+        dataset="sst2",
+        model="roberta_base",
+        batch_size=1000,
+        lora_rank=16,
+        epsilon=None,
+        noise_multiplier=1.0,
+        accountant="rdp",
+        steps=10,
+    )
+    cost = plan_run(config, count_flops=False)
+    # Twelve layers with corrections of query and value, and the head of two classes.
+    assert cost.num_params == 12 * 2 * 2 * 768 * 16 + 768 * 768 + 768 + 768 * 2 + 2
+    assert cost.num_params + cost.num_frozen == 124_647_170 + 12 * 2 * 2 * 768 * 16
+    assert cost.dataset_size == 67_349
+    assert f"{cost.num_params:,} trained, {cost.num_frozen:,} frozen" in text("sst2", cost)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_weights_it_began_with_alone(folder, tmp_path):
+    """LoRA's gradients depend on the frozen ones, which no checkpoint holds."""
+    shutil.copytree(folder / "roberta", tmp_path / "model")
+    config = config_for(folder, "sst2", seed=3)
+    config = dataclasses.replace(config, pretrained=tmp_path / "model")
+    workdir = tmp_path / "run"
+    train_and_evaluate(config, workdir, progress=False)
+    train_and_evaluate(config, workdir, progress=False)
+
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({name: 1.01 * tensor for name, tensor in tensors.items()}, path)
+    with pytest.raises(ConfigError, match=r"the weights of the published model differ"):
+        train_and_evaluate(config, workdir, progress=False)
+    save_file(tensors, path)
+    stated = tmp_path / "model" / "config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"layer_norm_eps": 1e-3}))
+    with pytest.raises(ConfigError, match=r"the weights of the published model differ"):
+        train_and_evaluate(config, workdir, progress=False)

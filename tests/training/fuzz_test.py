@@ -1,0 +1,178 @@
+"""Hostile input to the command line, configs and checkpoints: a message, never a traceback."""
+
+import contextlib
+import dataclasses
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dpoptax.cli.main import main
+from dpoptax.training import loop
+from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.seeds import Keys
+
+DIGITS = Path(__file__).parents[2] / "configs" / "digits"
+GEODP = DIGITS.parent / "papers" / "geodp" / "figure_5.py"
+FIELDS = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "method"]
+numbers = st.one_of(
+    st.integers(-(2**70), 2**70).map(str),
+    st.floats().map(repr),
+    st.sampled_from(["0", "-0.0", "1e400", "nan", "inf", "-inf", "1_000", "0x10", "1/3", "٣"]),
+)
+words = st.one_of(
+    numbers,
+    st.text(max_size=8).filter(lambda text: not text.startswith("-")),
+    st.sampled_from(["None", "True", "", " ", "poisson", "mlp", "a" * 300, "../..", "\x00"]),
+)
+hostile = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+class _PlannedError(Exception):
+    """A run got as far as its first step."""
+
+
+def _plan(config, workdir):
+    """Everything up to the first step, and then a run of no length."""
+    import jax
+
+    from dpoptax.training.data.dataset import load_dataset
+    from dpoptax.training.run.privacy import make_plan
+
+    dataset = load_dataset(config.dataset)
+    plan = make_plan(config, dataset.train_size)
+    build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
+    config.build_model(dataset.num_classes)
+    raise _PlannedError
+
+
+def _run(*arguments):
+    """The command's exit code; None where it would have trained. Raises what a user would see."""
+    error = io.StringIO()
+    with (
+        contextlib.redirect_stderr(error),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(loop, "train_and_evaluate", _plan)
+        try:
+            code = main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+        except _PlannedError:
+            return None
+    assert "Traceback" not in error.getvalue()
+    assert code in (0, 2), (arguments, code)
+    if code == 2:
+        assert error.getvalue().strip() or arguments[-1:] != ("--help",)
+    return code
+
+
+@hostile
+@given(field=st.sampled_from(FIELDS), value=words)
+@example(field="batch_size", value="9" * 30)
+@example(field="epsilon", value="1e-300")
+@example(field="noise_multiplier", value="1e-300")
+@example(field="noise_multiplier", value="1e300")
+@example(field="l2_clip_norm", value="1e-300")
+@example(field="delta", value="5e-324")
+@example(field="learning_rate", value="1e308")
+@example(field="steps", value="9" * 20)
+@example(field="seed", value="9" * 50)
+def test_any_value_of_any_field(field, value):
+    option = f"--{field.replace('_', '-')}"
+    _run("train", str(DIGITS / "dp_sgd.py"), "--accountant", "rdp", option, value, "--workdir", "w")
+
+
+@hostile
+@given(
+    method=st.sampled_from(["disk", "doppler", "pmlf", "inner_outer", "adaptive_kalman"]),
+    data=st.data(),
+)
+def test_any_parameter_of_any_method(method, data):
+    path = DIGITS / f"{method}.py"
+    names = [field.name for field in dataclasses.fields(load_config(path).method)]
+    name, value = data.draw(st.sampled_from(names)), data.draw(words)
+    option = f"--method.{name.replace('_', '-')}"
+    _run("train", str(path), "--accountant", "rdp", option, value, "--workdir", "w")
+
+
+@hostile
+@given(st.lists(st.one_of(words, st.text(max_size=6), st.sampled_from(["train", "--help"]))))
+def test_any_command(arguments):
+    _run(*arguments)
+
+
+@hostile
+@given(text=st.one_of(st.text(), st.binary(), st.sampled_from(["def get_config(): 1/0"])))
+def test_any_config_file(text, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "config.py"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+    assert _run("train", str(path), "--workdir", "w") == 2
+    assert _run("compare", str(path), "--workdir", "w") == 2
+    assert _run("audit", str(path)) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("audit",),
+        ("audit", "--trials", "5"),
+        ("audit", "missing.py"),
+        ("audit", str(DIGITS / "non_private.py")),
+        ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "many"),
+        ("audit", str(DIGITS / "dp_sgd.py"), "--confidence", "2"),
+        ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "-1"),
+        ("audit", str(DIGITS / "dp_sgd.py"), "--sampling", "shuffled"),
+        ("audit", f"{GEODP}:a/sigma-1/geodp_1-2048"),
+    ],
+)
+def test_bad_audits(arguments):
+    assert _run(*arguments) == 2
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A finished run with its checkpoints."""
+    from dpoptax.training.loop import train_and_evaluate
+
+    workdir = tmp_path_factory.mktemp("begun") / "run"
+    config = dataclasses.replace(
+        load_config(DIGITS / "dp_sgd.py"), steps=2, eval_every=1, accountant="rdp", model="linear"
+    )
+    train_and_evaluate(config, workdir, progress=False)
+    return config, workdir
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # that a checkpoint was passed over
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "text"])
+def test_damaged_checkpoints(begun, tmp_path, damage):
+    """A damaged file is a clear error, or is passed over; what is restored is what was saved."""
+    from dpoptax.training.loop import train_and_evaluate
+
+    config, workdir = begun
+    rng = np.random.default_rng(0)
+    files = sorted(p.relative_to(workdir) for p in (workdir / "checkpoints").rglob("*"))
+    files = [path for path in files if (workdir / path).is_file()]
+    for index in rng.choice(len(files), size=min(6, len(files)), replace=False):
+        copy = tmp_path / str(index)
+        shutil.copytree(workdir, copy)
+        victim = copy / files[index]
+        content = bytearray(victim.read_bytes())
+        if damage == "remove":
+            victim.unlink()
+        elif damage == "truncate":
+            victim.write_bytes(content[: len(content) // 2])
+        elif damage == "flip" and content:
+            content[rng.integers(len(content))] ^= 0xFF
+            victim.write_bytes(content)
+        else:
+            victim.write_text("not a checkpoint")
+        with contextlib.suppress(ValueError, OSError):  # what the command line prints
+            assert train_and_evaluate(config, copy, progress=False).summary["steps"] == 2

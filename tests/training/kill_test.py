@@ -1,0 +1,117 @@
+"""Runs that are killed at any moment, while they write a checkpoint too, and started again."""
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import random
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+import dpoptax
+from dpoptax.training import loop
+from dpoptax.training.run import course
+from tests import runs
+
+CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
+
+
+def _train(steps, workdir):
+    """The body of a process: the run, with a line for each step of what it is about to release."""
+    workdir = Path(workdir)
+    compile_step = course.compile_step
+
+    def watched(*args):
+        step = compile_step(*args)
+
+        def logged(state, batch, mask, frozen):
+            params, opt_state = state
+            (ledger,) = dpoptax.ledgers(opt_state)
+            drawn = hashlib.sha256(batch.indices.tobytes() + mask.tobytes())
+            for leaf in jax.tree.leaves(params):
+                drawn.update(memoryview(jax.device_get(leaf)).cast("B"))
+            with open(workdir / "released.log", "a") as log:
+                log.write(f"{ledger.releases} {drawn.hexdigest()}\n")
+            return step(state, batch, mask, frozen)
+
+        return logged
+
+    course.compile_step = watched
+    loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
+
+
+def _start(context, steps, workdir):
+    process = context.Process(target=_train, args=(steps, str(workdir)))
+    process.start()
+    return process
+
+
+def _finish(context, steps, workdir):
+    process = _start(context, steps, workdir)
+    process.join(240)
+    assert process.exitcode == 0
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def _writing(workdir):
+    """Whether a checkpoint is being written, by the name of orbax's temporary directories."""
+    return any((workdir / "checkpoints").glob("*tmp*"))
+
+
+def _kill(process, workdir, rng):
+    """Kills at a random moment of the run, or of a write. Whether it was before the end."""
+    log = workdir / "released.log"
+    before = log.stat().st_size if log.exists() else 0
+    # Most often after some steps, so that there is progress, and now and then at any moment.
+    while rng.random() < 0.999 and process.is_alive():
+        if log.exists() and log.stat().st_size > before:
+            break
+        time.sleep(0.01)
+    during_a_write = rng.random() < 0.5
+    time.sleep(rng.uniform(0, 1.0))
+    deadline = time.monotonic() + 5
+    while during_a_write and process.is_alive() and time.monotonic() < deadline:
+        if _writing(workdir):
+            break
+    was_writing = _writing(workdir)
+    process.kill()
+    process.join()
+    return process.exitcode == -9, was_writing
+
+
+@pytest.mark.parametrize(
+    ("kills", "steps"),
+    [(1, 240), *(pytest.param(*k, marks=pytest.mark.slow) for k in ((3, 240), (8, 300)))],
+)
+def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
+    context = multiprocessing.get_context("forkserver")  # imports once: a start costs no more
+    context.set_forkserver_preload(["tests.training.kill_test"])
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir()
+    killed.mkdir()
+    want = _finish(context, steps, undisturbed)
+    rng, hits, writes = random.Random(0), 0, 0
+    for _ in range(3 * kills):
+        hit, was_writing = _kill(_start(context, steps, killed), killed, rng)
+        hits += hit
+        writes += hit and was_writing
+        if hits == kills or (killed / "summary.json").exists():
+            break
+    got = _finish(context, steps, killed)
+    print(f"{hits} kills, {writes} of them while a checkpoint was written")
+    for field in ("params_sha256", "epsilon", "steps", "test_loss"):
+        assert got[field] == want[field]
+    lines = (killed / "released.log").read_text().split("\n")
+    released = {}
+    for number, drawn in (line.split() for line in lines if len(line.split()) == 2):
+        # What is released under the noise of step t is always the same.
+        assert released.setdefault(number, drawn) == drawn
+    expected = dict(
+        line.split() for line in (undisturbed / "released.log").read_text().splitlines()
+    )
+    assert released == expected
+    assert len(expected) == steps
+    assert hits >= min(3, kills)

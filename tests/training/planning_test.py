@@ -1,0 +1,188 @@
+"""`dpoptax plan`: what it says of a run is what the run then is."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from dpoptax.cli.main import main
+from dpoptax.training.config import TrainConfig, load_config, load_configs
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
+from dpoptax.training.run import phases, planning
+from dpoptax.training.run.planning import plan_run, text
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = TrainConfig(model="linear", steps=3, batch_size=64, accountant="rdp")
+
+
+def test_the_plan_is_what_the_run_becomes(tmp_path):
+    cost = plan_run(TINY, count_flops=False)
+    summary = train_and_evaluate(TINY, tmp_path, progress=False).summary
+    assert cost.epsilon == pytest.approx(summary["epsilon"])
+    assert cost.noise_multiplier == summary["noise_multiplier"]
+    assert (cost.steps, cost.num_params) == (summary["steps"], summary["num_params"])
+    assert cost.promise == summary["neighboring_relation"]
+    assert cost.sampling_probability == 64 / summary["dataset_size"]
+
+
+def test_memory_is_that_of_the_states():
+    count = 64 * 10 + 10
+    plain, disk, pmlf = (
+        plan_run(dataclasses.replace(TINY, method=method), count_flops=False)
+        for method in (NonPrivate(), Disk(), PMLF(length=3, beta=0.5, b=(1.0,)))
+    )
+    assert plain.params_bytes == 4 * count
+    assert plain.state_bytes < 100  # counts and the learning rate
+    assert disk.state_bytes == pytest.approx(2 * 4 * count, abs=100)  # filter, last iterate
+    assert pmlf.state_bytes == pytest.approx(2 * 4 * count, abs=100)  # two iterates, no filter
+
+
+def test_flops_grow_with_the_batch_whatever_the_microbatch():
+    def flops(**changes):
+        cost = plan_run(dataclasses.replace(TINY, method=NonPrivate(), **changes))
+        return cost.flops / cost.batch_bytes
+
+    assert flops(batch_size=512) == pytest.approx(flops(), rel=0.05)
+    assert flops(microbatch_size=8) == pytest.approx(flops(), rel=0.2)
+    # Forward and weight gradient: four operations a weight and example, and the softmax.
+    per_example = flops() * (64 * 4 + 4)
+    assert 4 * 640 < per_example < 8 * 640
+
+
+def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(phases, "PATIENCE", 0.0)
+    assert main(["plan", f"{CONFIGS}/digits/dp_sgd.py", "--accountant", "rdp"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "dpoptax: working out what the run costs ...\n"
+    assert told.out.startswith("dp_sgd\n")
+
+
+@pytest.mark.slow
+def test_the_compiled_step_tells_its_working_memory():
+    small, large = (
+        plan_run(dataclasses.replace(TINY, batch_size=size), compiled=True).working_bytes
+        for size in (32, 512)
+    )
+    assert 0 < small < large
+
+
+def test_a_large_epsilon_is_planned_by_rdp(capsys):
+    # The default cut of a draw, times e^12, used up δ: an error.
+    plan = ["plan", f"{CONFIGS}/digits/dp_sgd.py", "--epsilon", "12", "--accountant", "rdp"]
+    assert main(plan) == 0
+    assert "1.1633 of the clip norm" in capsys.readouterr().out
+
+
+def test_what_is_not_proven_is_said():
+    unproven = dataclasses.replace(TINY, method=GeoDP(), noise_multiplier=1.0)
+    assert "ε           none: GeoDP's noise" in text("geodp", plan_run(unproven))
+    open_run = dataclasses.replace(TINY, method=NonPrivate())
+    assert "ε" not in text("plain", plan_run(open_run))
+
+
+def test_what_an_attack_can_do_is_said():
+    cost = plan_run(TINY, count_flops=False, attacks=True)
+    found, mu = cost.attacks
+    line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
+    assert "of the examples where they accuse 1 % of all others" in line
+    rates = re.search(r"at most ([\d.]+) %.*μ = ([\d.]+)", line)
+    assert 0 <= float(rates[1]) - 100 * found < 0.1
+    assert 0 <= float(rates[2]) - mu < 1e-3
+    assert 0.01 < found < 1
+    for method in (NonPrivate(), GeoDP()):
+        open_run = dataclasses.replace(TINY, method=method, noise_multiplier=1.0)
+        assert plan_run(open_run, count_flops=False, attacks=True).attacks is None
+
+
+def test_a_paper_is_planned_without_its_data(capsys):
+    row = f"{CONFIGS}/papers/pmlf/table_1_3.py:mnist/eps-8/cnn/dp_sgd"
+    assert main(["plan", row, "--accountant", "rdp", "--delta", "1e-5"]) == 0
+    out = capsys.readouterr().out
+    assert "1,000 expected of 60,000" in out
+    assert "1,500 of 1,500, 25 epochs" in out
+    assert "ε           8.000 at" in out or "ε           7.99" in out
+
+
+def test_several_configs_are_a_table(capsys):
+    paths = [f"{CONFIGS}/digits/{name}.py" for name in ("non_private", "dp_sgd")]
+    assert main(["plan", *paths]) == 0
+    assert re.search(r"non_private .*not private.*\n.*dp_sgd .*3\.000", capsys.readouterr().out)
+    assert main(["plan", *paths, "--epsilon", "1"]) == 2
+    assert "names 2 runs; give FILE:NAME before options" in capsys.readouterr().err
+    assert main(["train", *paths, "--workdir", "unused"]) == 2
+    assert "train takes one config, and got 2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
+    rows = load_configs(CONFIGS / "transformer.py")
+    in_order = {name: row for name, row in rows.items() if row.sampling == "in_order"}
+    assert sorted(in_order) == [name for name in sorted(rows) if name.startswith("in_order/")]
+    for row in rows.values():
+        # Given, not calibrated: the accounting of each row is not what is asked here.
+        noise = {"noise_multiplier": 9.0, "epsilon": None} if row.method.private else {}
+        cost = plan_run(dataclasses.replace(row, accountant="rdp", **noise), count_flops=False)
+        assert (cost.num_params, cost.dataset_size, cost.steps) == (26_538, 1_438, row.steps)
+
+
+def test_several_runs_are_a_table(tmp_path, capsys):
+    config = tmp_path / "two.py"
+    config.write_text(
+        "from dpoptax.training.config import TrainConfig\n"
+        "from dpoptax.training.methods import DPSGD, NonPrivate\n"
+        "def get_configs():\n"
+        "    methods = (DPSGD(), NonPrivate())\n"
+        "    return {m.name: TrainConfig(method=m, accountant='rdp') for m in methods}\n"
+    )
+    assert main(["plan", str(config)]) == 0
+    header, private, plain = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "steps", "q", "σ", "ε", "parameters", "state"]
+    assert private.split()[:3] == ["DP-SGD", "120", "0.178"]
+    assert "not private" in plain
+    assert main(["plan", str(config), "--steps", "3"]) == 2
+    assert "names 2 runs; give FILE:NAME" in capsys.readouterr().err
+    assert main(["plan", f"{config}:DP-SGD", "--steps", "3"]) == 0
+    assert "3 of 3" in capsys.readouterr().out
+
+
+def test_the_published_size_is_that_of_the_config():
+    config = load_config(f"{CONFIGS}/papers/disk/base.py:cifar100")
+    cost = plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
+    assert cost.num_params == 2_772_020  # WRN-16-4 with a hundred classes
+    assert cost.steps * config.batch_size == 80 * 50_000
+
+
+def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
+    configs = {
+        f"{name}/{steps}": dataclasses.replace(TINY, method=method, steps=steps)
+        for name, method in (("plain", NonPrivate()), ("disk", Disk()))
+        for steps in (3, 4)
+    }
+    before = planning.variables.cache_info().misses
+    text, refused = planning.table(configs)
+    assert not refused
+    lines = text.splitlines()
+    assert planning.variables.cache_info().misses - before <= 1
+    assert [line.split()[0] for line in lines[1:]] == list(configs)  # in order
+    for line, config in zip(lines[1:], configs.values(), strict=True):
+        cost = plan_run(config, count_flops=False)
+        assert f"{cost.num_params:,}" in line
+        shown = (
+            f"{cost.noise_multiplier:.4g}  {cost.epsilon:.4g}" if cost.epsilon else "not private"
+        )
+        assert shown in line
+
+
+def test_a_row_that_cannot_be_planned_says_why_and_leaves_the_others(tmp_path, capsys):
+    path = tmp_path / "two.py"
+    path.write_text(
+        "from dpoptax.training.config import TrainConfig\n"
+        "def get_configs():\n"
+        "    return {'bad': TrainConfig(batch_size=5000), 'good': TrainConfig(steps=7)}\n"
+    )
+    assert main(["plan", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["bad"], ["good", "7"]]
+    assert "error: bad: batch_size=5000" in shown.err

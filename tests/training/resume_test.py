@@ -1,0 +1,568 @@
+"""Runs that are stopped, damaged or changed: they go on as if nothing had been, or say why not."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import types
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from dpoptax._clip.block_sums import WholeBatch, tau
+from dpoptax.cli.main import main
+from dpoptax.training import cache_folder, loop, models
+from dpoptax.training.config import load_config
+from dpoptax.training.data import dataset as dataset_module
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
+from dpoptax.training.run import checkpoints as checkpoints_module
+from dpoptax.training.run import course, resume
+from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import resolve
+from dpoptax.training.run.seeds import Keys
+from tests.runs import CONFIG
+
+
+class StoppedError(Exception):
+    """The run was stopped on purpose."""
+
+
+def run(workdir, stop_before=None, **changes):
+    """A run, or the part of it before a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        if stop_before is not None:
+            compile_step = course.compile_step
+
+            def stopping(*args):
+                step, count = compile_step(*args), iter(range(stop_before))
+
+                def limited(*batch):
+                    if next(count, None) is None:
+                        raise StoppedError
+                    return step(*batch)
+
+                return limited
+
+            patch.setattr(course, "compile_step", stopping)
+        return loop.train_and_evaluate(
+            dataclasses.replace(CONFIG, **changes), workdir, progress=False
+        )
+
+
+def outcome(result):
+    """All of a run that must not depend on stops."""
+    history = [{**entry, "seconds": None} for entry in result.history]
+    return result.summary["params_sha256"], result.summary["epsilon"], history
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    return run(workdir), workdir
+
+
+@pytest.fixture
+def stopped(tmp_path_factory):
+    """The directory of a run that was stopped before its sixth step."""
+    workdir = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(StoppedError):
+        run(workdir, stop_before=5)
+    return workdir
+
+
+def test_a_workdir_that_cannot_be_made_is_told_before_the_data_are_read(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot make the directory"):
+        run(tmp_path / "file" / "workdir", dataset="none")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnDisk(Disk):
+    """A method of a user's, with the name and the fields of another one."""
+
+
+def test_a_method_of_ones_own_is_told_from_others_of_its_name():
+    """By module and class; those of dpoptax itself as in all records so far."""
+    fields = {"name": "DiSK", "kappa": 0.7, "gamma": 0.5}
+    assert Disk(0.7, 0.5).to_dict().items() >= fields.items()
+    assert "class" not in Disk(0.7, 0.5).to_dict()
+    own = dataclasses.replace(CONFIG, method=OwnDisk(0.7, 0.5)).to_dict()["method"]
+    assert own == {**Disk(0.7, 0.5).to_dict(), "class": "tests.training.resume_test.OwnDisk"}
+
+
+OWN = """
+import dataclasses
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import Disk
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Disk):
+    name = "Mine"
+
+def get_config():
+    return TrainConfig(method=Mine(0.7, 0.5), steps={steps})
+"""
+
+
+def own_method(folder, name="one", steps=6):
+    path = folder / f"{name}.py"
+    path.write_text(OWN.format(steps=steps))
+    return load_config(path).method
+
+
+def test_classes_of_one_name_in_two_config_files_are_told_apart(tmp_path):
+    """By the file's name, so that a comparison does not take the runs of one for the other."""
+    one, other = (own_method(tmp_path, name).to_dict() for name in ("a", "b"))
+    assert (one["class"], other["class"]) == ("a.Mine", "b.Mine")
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_a_class_of_another_config_file(tmp_path):
+    with pytest.raises(StoppedError):
+        run(tmp_path / "run", stop_before=2, method=own_method(tmp_path))
+    with pytest.raises(ConfigError, match=r"^method=.*Mine.* differs from "):
+        run(tmp_path / "run", method=own_method(tmp_path, "two"))
+    assert run(tmp_path / "run", method=own_method(tmp_path, steps=9)).summary["steps"] == 6
+
+
+def test_a_run_does_not_go_on_with_another_method_of_the_same_name(tmp_path):
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=2, method=Disk())
+    with pytest.raises(ConfigError, match=r"^method=.*OwnDisk.* differs from "):
+        run(tmp_path, method=OwnDisk())
+
+
+def test_a_stopped_run_goes_on_and_ends_bit_for_bit_as_without_the_stop(stopped, undisturbed):
+    assert not (stopped / "summary.json").exists()
+    result = run(stopped)
+    assert outcome(result) == outcome(undisturbed[0])
+    lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4, 6]
+
+
+def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbed):
+    result, workdir = undisturbed
+    kept = sorted(path.name for path in (workdir / "checkpoints").iterdir() if path.is_dir())
+    assert kept == ["2", "4", "6"]
+    assert (workdir / "checkpoints").stat().st_mode & 0o077 == 0
+    assert outcome(run(workdir)) == outcome(result)
+
+
+def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkeypatch):
+    shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown, and is run again from step 2
+    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    with pytest.raises(ConfigError, match="shown step 4 .* go on from step 2 .* same noise"):
+        run(stopped)
+    monkeypatch.undo()
+    assert run(stopped).summary["steps"] == 6
+
+
+def test_what_sums_are_computed_with_is_recorded(undisturbed):
+    with Checkpoints(undisturbed[1] / "checkpoints") as checkpoints:
+        recorded = checkpoints.newest_record()["arithmetic"]
+    summary, rows = undisturbed[0].summary, recorded["rows"]
+    assert (rows, recorded["devices"]) == (summary["padded_size"], 8)
+    assert recorded.items() >= summary["versions"].items()  # NumPy draws batches
+    # What the record need not tell apart, and what it has to.
+    assert tau(WholeBatch(rows)) == tau(WholeBatch(rows, 8)) < tau(WholeBatch(rows, 64))
+
+
+def test_in_fixed_point_the_order_of_sums_is_recorded_too():
+    """Devices add up in another order: for who sees every bit, another sum under the same noise."""
+    mesh = types.SimpleNamespace(size=2, devices=np.array(jax.devices()))
+    places = Devices(), types.SimpleNamespace(mesh=mesh)
+    found = []
+    for fixed_point in (False, True):
+        config = dataclasses.replace(CONFIG, method=DPSGD(), fixed_point=fixed_point)
+        planned = resolve(config, make_plan(config, 1438), num_classes=10)
+        found.append([resume.arithmetic(planned, where) for where in places])
+    (rounded, rounded_by_two), (exact, exact_by_two) = found
+    assert rounded == rounded_by_two
+    assert (exact["devices"], exact_by_two["devices"]) == (1, 2)
+    assert exact["hosts"] == 1
+
+
+def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_at_all(tmp_path):
+    exact = {"method": DPSGD(), "fixed_point": True, "eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, **exact)
+    shown = (tmp_path / "metrics.jsonl").read_text()
+    compile_step = course.compile_step
+
+    def otherwise(*args):
+        step = compile_step(*args)
+
+        def rounded(*batch):
+            params, state = step(*batch)
+            return jax.tree.map(lambda x: x * np.float32(1.001), params), state
+
+        return rounded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(course, "compile_step", otherwise)
+        with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
+            run(tmp_path, **exact)
+    assert (tmp_path / "metrics.jsonl").read_text() == shown
+    with pytest.raises(ConfigError, match=r"shown step 1, and would go on without.*that divides 1"):
+        run(tmp_path, **exact | {"eval_every": 2})
+    assert (tmp_path / "metrics.jsonl").read_text() == shown
+    assert run(tmp_path, **exact).summary["steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (lambda: jax.enable_x64(True), "jax_enable_x64 False -> True"),
+        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable True -> False"),
+    ],
+)
+def test_other_draws_of_copies_are_not_put_under_the_same_noise(
+    other, named, tmp_path, monkeypatch
+):
+    """Steps 1 and 2 were shown, the only checkpoint is of step 0."""
+    augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=2, **augmented)
+    arithmetic = resume.arithmetic
+
+    def under_another_flag(*args):
+        with other():
+            return arithmetic(*args)
+
+    monkeypatch.setattr(resume, "arithmetic", under_another_flag)
+    with pytest.raises(ConfigError, match=f"shown step 2 .*{named}"):
+        run(tmp_path, **augmented)
+
+
+def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped, monkeypatch):
+    for file in (stopped / "checkpoints" / "4" / "state").rglob("*"):
+        if file.is_file():
+            _damage_truncate(file)  # and the record stays whole
+    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    with (
+        pytest.warns(UserWarning, match="going on from step 2"),
+        pytest.raises(ConfigError, match="shown step 4 .* go on from step 2"),
+    ):
+        run(stopped)
+
+
+def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp_path, monkeypatch):
+    """Between the two starts that show step 4, the second ends before it gets so far."""
+    for steps in (5, 1):
+        with pytest.raises(StoppedError):
+            run(tmp_path, stop_before=steps, eval_every=1, checkpoint_every=6)
+    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    with pytest.raises(ConfigError, match="shown step 5 .* go on from step 0"):
+        run(tmp_path, eval_every=1, checkpoint_every=6)
+
+
+def test_no_run_ends_before_a_step_that_it_has_shown(tmp_path):
+    """Its ε would leave out what was released; a budget is as spent as that."""
+    rare = {"eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=4, **rare)
+    with pytest.raises(ConfigError, match="ends the run before step 4"):
+        run(tmp_path, steps=2, **rare)
+    with pytest.raises(ConfigError, match="has spent in 4 steps"):
+        run(tmp_path, epsilon=1.25, **rare)
+    assert run(tmp_path, steps=4, **rare).summary["steps"] == 4
+
+
+def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, seed=None)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        seed = checkpoints.newest_record()["seed"]
+    result = run(tmp_path, seed=None)
+    assert result.summary["steps"] == 6
+    assert result.summary["config"]["seed"] is None
+    assert outcome(result) == outcome(run(tmp_path / "again", seed=seed))
+
+
+def test_a_seed_that_was_given_does_not_become_one_that_nobody_knows(tmp_path, undisturbed):
+    assert undisturbed[0].summary["assumed_secret"] == ["config.seed"]
+    again = run(undisturbed[1], seed=None)
+    assert outcome(again) == outcome(undisturbed[0])
+    assert again.summary["assumed_secret"] == ["config.seed"]
+    # The other way round it is said from then on.
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, seed=None)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        seed = checkpoints.newest_record()["seed"]
+    assert run(tmp_path, seed=seed).summary["assumed_secret"] == ["config.seed"]
+    assert run(tmp_path, seed=None).summary["assumed_secret"] == ["config.seed"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_size", 33),
+        ("sampling", "fixed_size"),
+        ("microbatch_size", 8),
+        ("noise_multiplier", 2.0),
+        ("seed", 1),
+        ("method", Disk(kappa=0.6)),
+        ("method", NonPrivate()),
+        ("l2_clip_norm", 2.0),
+        ("learning_rate", 0.5),
+        ("model", "mlp"),
+        ("delta", 1e-9),  # metrics.jsonl would have the ε of two
+        ("record_training_metrics", True),  # and the summary would say of the last part alone
+    ],
+)
+def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, field, value):
+    with pytest.raises(ConfigError, match=f"^{field}.* differs"):
+        run(undisturbed[1], **{field: value})
+
+
+def test_other_steps_are_refused_where_the_schedule_was_made_for_them(tmp_path):
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, schedule="linear")
+    with pytest.raises(ConfigError, match=r"^steps=8 differs from 6"):
+        run(tmp_path, schedule="linear", steps=8)
+
+
+def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
+    load = dataset_module.DatasetSpec.load
+
+    def smaller(spec):
+        whole = load(spec)
+        train = {key: values[:-1] for key, values in whole.train.items()}
+        return dataclasses.replace(whole, train=train)
+
+    monkeypatch.setattr(dataset_module.DatasetSpec, "load", smaller)
+    with pytest.raises(ConfigError, match=r"^dataset_size=1437 differs from 1438"):
+        run(undisturbed[1])
+
+
+def _changed(train, name, place):
+    values = train[name].copy()
+    values[place] = (values[place] + 1) % 10
+    return {**train, name: values}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole: {"train": _changed(whole.train, "labels", -1)},
+        lambda whole: {"train": _changed(whole.train, "labels", 701)},
+        lambda whole: {"train": _changed(whole.train, "inputs", (333, 4, 4))},
+        lambda whole: {"train": {key: values[::-1] for key, values in whole.train.items()}},
+        lambda whole: {"owners": np.arange(whole.train_size) // 2},
+    ],
+    ids=["the last label", "any label", "a pixel", "the order", "the owners"],
+)
+def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, change):
+    load = dataset_module.DatasetSpec.load
+
+    def other(spec):
+        whole = load(spec)
+        return dataclasses.replace(whole, **change(whole))
+
+    monkeypatch.setattr(dataset_module.DatasetSpec, "load", other)
+    with pytest.raises(ConfigError, match=r"differ from those of the run's first 6 steps"):
+        run(undisturbed[1])
+    assert (undisturbed[1] / "summary.json").exists()  # it still says what the run has spent
+
+
+def test_what_a_checkpoint_keeps_of_the_data_is_keyed_by_the_seed(tmp_path):
+    for name, seed in (("a", 1), ("b", 2), ("again", 1)):
+        with pytest.raises(StoppedError):
+            run(tmp_path / name, stop_before=1, seed=seed)
+    found = [
+        Checkpoints(tmp_path / name / "checkpoints").newest_record()["data"]
+        for name in ("a", "b", "again")
+    ]
+    assert found[0] == found[2] != found[1]
+
+
+def test_the_budget_holds_across_restarts(tmp_path, undisturbed):
+    history = undisturbed[0].history
+    budget = (history[1]["epsilon"] + history[2]["epsilon"]) / 2  # room for 2 or 3 steps
+    permitted = run(tmp_path / "whole", epsilon=budget).summary["steps"]
+    assert permitted in (2, 3)
+    with pytest.raises(StoppedError):
+        run(tmp_path / "parts", stop_before=1, epsilon=budget)
+    summary = run(tmp_path / "parts", epsilon=budget).summary
+    assert summary["steps"] == permitted
+    assert summary["stopped_by_budget"]
+    assert summary["epsilon"] <= budget
+    # A larger budget lets it go on; one that is spent already is no budget.
+    assert run(tmp_path / "parts").summary["steps"] == 6
+    with pytest.raises(ConfigError, match=r"has spent in 6 steps"):
+        run(tmp_path / "parts", epsilon=budget)
+
+
+def _damage_truncate(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _damage_remove(path):
+    path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
+def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undisturbed, tmp_path):
+    workdir, like = undisturbed[1], _state_like()
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        want = checkpoints.restore(like)
+    newest = workdir / "checkpoints" / "6"
+    files = [path.relative_to(newest) for path in sorted(newest.rglob("*")) if path.is_file()]
+    assert len(files) > 5
+    fallbacks = 0
+    for number, file in enumerate(files):
+        copy = tmp_path / str(number) / "checkpoints"
+        shutil.copytree(workdir / "checkpoints", copy)
+        damage(copy / "6" / file)
+        with warnings.catch_warnings(record=True) as caught, Checkpoints(copy) as checkpoints:
+            warnings.simplefilter("always")
+            state, record = checkpoints.restore(like)
+        warned = [str(w.message) for w in caught if "unreadable" in str(w.message)]
+        fallbacks += bool(warned)
+        if warned:
+            assert "going on from step 4" in warned[0]
+            assert record["step"] == 4
+            assert (copy.parent / "unreadable-checkpoint-6").is_dir()
+        else:  # a file that the values do not depend on
+            assert record == want[1]
+            jax.tree.map(_assert_same, state, want[0])
+    assert fallbacks >= 2
+
+
+def _state_like():
+    """Parameters and optimizer state of the runs here, before any step."""
+    dataset = dataset_module.load_dataset(CONFIG.dataset)
+    model = CONFIG.build_model(dataset.num_classes)
+    inputs = dataset.train["inputs"][0]
+    params, _ = models.init_variables(model, inputs, jax.random.key(0))
+    tx = build_chain(CONFIG, CONFIG.noise_multiplier, Keys.of(jax.random.key(0))).optimizer
+    return params, tx.init(params)
+
+
+def _assert_same(got, want):
+    if jax.dtypes.issubdtype(got.dtype, jax.dtypes.prng_key):
+        got, want = jax.random.key_data(got), jax.random.key_data(want)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_run_ends_the_same(
+    stopped, undisturbed
+):
+    _damage_truncate(stopped / "checkpoints" / "4" / "record" / "metadata")
+    with pytest.warns(UserWarning, match="going on from step 2"):
+        result = run(stopped)
+    assert outcome(result) == outcome(undisturbed[0])
+    # What may still be read of it are the noise key and the seed.
+    assert (stopped / "unreadable-checkpoint-4").stat().st_mode & 0o077 == 0
+
+
+def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
+    for step in ("2", "4"):
+        _damage_truncate(stopped / "checkpoints" / step / "record" / "metadata")
+    _damage_truncate(stopped / "checkpoints" / "0" / "record" / "metadata")
+    with pytest.raises(CheckpointError, match="already released"):
+        run(stopped)
+    shutil.rmtree(stopped / "checkpoints")
+    with pytest.raises(CheckpointError, match="no checkpoint of it"):
+        run(stopped)
+    path = tmp_path / "config.py"
+    path.write_text("from tests.training.resume_test import CONFIG\nget_config = lambda: CONFIG\n")
+    assert main(["train", str(path), "--workdir", str(stopped)]) == 2
+    assert "no checkpoint of it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_failed_write_ends_the_run_with_the_step_it_will_go_on_from(
+    tmp_path, undisturbed, monkeypatch
+):
+    save = checkpoints_module.ocp.CheckpointManager.save
+
+    def full(self, step, **kwargs):
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        return save(self, step, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints_module.ocp.CheckpointManager, "save", full)
+        with pytest.raises(CheckpointError, match=r"No space left.*goes on from step 2"):
+            run(tmp_path)
+    assert outcome(run(tmp_path)) == outcome(undisturbed[0])
+
+
+def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    with Checkpoints(tmp_path / "fresh"):
+        begun = [t.name for t in set(threading.enumerate()) - before]
+        assert not any("_target_setting_result" in name for name in begun)
+    left = tmp_path / "killed" / "2.orbax-checkpoint-tmp"
+    left.mkdir(parents=True)
+    with Checkpoints(tmp_path / "killed") as checkpoints:
+        checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
+    assert not left.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such modes")
+def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    folder.chmod(0o777)  # as copied without its mode, or made by who wants to read what comes
+    with Checkpoints(folder):
+        assert folder.stat().st_mode & 0o077 == 0
+    other = types.SimpleNamespace(st_uid=folder.stat().st_uid + 1)
+    monkeypatch.setattr(cache_folder, "os", types.SimpleNamespace(fstat=lambda file: other))
+    with pytest.raises(CheckpointError, match="belongs to another user"):
+        Checkpoints(folder)
+
+
+def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, monkeypatch):
+    """A summary would state the ε of fewer steps than the parameters beside it are of."""
+    write, workdir = loop.outputs.write, undisturbed[1]
+
+    def meanwhile(*args):
+        with pytest.raises(CheckpointError, match="another process trains in workdir="):
+            Checkpoints(workdir / "checkpoints")
+        return write(*args)
+
+    monkeypatch.setattr(loop.outputs, "write", meanwhile)
+    assert run(workdir).summary["steps"] == 6
+
+
+def test_a_folder_that_cannot_be_opened_is_free_again(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise OSError("the disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints_module.ocp, "CheckpointManager", fail)
+        with pytest.raises(OSError, match="the disk"):
+            Checkpoints(tmp_path)
+    with Checkpoints(tmp_path) as opened:
+        assert opened.directory == tmp_path
+
+
+@pytest.mark.slow
+def test_two_processes_do_not_train_in_one_workdir(tmp_path):
+    workdir = tmp_path / "run"
+    hold = (
+        "import sys; from pathlib import Path\n"
+        "from dpoptax.training.run.checkpoints import Checkpoints\n"
+        "with Checkpoints(Path(sys.argv[1])): print('held', flush=True), input()\n"
+    )
+    command = [sys.executable, "-c", hold, str(workdir / "checkpoints")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match="another process trains in .*run.*workdir"):
+            run(workdir)
+        assert [path.name for path in workdir.rglob("*")] == ["checkpoints"]
+        other.kill()
+    assert run(workdir).summary["steps"] == CONFIG.steps

@@ -1,0 +1,460 @@
+"""The trainer's methods with a clip, noise, loss or optimizer of their own: what ε they state."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import dpoptax
+from dpoptax import accounting, auditing, matrix, sampling
+from dpoptax.training import audit, models
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.augmentations import flipped, shifted, step_key
+from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train
+from dpoptax.training.methods import (
+    DPSGD,
+    AdamBC,
+    AdaptiveClip,
+    Augmented,
+    CorrelatedNoise,
+    Disk,
+    GeoDP,
+    LPAdam,
+    NonPrivate,
+)
+from dpoptax.training.run import chain
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import resolve
+from dpoptax.training.run.seeds import Keys
+from experiments.methods import (
+    AugmentedDisk,
+    JamesStein,
+    Muon,
+    ScaleThenPrivatize,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
+)
+from tests.helpers import normal, slow_but
+from tests.training import resume_test
+
+TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp", seed=0)
+METHODS = {
+    "adaptive_clip": {"method": AdaptiveClip()},
+    "correlated_noise": {
+        "method": CorrelatedNoise(bands=3, preset="momentum"),
+        "sampling": "cyclic",
+    },
+    "augmented": {"method": Augmented(multiplicity=2)},
+    "augmented_disk": {"method": AugmentedDisk(multiplicity=2, mirrored=True, flip=True)},
+    "averaged": {"parameter_ema": 0.5},
+    "fixed_point": {"fixed_point": True},
+    "chacha20": {"generator": "chacha20"},
+    "chacha20_augmented": {"generator": "chacha20", "method": Augmented(multiplicity=2)},
+    "correlated_fixed_point": {
+        "method": CorrelatedNoise(bands=3),
+        "sampling": "cyclic",
+        "fixed_point": True,
+    },
+    "adam_bc": {"method": AdamBC()},
+    "lp_adam": {"method": LPAdam()},
+    "singular_values": {"method": SingularValues(decay=0.9)},
+    "muon": {"method": Muon(), "learning_rate": 0.05},
+    "scale_then_privatize": {
+        "method": ScaleThenPrivatize(noise_corrected=True),
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+    },
+    "shrunk_muon": {"method": ShrunkMuon(), "learning_rate": 0.05},
+}
+
+
+def tiny(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def run(config):
+    dataset = load_dataset(config.dataset)
+    return train(config, dataset, make_plan(config, dataset.train_size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    slow_but(("adaptive_clip", "correlated_noise"), METHODS),
+)
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+    changes = {**METHODS[name], "batch_size": 64}
+    whole = resume_test.run(tmp_path / "whole", **changes)
+    with pytest.raises(resume_test.StoppedError):
+        resume_test.run(tmp_path / "stopped", stop_before=4, **changes)
+    again = resume_test.run(tmp_path / "stopped", **changes)
+    assert again.summary["params_sha256"] == whole.summary["params_sha256"]
+    assert again.summary["epsilon"] == whole.summary["epsilon"]
+
+
+DP_SGD = sorted(METHODS.keys() - {"correlated_noise", "correlated_fixed_point"})
+
+
+@pytest.mark.parametrize("name", DP_SGD)
+def test_what_is_dp_sgd_with_poisson_sampling_needs_the_noise_of_dp_sgd(name):
+    plan, of_dp_sgd = make_plan(tiny(**METHODS[name]), 1438), make_plan(TINY, 1438)
+    assert plan.noise_multiplier == of_dp_sgd.noise_multiplier
+    assert plan.epsilon(6) == of_dp_sgd.epsilon(6)
+
+
+# A clip, a loss, a filter and a map of their own.
+EACH = ("adaptive_clip", "augmented_disk", "fixed_point", "singular_values", "scale_then_privatize")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_but(EACH, DP_SGD))
+def test_what_is_dp_sgd_with_poisson_sampling_spends_what_was_planned(name):
+    config = tiny(**METHODS[name])
+    assert run(config).summary["epsilon"] == make_plan(config, 1438).epsilon(6)
+
+
+def test_noise_in_fixed_point_is_where_it_is_asked_for():
+    for fixed_point in (False, True):
+        made = chain.build_chain(tiny(fixed_point=fixed_point), 2.0, Keys.of(jax.random.key(0)))
+        (ledger,) = dpoptax.ledgers(made.optimizer.init(jnp.zeros(3)))
+        assert ledger.mechanism.fixed_point is fixed_point
+
+
+def test_correlated_noise_in_fixed_point_is_refused_where_examples_come_again_in_a_band():
+    method = CorrelatedNoise(bands=3)
+    for fixed_point in (False, True):
+        config = tiny(
+            method=method,
+            sampling="min_separation",
+            accountant="monte_carlo",
+            noise_multiplier=4.0,
+            epsilon=None,
+            fixed_point=fixed_point,
+        )
+        if fixed_point:
+            with pytest.raises(ConfigError, match="give sampling='cyclic', or fixed_point=False"):
+                make_plan(config, 1438)
+        else:
+            make_plan(config, 1438)
+
+
+@pytest.mark.parametrize("method", [GeoDP(), NonPrivate()])
+def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method):
+    with pytest.raises(ConfigError, match=f"fixed_point=True is not for method={method.name}"):
+        tiny(method=method, fixed_point=True)
+
+
+def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
+    # The noise in a released gradient alone is that of σ/√(1 − ρ).
+    config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
+    resolved = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
+    params = jnp.zeros(40_000)
+    release, clip = resolved.release, resolved.clip
+    state = release.init(params)
+    reference = dpoptax.gradient_points(state, params).reference
+    pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))
+    clipped = dpoptax.extend.trust_clipped(pair, clip, reference)
+    noise, _ = jax.jit(release.update)(clipped, state, params)
+    assert np.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
+
+
+def test_correlated_noise_is_priced_with_its_sampler():
+    config = tiny(**METHODS["correlated_noise"])
+    summary = run(config).summary
+    sampler = matrix.CyclicPoissonSampler(1438, 64, seed=7, cycle_length=3)
+    strategy = matrix.optimal_banded_toeplitz(6, 3)
+    release = {"noise_multiplier": summary["noise_multiplier"], "delta": 1e-5, "accountant": "rdp"}
+    want = accounting.epsilon(**release, steps=6, sampler=strategy.under(sampler))
+    assert summary["epsilon"] == pytest.approx(want)
+    assert 0.99 * config.epsilon < want <= config.epsilon
+    # Two turns with probability 3B/N each need more noise than six with B/N.
+    assert summary["noise_multiplier"] > 1.1 * make_plan(TINY, 1438).noise_multiplier
+    assert (summary["sampling"], summary["cycle_length"]) == ("CyclicPoissonSampler", 3)
+    said = text("run", plan_run(config))
+    assert "replace-special, cyclic sampling" in said
+
+
+def test_correlated_noise_over_more_steps_is_another_mechanism(tmp_path):
+    changes = {**METHODS["correlated_noise"], "batch_size": 64}
+    resume_test.run(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=r"steps=12 differs from 6"):
+        resume_test.run(tmp_path, **changes, steps=12)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+def test_correlated_noise_with_another_sampling_has_no_epsilon(sampling):
+    config = tiny(**{**METHODS["correlated_noise"], "sampling": sampling})
+    with pytest.raises(ValueError, match=r"lets an example take part in successive steps"):
+        make_plan(config, 1438)
+
+
+def test_groups_smaller_than_the_batch_are_refused():
+    config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
+    with pytest.raises(ValueError, match=r"at most the 47 records of a group, got 64"):
+        make_plan(config, 1438)
+
+
+@pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
+def test_batches_in_order_are_whole_groups_and_unamplified(method):
+    # 22 batches of 64 in an epoch of 1,438; each example is in two of these 30 at most.
+    config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
+    plan = make_plan(config, 1438)
+    drawn = [int(i) for s in plan.sampler.samples(0, 22) for i in s.indices[s.mask]]
+    assert len(drawn) == len(set(drawn)) == 22 * 64
+    alone = plan.epsilon(22)
+    assert alone == pytest.approx(
+        accounting.epsilon(
+            noise_multiplier=4.0,
+            steps=1,
+            delta=1e-5,
+            sampler=sampling.PoissonSampler(64, 64, seed=0),
+            accountant="rdp",
+        )
+    )
+    spent = train(config, load_dataset("digits"), plan).summary["epsilon"]
+    assert spent == plan.epsilon(30) > alone
+
+
+@pytest.mark.slow
+def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
+    config = tiny(
+        method=Augmented(multiplicity=3, shift=1),
+        steps=1,
+        noise_multiplier=0.0,
+        epsilon=None,
+        l2_clip_norm=0.5,
+    )
+    dataset = load_dataset("digits")
+    plan = make_plan(config, dataset.train_size)
+    got = train(config, dataset, plan).params
+    init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
+    model = config.build_model(10)
+    example = jax.tree.map(lambda x: x[0], dataset.train)
+    params = models.init_variables(model, example["inputs"], init_key).params
+    state = chain.build_chain(config, 0.0, Keys.of(noise_key)).optimizer.init(params)
+    indices, mask = plan.sampler.sample(0)
+    batch = jax.tree.map(lambda x: x[indices], dataset.train)
+    loss, augment = models.example_loss(model), shifted(1)
+
+    @jax.jit
+    @jax.vmap
+    def clipped(example, index):
+        keys = jax.random.split(jax.random.fold_in(step_key(state), index), 3)
+        grads = [jax.grad(loss)(params, augment(example, key)) for key in keys]
+        mean = jax.tree.map(lambda *g: sum(g) / 3, *grads)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(mean)))
+        return jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.5 / norm), mean)
+
+    each = clipped(batch, jnp.asarray(indices))
+    want = jax.tree.map(lambda p, g: p - jnp.tensordot(mask * 1.0, g, 1) / 64, params, each)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+
+
+@pytest.mark.slow
+def test_disk_on_copies_that_are_the_examples_is_disk(no_room):
+    config = tiny(method=Disk(), noise_multiplier=1.0, epsilon=None)
+    want = run(config).params
+    same = AugmentedDisk(multiplicity=2, shift=0)
+    got = run(dataclasses.replace(config, method=same)).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+    other = run(dataclasses.replace(config, method=AugmentedDisk(multiplicity=2))).params
+    assert max(map(float, jax.tree.leaves(jax.tree.map(_distance, other, want)))) > 1e-3
+    state = chain.build_chain(
+        dataclasses.replace(config, method=same), 1.0, Keys.of(jax.random.key(0))
+    ).optimizer.init(want)
+    assert len(dpoptax.gradient_points(state, want).points) == 2
+
+
+def _distance(a, b):
+    return jnp.max(jnp.abs(a - b))
+
+
+def test_every_step_has_a_key_of_its_own():
+    tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, Keys.of(jax.random.key(0))).optimizer
+    params = jnp.zeros(2)
+    state = tx.init(params)
+    clipped = dpoptax.extend.trust_clipped(params, dpoptax.l2_clip(1.0))
+    keys = {tuple(jax.random.key_data(step_key(state)).tolist())}
+    for _ in range(3):
+        _, state = tx.update(clipped, state, params)
+        keys.add(tuple(jax.random.key_data(step_key(state)).tolist()))
+    assert len(keys) == 4
+    plain = chain.build_chain(TINY, 1.0, Keys.of(jax.random.key(0))).optimizer
+    assert step_key(plain.init(params)) is None
+
+
+def test_shifts_are_all_alike_and_bring_in_zeros():
+    image = np.arange(1.0, 13.0).reshape(3, 4, 1)
+    example = {"inputs": jnp.asarray(image), "labels": 3}
+    moved = jax.jit(jax.vmap(lambda key: shifted(1)(example, key)["inputs"]))(
+        jax.random.split(jax.random.key(0), 900)
+    )
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+    windows = [padded[i : i + 3, j : j + 4] for i in range(3) for j in range(3)]
+    counts = [int(np.sum(np.all(np.asarray(moved) == w, axis=(1, 2, 3)))) for w in windows]
+    assert sum(counts) == 900
+    assert min(counts) > 60
+    mirrored = jax.jit(jax.vmap(lambda key: shifted(1, mirrored=True)(example, key)["inputs"]))(
+        jax.random.split(jax.random.key(0), 100)
+    )
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), "edge")  # by one pixel the same as mirrored
+    windows = [padded[i : i + 3, j : j + 4] for i in range(3) for j in range(3)]
+    found = {i for i, w in enumerate(windows) for m in np.asarray(mirrored) if np.all(m == w)}
+    assert found == set(range(9))
+    assert all(any(np.all(m == w) for w in windows) for m in np.asarray(mirrored))
+    with pytest.raises(ConfigError, match="shift=-1"):
+        shifted(-1)
+    with pytest.raises(ConfigError, match=r"inputs of shape \(5,\)"):
+        shifted(1)({"inputs": jnp.zeros(5)}, jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_flips_are_of_every_other_copy_and_of_its_width():
+    image = np.arange(1.0, 13.0).reshape(3, 4, 1)
+    example = {"inputs": jnp.asarray(image), "labels": 3}
+    augment = flipped(shifted(0))
+    made = jax.jit(jax.vmap(lambda key: augment(example, key)["inputs"]))(
+        jax.random.split(jax.random.key(0), 400)
+    )
+    as_it_was = np.all(np.asarray(made) == image, axis=(1, 2, 3))
+    turned = np.all(np.asarray(made) == image[:, ::-1], axis=(1, 2, 3))
+    assert np.all(as_it_was ^ turned)
+    assert 150 < as_it_was.sum() < 250
+    assert augment(example, jax.random.key(0))["labels"] == 3
+
+
+@pytest.mark.slow
+def test_adam_of_a_method_is_its_own_and_knows_the_noise():
+    base = {"noise_multiplier": 1.0, "epsilon": None, "learning_rate": 0.01}
+    sgd, momentum, other = (
+        run(tiny(method=method, optimizer=optimizer, **base)).summary["params_sha256"]
+        for method, optimizer in ((AdamBC(), "sgd"), (AdamBC(), "momentum"), (LPAdam(), "sgd"))
+    )
+    assert sgd == momentum != other
+    assert "DP-AdamBC, its own optimizer" in text("run", plan_run(tiny(method=AdamBC())))
+    config = tiny(method=AdamBC(), **base)
+    release = jax.random.key(3)
+    trainer = chain.build_chain(config, 1.0, Keys.of(release)).optimizer
+    noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
+    adam = dpoptax.contrib.adam_bc(0.01, stddev=1.0 / 64)
+    params = jnp.zeros(5)
+    state, states = trainer.init(params), (noise.init(params), adam.init(params))
+    whole, first, second = (jax.jit(tx.update) for tx in (trainer, noise, adam))
+    for step in range(3):
+        clipped = dpoptax.extend.trust_clipped(normal(step, (5,)), dpoptax.l2_clip(1.0))
+        got, state = whole(clipped, state, params)
+        mean, noise_state = first(clipped, states[0], params)
+        want, adam_state = second(mean, states[1], params)
+        states = noise_state, adam_state
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_an_audit_does_not_contradict_the_claim(name):
+    rows = audit.audit_config(tiny(**METHODS[name]), trials=640)
+    assert len(rows) == 5
+    assert rows[1].name == "one full-batch release, worst example found"
+    assert not any(row.violated for row in rows)
+    # The attack on one release sees; a fraction of the claim at so few trials.
+    assert rows[0].result.epsilon_lower_bound > 0.1 * rows[0].result.claimed_epsilon
+
+
+def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
+    """By loss distributions the same run would claim four times as much, and nothing be refuted."""
+    config = tiny(
+        method=CorrelatedNoise(bands=3),
+        sampling="balls_in_bins",
+        accountant="monte_carlo",
+        noise_multiplier=1.0,
+        epsilon=None,
+        steps=46,
+        delta=5e-4,
+    )
+    plan = make_plan(config, load_dataset(config.dataset).train_size)
+    stated, by_pld = (
+        dataclasses.replace(plan, accountant=name).epsilon(46) for name in ("monte_carlo", "pld")
+    )
+    assert 3 * stated < by_pld
+    curve = auditing.trade_off_curve([1.0] * 900 + [0.0] * 100, [0.0] * 990 + [1.0] * 10, [0.5])
+    assert curve.refutes(auditing.approximate_trade_off(stated, 5e-4))
+    seen = auditing.AuditResult(
+        by_pld, 2 * stated, 5e-4, 0.999, 1000, "white-box", "planted", 0.1,
+        claimed=auditing.approximate_trade_off(by_pld, 5e-4), evidence=curve,
+    )  # fmt: skip
+    assert not seen.violated
+    monkeypatch.setattr(auditing, "audit", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(auditing, "audit_one_run", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(audit, "_worst_example", lambda run: None)
+    rows = audit.audit_config(config)
+    assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 3
+    assert [row.violated for row in rows] == [False] * 2 + [True] * 3
+    assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
+
+
+def test_a_config_of_a_ciphers_seed_is_audited():
+    """And the model's training begins where that of the config does."""
+    dataset = load_dataset("digits")
+    config = tiny(generator="chacha20", seed=2**255)
+    plan = make_plan(config, dataset.train_size)
+    own = resolve(config, plan, num_classes=10)
+    game = audit._model(own, dataset)
+    first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
+    want = models.init_variables(own.model, first, own.init_key).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), game.params, want)
+
+
+def test_what_claims_nothing_is_not_audited():
+    config = tiny(method=GeoDP(), noise_multiplier=1.0, epsilon=None)
+    with pytest.raises(ConfigError, match=r"GeoDP claims no ε .*turn a small mean gradient around"):
+        audit.audit_config(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "behind"),
+    [
+        (SingularValues(0.5), lambda s: dpoptax.contrib.singular_value_shrinkage(s, decay=0.5)),
+        (
+            JamesStein(0.5, False),
+            lambda s: dpoptax.contrib.james_stein(s, decay=0.5, per_leaf=False),
+        ),
+        (ShrunkMuon(0.5), lambda s: dpoptax.contrib.scale_by_shrunk_muon(s, decay=0.5)),
+        (Muon(0.5), lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0))),
+        (SignSGD(), lambda s: optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind):
+    config = tiny(method=method, noise_multiplier=2.0, epsilon=None, learning_rate=0.5)
+    params = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(4)}
+    trainer = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
+    noise = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=64, key=jax.random.key(0))
+    by_hand = optax.chain(noise, behind(2.0 * config.l2_clip_norm / 64), optax.scale(-0.5))
+    states = trainer.optimizer.init(params), by_hand.init(params)
+    for step in range(3):
+        total = jax.tree.map(
+            lambda p, t=step: jnp.sin(jnp.arange(p.size) + t).reshape(p.shape), params
+        )
+        clipped = dpoptax.extend.trust_clipped(total, dpoptax.l2_clip(config.l2_clip_norm))
+        got, first = trainer.optimizer.update(clipped, states[0], params)
+        want, second = by_hand.update(clipped, states[1], params)
+        states = first, second
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
+
+
+@pytest.mark.slow
+def test_the_kernels_of_convolutions_are_muon_s_too():
+    direction = Muon().direction(0.1)
+    params = {"conv": jnp.zeros((3, 3, 2, 8)), "bias": jnp.zeros(8)}
+    grads = jax.tree.map(lambda p: jnp.sin(jnp.arange(1.0, p.size + 1)).reshape(p.shape), params)
+    out, _ = direction.update(grads, direction.init(params), params)
+    values = np.linalg.svd(np.asarray(out["conv"]).reshape(18, 8), compute_uv=False)
+    assert np.all((values > 0.3) & (values < 1.3) | (values < 1e-3))
