@@ -1,4 +1,4 @@
-"""Renders the notebooks as pages: their text, code and stored outputs."""
+"""Renders the notebooks as pages with their text, code and stored outputs."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Leads links to notebooks to their pages: in the repository, the links lead to the files."""
+    """Points links to notebooks at their pages instead of at the repository's files."""
     del config, files
     folder = posixpath.dirname(page.file.src_uri)
 

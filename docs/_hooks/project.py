@@ -1,4 +1,4 @@
-"""Takes the addresses and the version of the site from the project, where each is defined once."""
+"""Sets the site's addresses and version from the metadata of the project."""
 
 import contextlib
 import tomllib
