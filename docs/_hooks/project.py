@@ -9,7 +9,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def on_config(config):
-    """Sets the addresses of `[project.urls]`, and appends the version to the site's name."""
+    """Sets the addresses of `[project.urls]` and adds the version to the site's name."""
     urls = tomllib.loads(PROJECT.read_text("utf-8"))["project"]["urls"]
     config.repo_url = urls["Repository"]
     config.repo_name = "dpoptax"
