@@ -18,7 +18,7 @@ from dpoptax._clip.grid import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clipped_grad.sharding import (
-    Sums,
+    DeviceSum,
     check_one_device,
     check_same_axes,
     make_layout,
@@ -79,14 +79,14 @@ def clipped_grad(
       return_values: whether `grad_fn` also returns the losses of all examples, (B,).
       method: "auto" computes norms and sums from the operands and cotangents of each layer (ghost
         clipping), and forms per-example gradients only where the traced loss requires it. "vmap"
-        forms all of them and is the reference. The two differ by rounding. "auto" also clips more
-        where a gradient is the small remainder of large terms that cancel.
+        forms all of them and is the reference. The two differ by rounding. Where large terms
+        of a gradient nearly cancel, "auto" scales it to below C.
       precision: the dtype that "auto" rounds operands and cotangents to before it measures and
         contracts them. "bfloat16" halves their memory and takes one matrix-unit pass instead of
         three to six. It rounds gradients and does not affect the bound.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Required by
-        `gaussian_noise(fixed_point=True)`. It forms per-example gradients.
+        `gaussian_noise(fixed_point=True)`. A grid requires per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Each device clips and sums the
         gradients of its own examples, and one all-reduce adds the sums. Noise is added afterwards,
         so its standard deviation does not depend on the number of devices. Axes may be automatic
@@ -95,8 +95,8 @@ def clipped_grad(
         the work: to use all devices, name all axes.
       param_specs: how the parameters are sharded over the mesh: a `PartitionSpec`, or a tree prefix
         of them. Parameters are all-gathered for the gradient, and the sum is sharded like them,
-        except with geometries that encode. `None` reads explicit axes from the types, and means
-        replicated parameters on automatic axes.
+        except with clips that encode (`Clip.encodes`). `None` reads explicit axes from the types,
+        and means replicated parameters on automatic axes.
 
     Returns:
       `grad_fn(params, batch, mask=None, *, key=None, ids=None)`. `params` are the parameters, or
@@ -149,55 +149,66 @@ def clipped_grad(
     by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
     if by_examples and precision != "float32":
         raise ValueError(
-            f"precision={precision!r} is for book-keeping, and here per-example gradients are "
-            f"taken (method={method!r}, grid={grid}, clip={clip}): leave it out"
+            f"`precision` must be 'float32' for per-example gradients, got {precision!r}. They are "
+            f"taken for method={method!r}, grid={grid}, clip={clip}."
         )
     layout = make_layout(mesh, axis_name, param_specs)
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
-    def local_sum(
-        points: GradientPoints, rows: PyTree, mask: jax.Array, key: jax.Array | None
+    # From the inside out: a micro-batch, a device, all devices, and the function of the user.
+    def microbatch_sum(
+        points: GradientPoints, examples: tuple[PyTree, PyTree], mask: jax.Array, whole: WholeBatch
     ) -> tuple[PyTree, PyTree]:
-        batch, ids = rows
+        given = loss_fn, clip, points, examples[0], mask, examples[1]
+        if by_examples:
+            return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
+        dtype = jnp.bfloat16 if precision == "bfloat16" else None
+        return ghost_clipped_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
+
+    def device_sum(
+        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        batch, ids = records
         devices = 1 if layout is None else layout.shards
         whole = WholeBatch(devices * mask.shape[0], devices)
-
-        def sums(rows: PyTree, mask: jax.Array) -> PyTree:
-            batch, keys = rows
-            given = loss_fn, clip, points, batch, mask, keys
-            if by_examples:
-                return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
-            dtype = jnp.bfloat16 if precision == "bfloat16" else None
-            return ghost_clipped_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
-
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        total, aux = in_microbatches(sums, microbatch_size)((batch, keys), mask)
-        return total if by_examples else join_sums(clip, points.points[0], total), aux
+        sums = in_microbatches(
+            lambda examples, mask: microbatch_sum(points, examples, mask, whole), microbatch_size
+        )
+        total, aux = sums((batch, keys), mask)
+        if not by_examples:
+            total = join_sums(clip, points.points[0], total)
+        return total, aux
 
-    whole_sum: Sums = local_sum
+    batch_sum: DeviceSum = device_sum
     if layout is not None:
-        whole_sum = sum_over_devices(
-            local_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
+        batch_sum = sum_over_devices(
+            device_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
         )
 
     @functools.partial(jax.jit, static_argnames="unweighted")
-    def clipped_sum(
+    def sealed_sum(
         points: GradientPoints,
-        batch: PyTree,
+        records: tuple[PyTree, PyTree],
         mask: jax.Array,
         key: jax.Array | None,
-        ids: jax.Array | None,
         *,
         unweighted: bool,
     ) -> tuple[ClippedSum, PyTree]:
-        if unweighted:  # known to the compiler, which multiplies by no weight then
+        if unweighted:  # known to the compiler, which then multiplies by no weight
             points = dataclasses.replace(points, weights=(1.0,))
         points = _with_mapped_reference(points, clip)
-        rows, mask = mark(((batch, ids), mask), EXAMPLES)
-        total, aux = whole_sum(points, rows, mask, key)
-        reference, linear_map = points.reference, points.linear_map
-        clipped = sealed(total, clip, reference, grid, linear_map, mask.shape[0])
+        records, mask = mark((records, mask), EXAMPLES)
+        total, aux = batch_sum(points, records, mask, key)
+        clipped = sealed(
+            total,
+            clip,
+            reference=points.reference,
+            grid=grid,
+            linear_map=points.linear_map,
+            examples=mask.shape[0],
+        )
         clipped = dataclasses.replace(clipped, origin=points.origin)
         return clipped, mark(aux, UNCLIPPED)
 
@@ -217,12 +228,12 @@ def clipped_grad(
             check_one_device(batch)
         which = check_mask(mask, batch_axis(batch))
         key = None if key is None else check_key(key)
-        records = _check_ids(ids, key, which.shape[0])
+        records = batch, _check_ids(ids, key, which.shape[0])
         if grid is not None:
             check_capacity(clip, grid, which.shape[0])
         first = points.weights[0]
         unweighted = len(points.weights) == 1 and isinstance(first, float) and first == 1.0
-        clipped, aux = clipped_sum(points, batch, which, key, records, unweighted=unweighted)
+        clipped, aux = sealed_sum(points, records, which, key, unweighted=unweighted)
         clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return (clipped, aux) if has_aux else clipped
 
@@ -246,7 +257,7 @@ def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., 
 
 
 def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints:
-    """The points with a gradient for reference, a release mapped back, mapped as gradients are."""
+    """Returns the points with a reference that is a gradient mapped by their linear map."""
     linear_map, reference = points.linear_map, points.reference
     if linear_map is None or not linear_map.back or clip.followed:
         return points
@@ -255,7 +266,7 @@ def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints
         return jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)]
 
     if shapes(reference) != shapes(points.points[0]):
-        return points  # no gradient, but something of a geometry's own
+        return points  # not a gradient, but data that the clip made
     return dataclasses.replace(points, reference=linear_map.forward(reference))
 
 

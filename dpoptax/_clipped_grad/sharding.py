@@ -18,7 +18,7 @@ from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
 # `sums(points, batch, mask, key)` of `clipped_grad` returns the clipped sum and aux.
-Sums = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
+DeviceSum = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def make_layout(
     return Layout(mesh, axes, param_specs)
 
 
-def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float) -> Sums:
+def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: float) -> DeviceSum:
     """Lets `sums(points, batch, mask, key)` run on each device's own examples.
 
     Sharded parameters are all-gathered first, and the sums are added over `layout.axes` once. With
