@@ -729,5 +729,5 @@ def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
     assert found <= clip.sensitivity
     plain = _total(loss, params, clip)(others, np.ones(OTHERS + 1, bool))
     np.testing.assert_allclose(total(others, np.ones(OTHERS + 1, bool))[0], plain[0], atol=0.01)
-    with pytest.raises(ValueError, match="precision='bfloat16'.*leave it out"):
+    with pytest.raises(ValueError, match="`precision` must be 'float32'.*got 'bfloat16'"):
         dpoptax.clipped_grad(loss, clip, precision="bfloat16", method="vmap")
