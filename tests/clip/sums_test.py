@@ -82,7 +82,7 @@ def test_steps_become_numbers_by_one_rounding_of_the_sum():
     fine = rng.integers(-(2**29), 2**29, 1000)
     whole = rng.integers(-(2**10), 2**10, 1000) - (fine >> steps.finer)
     exact = whole + fine * 2.0**-steps.finer
-    found = jax.jit(steps.numbers)(jnp.int32(whole), jnp.int32(fine))
+    found = jax.jit(steps.join)(jnp.int32(whole), jnp.int32(fine))
     error = np.abs(np.float64(found) * 2.0**steps.exponent - exact)
     assert (error <= bounds.UNIT_ROUNDOFF * (np.abs(exact) + 2.0**12)).all()
 
