@@ -42,6 +42,7 @@ def noise_gain(filt: Filter) -> float:
 
     It is exact, by the discrete Lyapunov equation, and requires a stable filter.
 
+    >>> from dpoptax.filters import preset
     >>> round(noise_gain(preset("momentum")), 6)  # 0.01 / (1 - 0.81)
     0.052632
     """

@@ -709,7 +709,7 @@ def test_a_grid_goes_with_its_noise(no_room):
     assert rounded == pytest.approx(half + math.sqrt(16) * grid / 2, rel=1e-12)
     with pytest.raises(TypeError, match="fixed_point=True"):
         release(clipped, fixed_point=False)
-    with pytest.raises(ValueError, match="the grid that .dpoptax.extend.fixed_point_grid. returns"):
+    with pytest.raises(ValueError, match="fixed_point_grid` returns for this stage's"):
         release(clipped, noise_multiplier=9.0)
     with pytest.raises(ValueError, match="padding included"):
         dpoptax.clipped_grad(loss, clip, grid=2.0**-29)(points, batch)

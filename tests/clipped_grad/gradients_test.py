@@ -166,7 +166,7 @@ def test_a_key_needs_the_records_and_the_records_a_key():
 
 def test_weights_are_no_mask():
     batch, weights = helpers.mlp_batch(0, 2), np.array([0.5, 0.0])
-    with pytest.raises(TypeError, match="mask is of float.*belong into the loss"):
+    with pytest.raises(TypeError, match="`mask` must .* got float.*into the loss"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(_points(1), batch, weights)
 
 
@@ -238,14 +238,14 @@ def test_bad_arguments():
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=0)
     with pytest.raises(ValueError, match="microbatch_size='8': want a whole number"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size="8")
-    with pytest.raises(TypeError, match=r"mesh is a list: want.*jax\.make_mesh"):
+    with pytest.raises(TypeError, match=r"`mesh` must .* got a list\. .*jax\.make_mesh"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, mesh=jax.devices())
     with pytest.raises(ValueError, match="method='fast'"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, method="fast")
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
     with pytest.raises(ValueError, match=r"`mask` must have shape .* got \(3,\)"):
         grad_fn(_points(1), helpers.mlp_batch(0, 2), jnp.ones(3, bool))
-    with pytest.raises(ValueError, match="leading axis.*made one array by np.stack"):
+    with pytest.raises(ValueError, match="leading axis.*to one array with `np.stack`"):
         grad_fn(_points(1), [[1.0, 2.0], [3.0, 4.0]])
 
 
