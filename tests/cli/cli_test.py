@@ -128,7 +128,7 @@ def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
         (["--batch-size", "0"], "batch_size=0"),
         (["--batch-size", "100000"], "batch_size=100000 exceeds the 1438 training examples"),
         (["--epsilon", "nan"], "epsilon=nan"),
-        (["--epsilon", "1e-9", "--delta", "1e-11"], "epsilon=1e-09"),
+        (["--epsilon", "1e-9", "--delta", "1e-11"], "got 1e-09"),
         (["--epsilon", "None"], "epsilon=None with noise_multiplier=None"),
         (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
         (["--l2-clip-norm", "1e300"], "l2_clip_norm=1e+300"),
