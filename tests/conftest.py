@@ -25,9 +25,10 @@ def _xla_knows(flags: str) -> bool:
 
 
 def _quickly(config: pytest.Config) -> bool:
-    """Returns whether to compile quickly, as all tests do except the slow ones marked `optimized`.
+    """Returns whether `-m` selects only tests that are compiled with few optimizations.
 
-    If all slow tests are selected together, all of them are compiled with optimizations.
+    Slow tests marked `optimized` check programs as users compile them. A selection that includes
+    these tests is compiled with optimizations.
     """
     return config.option.markexpr in ("not slow", "slow and not optimized")
 

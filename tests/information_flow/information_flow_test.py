@@ -469,7 +469,7 @@ def test_keys_of_an_array_are_different_where_that_is_known(run):
 
 
 def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
-    """The count of such a state is a literal, converted in one place and not in another."""
+    """The count of a new state is a literal, converted in one place and not in another."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, batch, mask):
