@@ -1,4 +1,4 @@
-"""How the tests are run: what is no test, and where compiled programs are kept."""
+"""Configures the tests: collection, compilation and the cache of compiled programs."""
 
 import gc
 import os
@@ -9,8 +9,8 @@ import pytest
 
 collect_ignore = ["make_reference.py"]
 
-# XLA cuts a program into parts to compile them at once. Each has a price, and the other cores have
-# tests of their own.
+# XLA splits a program to compile the parts in parallel. Each part has a cost, and the other cores
+# run other tests.
 _IN_ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
 # XLA's older code generator for CPUs compiles small programs in two thirds of the time.
 _QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false"
@@ -18,25 +18,26 @@ _FEW_OPTIMIZATIONS = "jax_disable_most_optimizations"
 
 
 def _xla_knows(flags: str) -> bool:
-    """Whether the installed XLA has these flags: it ends the process at one that it has not."""
+    """Returns whether the installed XLA has these flags, because unknown flags end the process."""
     program = [sys.executable, "-c", "import jax; jax.devices()"]
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(program, env=environment, capture_output=True).returncode == 0
 
 
 def _quickly(config: pytest.Config) -> bool:
-    """Whether compiling is to be quick: not for the slow tests of programs as users compile them.
+    """Returns whether `-m` selects only tests that are compiled with few optimizations.
 
-    Those are marked `optimized`. Asked for together, all slow tests are compiled so.
+    Slow tests marked `optimized` check programs as users compile them. A selection that includes
+    these tests is compiled with optimizations.
     """
     return config.option.markexpr in ("not slow", "slow and not optimized")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps compiled programs in pytest's cache, for this run's other tests and for later runs.
+    """Stores compiled programs in pytest's cache, for the other tests and for later runs.
 
-    `pytest --cache-clear` forgets them. Through the environment, as the programs that tests start
-    compile the same steps; JAX reads it when it is imported, which is later.
+    `pytest --cache-clear` deletes them. Environment variables carry the setting, because programs
+    started by tests compile the same steps. JAX reads them on import, which happens later.
     """
     if hasattr(config, "cache"):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
@@ -51,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Nothing of what is imported and collected is garbage to look for meanwhile."""
+    """Disables garbage collection during import and collection, which create no garbage."""
     gc.disable()
     try:
         return (yield)
@@ -59,7 +60,7 @@ def pytest_collection():
         gc.enable()
 
 
-# Examples of docstrings that take seconds, each of something that quick tests are of, too.
+# Docstring examples that take seconds. Quick tests cover each of these functions as well.
 _LONG_EXAMPLES = {
     "accumulate", "augmented", "calibrate_batch_size", "calibrate_noise_multiplier",
     "calibrate_steps", "canary_gradient", "information_flow", "kronecker_factors", "linear_map",
@@ -70,10 +71,10 @@ _LONG_EXAMPLES = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks long examples as slow, and sorts modules that are marked `optimized` to the front.
+    """Marks long examples as slow, and moves modules marked `optimized` to the front.
 
-    What is compiled is dropped between the two kinds. In this order modules are given to the
-    workers, and not by their numbers of tests.
+    Compiled programs are dropped between the two kinds. Workers receive the modules in this order,
+    not by their number of tests.
     """
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES:
@@ -82,19 +83,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the garbage collector need not look at it again and again."""
+    """Freezes the objects imported so far, so that the garbage collector skips them."""
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_quickly(request: pytest.FixtureRequest):
-    """Compiles programs with few optimizations where compiling is to be quick.
+    """Compiles programs with few optimizations in modules that are not marked `optimized`.
 
-    Not in modules that are marked `optimized`: they are about the last bits of what users run.
-    The slow tests' programs are large, and few serve two modules: they are dropped after each.
+    Modules marked `optimized` test the last bits of the programs that users run. Slow tests have
+    large programs that few modules share, so these are dropped after each module.
     """
-    import jax  # not before what it reads from the environment is there
+    import jax  # imported here because JAX reads the environment on import
 
     quick = _quickly(request.config) and not any(request.node.iter_markers("optimized"))
     if quick != jax.config.read(_FEW_OPTIMIZATIONS):
@@ -107,7 +108,7 @@ def compiled_quickly(request: pytest.FixtureRequest):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory):
-    """Commands that tests run keep what they compile here, and not in the user's cache folder."""
+    """Redirects the compilation cache of commands under test away from the user's cache folder."""
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     yield
@@ -119,7 +120,7 @@ def own_cache_folder(tmp_path_factory):
 
 @pytest.fixture
 def no_room():
-    """Examples are clipped at the bound itself: `helpers.no_room`."""
+    """Clips examples to the bound itself; see `helpers.no_room`."""
     from tests import helpers
 
     with helpers.no_room():
@@ -128,7 +129,7 @@ def no_room():
 
 @pytest.fixture
 def no_rounding(monkeypatch):
-    """Rényi divergences are dp_accounting's own, without what is added for their rounding."""
+    """Uses dp_accounting's Rényi divergences without the allowance for rounding."""
     import numpy as np
 
     from dpoptax._pricing import accountants, renyi

@@ -1,4 +1,4 @@
-"""Games that the tests of audits share: small parameters, full batches, every method."""
+"""Defines games that the audit tests share: few parameters, full batches, every method."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ FILTERS = {
     "adaptive Kalman": lambda: dpoptax.adaptive_kalman(0.1),
     "DP-PMLF": lambda: dpoptax.pmlf(3, 0.5, *SECOND_ORDER),
 }
-# Those of the clip geometries that exist, each with a bound of its own.
+# One of each available clip geometry, each with a different bound.
 CLIPS = {
     name: getattr(dpoptax, name)
     for name in ("automatic_clip", "psac_clip", "normalized_clip")
@@ -33,12 +33,12 @@ CLIPS = {
 
 
 def poisson(records=64, batch_size=None):
-    """A Poisson sampler, of full batches by default."""
+    """Returns a Poisson sampler, with full batches by default."""
     return sampling.PoissonSampler(records, records if batch_size is None else batch_size, seed=0)
 
 
 def noise(sampler, noise_multiplier=1.0):
-    """The noise stage for a sampler."""
+    """Returns the noise stage for a sampler."""
     return dpoptax.gaussian_noise(
         noise_multiplier=noise_multiplier,
         batch_size=sampler.batch_size,
@@ -47,13 +47,13 @@ def noise(sampler, noise_multiplier=1.0):
 
 
 def method(name, sampler, noise_multiplier=1.0):
-    """The chain of noise and method."""
+    """Returns the chain of noise and method."""
     return optax.chain(noise(sampler, noise_multiplier), FILTERS[name]())
 
 
 @functools.cache
 def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
-    """ε by the accountant."""
+    """Returns ε from the accountant."""
     return accounting.epsilon(
         noise_multiplier=noise_multiplier,
         sampling_probability=probability,
@@ -63,12 +63,12 @@ def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
 
 
 def signed(state):
-    """The state with an imprint that fits it: a mistake that the ledger's own checks do not see."""
+    """Returns the state with a matching imprint, so that the ledger's checks miss the mistake."""
     return ledger.replace_key(state, state.key)
 
 
 def mislabelled(noise, claimed):
-    """A noise stage whose ledger claims another noise multiplier than it uses."""
+    """Returns a noise stage whose ledger claims a different noise multiplier than it uses."""
 
     def relabel(state, noise_multiplier):
         mechanism = dataclasses.replace(state.mechanism, noise_multiplier=noise_multiplier)
@@ -85,10 +85,10 @@ def mislabelled(noise, claimed):
 
 
 def hyperspherical(noise_multiplier=1.0):
-    """The proven GeoDP, full batch.
+    """Returns the proven GeoDP game with full batches.
 
-    The other examples lie along the canary: a mean of magnitude near 0 would lose its direction,
-    and with it what the attacker reads.
+    The other examples are parallel to the canary. A mean of magnitude near 0 would lose its
+    direction, and the attacker reads the direction.
     """
     sampler = poisson(30)
     game = auditing.canary_gradient(

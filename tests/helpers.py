@@ -16,17 +16,17 @@ from dpoptax._clip import bounds
 
 
 def floats(values, dtype=jnp.float32):
-    """NumPy's numbers for JAX, which would compile a conversion for every shape."""
+    """Returns NumPy's numbers for JAX, which would compile a conversion for every shape."""
     return jax.device_put(np.asarray(values, dtype))
 
 
 def normal(seed, shape, dtype=jnp.float32):
-    """Standard normal numbers, of NumPy: JAX would compile a generator for every shape."""
+    """Draws standard normals with NumPy, because JAX would compile a generator for every shape."""
     return floats(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def mlp_params(seed, sizes=(5, 4, 3), dtype=jnp.float32):
-    """Random parameters of a small tanh network, as a list of dicts."""
+    """Returns random parameters of a small tanh network, as a list of dicts."""
     rng = np.random.default_rng(seed)
     return [
         {"w": floats(rng.normal(size=(m, n)) / m**0.5, dtype), "b": floats(np.zeros(n), dtype)}
@@ -35,7 +35,7 @@ def mlp_params(seed, sizes=(5, 4, 3), dtype=jnp.float32):
 
 
 def mlp_loss(params, example):
-    """Cross-entropy of one example (x, y)."""
+    """Computes the cross-entropy of one example (x, y)."""
     x, y = example
     for layer in params[:-1]:
         x = jnp.tanh(x @ layer["w"] + layer["b"])
@@ -44,25 +44,25 @@ def mlp_loss(params, example):
 
 
 def mlp_batch(seed, size, sizes=(5, 4, 3)):
-    """A random batch for `mlp_loss`."""
+    """Returns a random batch for `mlp_loss`."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(size, sizes[0]))
     return floats(x), jax.device_put(rng.integers(sizes[-1], size=size))
 
 
 def event_epsilon(event, delta, **options):
-    """ε of an event of dp_accounting at a δ."""
+    """Returns ε of a dp_accounting event at δ."""
     return accounting.Guarantee(event, **options).epsilon(delta)
 
 
 def global_norm(tree):
-    """The l2 norm of a tree, in float64."""
+    """Returns the l2 norm of a tree, in float64."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return float(np.sqrt(sum(np.sum(leaf**2) for leaf in leaves)))
 
 
 def equations(jaxpr):
-    """All equations of a program, those of its inner programs included."""
+    """Returns all equations of a program, including its inner programs."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):
@@ -70,15 +70,15 @@ def equations(jaxpr):
 
 
 def slow_but(quick, names):
-    """All names as parameters of a test, slow those that are not among the quick ones."""
+    """Returns all names as test parameters; those that are not among the quick ones are slow."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
 
 
 def covering(*values, strength=2):
     """Returns all combinations of the values as parameters, slow except a few that cover them.
 
-    The few contain every combination of `strength` values, and each value about equally often. A
-    dict gives its keys as ids.
+    The few contain every combination of `strength` values, and use each value about equally often.
+    The keys of a dict become the ids.
     """
     names = [list(map(str, each)) for each in values]
     values = [list(each.values()) if isinstance(each, dict) else list(each) for each in values]
@@ -108,10 +108,10 @@ def covering(*values, strength=2):
 
 @contextlib.contextmanager
 def no_room():
-    """Examples are clipped at the bound itself, as in the formulas that they are compared with.
+    """Clips examples to the bound itself, as in the formulas that tests compare with.
 
-    Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
-    rounding of the sum: tests/clip/sums_test.py.
+    By default examples are clipped to the bound over 1 + τ, which leaves room for the rounding of
+    the sum (tests/clip/sums_test.py).
     """
     exact = bounds.clip_coefficients
 
@@ -124,7 +124,7 @@ def no_room():
 
 @contextlib.contextmanager
 def cancellations():
-    """S/n of the pieces of each example: its norm is taken for γ (S/n)² more than it is."""
+    """Returns S/n for the pieces of each example; its norm bound adds γ (S/n)² to the norm."""
     seen, exact = [], bounds.clip_coefficients
 
     def see(size):

@@ -1,7 +1,8 @@
-"""Writes tests/data/{roberta,gpt2,vit}: tiny checkpoints and what `transformers` computes.
+"""Writes tests/data/{roberta,gpt2,vit}: tiny checkpoints and the outputs of `transformers`.
 
-Random weights, saved as the library publishes them, with the hidden states of every layer and the
-logits for a few rows of tokens, one of them padded, or images. Run it, from the root, as
+The weights are random and saved in the library's published format. The outputs are the hidden
+states of every layer and the logits, for a few rows of tokens (one of them padded) or images.
+Run it from the root as
 
     uv run --no-project --with torch --with transformers python tests/make_reference.py
 """
@@ -19,14 +20,14 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "intermediate_size": 20,
-    "layer_norm_eps": 1e-3,  # large enough to be seen
+    "layer_norm_eps": 1e-3,  # large enough to be visible
     "num_labels": 3,
 }
 """Of the encoders."""
 
 
 def scrambled(model):
-    """`model` with weights that no two layers share, biases and norms included."""
+    """Returns `model` with different random weights in every layer, including biases and norms."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data.mean() > 0.5)
@@ -34,7 +35,7 @@ def scrambled(model):
 
 
 def write(name, model, inputs, **named):
-    """The checkpoint, and reference.npz with inputs, hidden states and logits."""
+    """Writes the checkpoint, and reference.npz with inputs, hidden states and logits."""
     named = {key: torch.tensor(value) for key, value in named.items()}
     with torch.no_grad():
         out = model(**named, output_hidden_states=True)
@@ -51,7 +52,7 @@ def write(name, model, inputs, **named):
 
 
 def main():
-    """All three models."""
+    """Writes all three models."""
     rng = np.random.default_rng(0)
     roberta = transformers.RobertaForSequenceClassification(
         transformers.RobertaConfig(
@@ -90,7 +91,7 @@ def main():
         transformers.ViTConfig(image_size=12, patch_size=4, **SIZES)
     )
     images = rng.uniform(-1, 1, (3, 12, 12, 3)).astype(np.float32)
-    # Channels first, and half of the range [-2, 2] of colours here.
+    # Channels come first, and colors are in half of the range [-2, 2].
     write("vit", scrambled(vit), 2 * images, pixel_values=images.transpose(0, 3, 1, 2))
 
 

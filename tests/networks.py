@@ -1,6 +1,6 @@
-"""Tiny networks of every kind that the book-keeping must read, each as `Network`.
+"""Tiny networks of every kind that ghost clipping must support, each a `Network`.
 
-Parameters and batches are drawn by NumPy: JAX would compile a generator for every shape.
+NumPy draws parameters and batches, because JAX would compile a generator for every shape.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,9 @@ from tests.helpers import floats
 
 
 class Network(NamedTuple):
-    """A loss of one example, parameters of a seed, a batch of a seed, and whether it uses keys.
+    """A loss of one example, parameters and batch of a seed, and whether it uses keys.
 
-    `formed` are the paths of the parameters whose per-example gradients are formed although they
-    are matrices or kernels.
+    `formed` lists the paths of matrices and kernels whose per-example gradients are formed.
     """
 
     loss: Callable[..., Any]
@@ -366,8 +365,8 @@ def _parts_added(p, x):
 
 @_network(_normal(t=(7, 4), u=(2, 4), p=(2, 2, 4), s=(3, 1, 4), w=(4, 4)), _vectors(3, 4))
 def _tokens_beside(p, x):
-    x = jnp.concatenate([x, -2.0 * p["t"][1:3], x @ p["w"]])  # a part, between data
-    x = jnp.concatenate([p["u"], x @ p["w"], p["u"][:1]])  # a whole, and a part of it
+    x = jnp.concatenate([x, -2.0 * p["t"][1:3], x @ p["w"]])  # a slice between data
+    x = jnp.concatenate([p["u"], x @ p["w"], p["u"][:1]])  # the whole parameter, and a slice of it
     y = jnp.concatenate([x[:4].T, p["t"][3:].T], axis=1)  # along another axis
     for prompt in p["p"]:
         x = jnp.concatenate([prompt, x])

@@ -10,7 +10,7 @@ from tests import helpers
 
 
 def parameters(shapes):
-    """Returns random parameters: of these shapes, or what a program makes of its own."""
+    """Returns random parameters of these shapes, or those that a program creates."""
     if callable(shapes):
         return shapes()
     rng = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def regression(params, example):
 
 
 def linear(params, example):
-    """The gradient of the kernel is xᵀ d, as the example says."""
+    """The gradient of the kernel is xᵀ d, both given by the example."""
     x, d = example
     return jnp.sum((x @ params[0]) * d)
 
@@ -90,7 +90,7 @@ def standardised(params, example):
 
 
 def standardised_squared(params, example):
-    """Even in the parameters: the gradients at a point and at its opposite cancel."""
+    """Even in the parameters, so the gradients at opposite points cancel."""
     x, d = example
     w = params[0] - params[0].mean(0)
     return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) ** 2 * d)
@@ -109,7 +109,7 @@ def standardised_kernel(params, example):
 
 
 def weight_norm(params, example):
-    """One channel is 2^30 times shorter than the others: its gradients are so many times larger."""
+    """One channel is 2^30 times shorter than the others, with gradients larger by that factor."""
     x, d = example
     w = params[0] * jnp.array([1.0, 2.0**-30, 1.0, 1.0])
     return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
@@ -154,14 +154,14 @@ PROGRAMS = {
 
 
 def lora(params, example):
-    """LoRA behind an RMSNorm, on a frozen kernel."""
+    """LoRA after an RMSNorm, on a frozen kernel."""
     x, d = example
     x = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * params["gain"]
     return jnp.sum((x @ jnp.ones((4, 4)) + (x @ params["a"]) @ params["b"]) * d)
 
 
 def while_loop(params, example):
-    """The data go through Newton's iteration for 1/√mean(x²), as often as it takes."""
+    """Applies Newton's iteration for 1/√mean(x²) to the data until it converges."""
     x, d = example
     square = jnp.clip(jnp.mean(x**2), 1e-3, 1e3)
 
@@ -194,13 +194,13 @@ _step.defvjp(lambda x: (_step(x), x), lambda x, g: (jnp.where(jnp.abs(x) < 1, g,
 
 
 def straight_through(params, example):
-    """Signs of activations and of a kernel, with derivatives of the user's own."""
+    """Signs of activations and of a kernel, with custom derivatives."""
     x, d = example
     return jnp.sum((_step(x @ params[0]) @ _step(params[1])) * d)
 
 
 def experts(params, example):
-    """Two of three experts for each position, by the router's largest gates."""
+    """Two of three experts per position, chosen by the largest gates of a router."""
     x, d = example
     gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ params["router"]), 2)
     outs = jnp.einsum("ta,eac->tec", x, params["experts"])
@@ -209,7 +209,7 @@ def experts(params, example):
 
 
 def graph(params, example):
-    """Messages along the edges of a graph, summed at their ends."""
+    """Messages along the edges of a graph, summed at their targets."""
     x, d = example
     start, end = jnp.array([0, 0, 1, 2, 3, 4, 5]), jnp.array([1, 2, 3, 3, 4, 5, 0])
     messages = jax.ops.segment_sum(x[start] @ params[0], end, num_segments=6)
@@ -305,7 +305,7 @@ def _lora_parameters():
 
 
 _SEQUENCES = [(6, 4), (6, 4)]
-# Programs of the kind that users bring: control flow, rules of their own, layers of libraries.
+# Programs like those of users: control flow, custom rules, and library layers.
 MODELS = {
     "LoRA": (lora, _lora_parameters, _SEQUENCES),
     "while_loop": (while_loop, [(4, 4)], _SEQUENCES),

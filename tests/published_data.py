@@ -1,4 +1,4 @@
-"""Small data sets in the formats in which the real ones are published."""
+"""Small data sets in the published formats of the real ones."""
 
 import gzip
 import io
@@ -9,14 +9,14 @@ import numpy as np
 
 
 def pictures(count, shape, num_classes, seed=0):
-    """Random uint8 images and labels that name every class in turn."""
+    """Returns random uint8 images and labels that cycle through all classes."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.uint8) % num_classes
     return rng.integers(0, 256, (count, *shape), dtype=np.uint8), labels
 
 
 def write_mnist(folder, *, zipped=True, train=20, test=10):
-    """The four IDX files, of `train` and `test` images; returns the splits."""
+    """Writes four IDX files with `train` and `test` images; returns the splits."""
     folder.mkdir(parents=True, exist_ok=True)
     splits = {}
     for seed, (prefix, count) in enumerate({"train": train, "t10k": test}.items()):
@@ -30,7 +30,7 @@ def write_mnist(folder, *, zipped=True, train=20, test=10):
 
 
 def write_cifar(folder, num_classes, *, binary=False, archive=True, per_file=10):
-    """The batches of CIFAR-10 or CIFAR-100 with `per_file` images each; returns the splits."""
+    """Writes CIFAR-10 or CIFAR-100 batches with `per_file` images each; returns the splits."""
     ten = num_classes == 10
     train = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
     files, splits = {}, {"train": [], "test": []}
@@ -96,7 +96,7 @@ class _Python2Pickler(pickle._Pickler):
 
 
 def python2_pickle(value):
-    """`value` in protocol 2, as the published batches have it."""
+    """Returns `value` in protocol 2, like the published batches."""
     buffer = io.BytesIO()
     _Python2Pickler(buffer, protocol=2).dump(value)
     return buffer.getvalue()

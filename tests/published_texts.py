@@ -1,4 +1,4 @@
-"""Small texts, images and tokenizers in the formats in which the real ones are published."""
+"""Small texts, images and tokenizers in the published formats of the real ones."""
 
 import csv
 import json
@@ -13,12 +13,12 @@ GLUE_FILES = {"sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI", "qqp": "QQP"}
 
 
 def sentence(rng, words=WORDS):
-    """A few words."""
+    """Returns a few words."""
     return " ".join(rng.choice(words, rng.integers(2, 9)))
 
 
 def glue_rows(task, split, count, rng):
-    """Header and rows of a task's file, with the columns that GLUE's archive has."""
+    """Returns header and rows of a task's file, with the columns of GLUE's archive."""
     if task == "sst2":
         return ["sentence", "label"], [[sentence(rng), str(i % 2)] for i in range(count)]
     if task == "qnli":
@@ -45,7 +45,7 @@ def glue_rows(task, split, count, rng):
 
 
 def write_glue(folder, task, *, train=20, dev=6):
-    """A task's TSV files under the folder that GLUE has for it; returns the rows."""
+    """Writes a task's TSV files in the folder that GLUE uses; returns the rows."""
     folder = folder / GLUE_FILES[task]
     folder.mkdir(parents=True, exist_ok=True)
     rng, tables = np.random.default_rng(0), {}
@@ -58,7 +58,7 @@ def write_glue(folder, task, *, train=20, dev=6):
 
 
 def write_e2e(folder, *, train=20, dev=6):
-    """The CSV files of the E2E challenge; returns the pairs."""
+    """Writes the CSV files of the E2E challenge; returns the pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, splits = np.random.default_rng(1), {}
     for name, count in (("trainset", train), ("devset", dev)):
@@ -73,7 +73,7 @@ def write_e2e(folder, *, train=20, dev=6):
 
 
 def write_dart(folder, *, train=20, dev=6):
-    """The JSON files of DART, two annotations a tripleset; returns the entries."""
+    """Writes the JSON files of DART, two annotations per tripleset; returns the entries."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, splits = np.random.default_rng(2), {}
     for name, count in (("train", train), ("dev", dev)):
@@ -92,7 +92,7 @@ def write_dart(folder, *, train=20, dev=6):
 
 
 def write_imagenet(folder, *, classes=4, train=5, val=2, size=(300, 260)):
-    """JPEG files in a folder for each class, some of them grey; returns the class names."""
+    """Writes JPEG files in one folder per class, some of them gray; returns the class names."""
     from PIL import Image
 
     rng = np.random.default_rng(3)
@@ -109,7 +109,7 @@ def write_imagenet(folder, *, classes=4, train=5, val=2, size=(300, 260)):
 
 
 def write_tokenizer(folder, *, encoder=True, whole=True):
-    """A byte-level BPE tokenizer as RoBERTa's or GPT-2's; returns the size of its vocabulary."""
+    """Writes a byte-level BPE tokenizer like RoBERTa's or GPT-2's; returns the vocabulary size."""
     import tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def write_tokenizer(folder, *, encoder=True, whole=True):
 
 
 def write_published_model(folder, *, encoder=True, width=8):
-    """A tiny RoBERTa or GPT-2 with random weights: config.json, model.safetensors, tokenizer."""
+    """Writes a tiny random RoBERTa or GPT-2: config.json, model.safetensors and tokenizer."""
     from safetensors.numpy import save_file
 
     vocab = write_tokenizer(folder, encoder=encoder)

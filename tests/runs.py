@@ -1,4 +1,4 @@
-"""A run of seconds, for the tests of what can happen to one, and arrays on disk."""
+"""A run of a few seconds for tests of interruptions, and arrays on disk."""
 
 import numpy as np
 
@@ -20,5 +20,5 @@ CONFIG = TrainConfig(
 
 
 def memory_mapped(folder):
-    """The arrays of all `.npy` files of a folder, by file name, memory-mapped."""
+    """Returns the memory-mapped arrays of all `.npy` files of a folder, by file name."""
     return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}

@@ -1,4 +1,4 @@
-"""Accounting against published values, closed forms and numerical integration."""
+"""Tests of privacy accounting against published values, closed forms and numerical integration."""
 
 import functools
 import math
@@ -26,19 +26,19 @@ DELTA = 1e-5
 
 
 def divergences_of(orders, **run):
-    """The Rényi divergences of a planned run."""
+    """Returns the Rényi divergences of a planned run."""
     return accounting.planned_guarantee(**run).rdp(orders)
 
 
 def curve_of(steps, delta, **run):
-    """Bounds on ε after each of `steps`."""
+    """Returns upper bounds on ε after each of `steps`."""
     return accounting.planned_guarantee(steps=max(steps, default=0), **run).epsilon_curve(
         steps, delta
     )
 
 
 def classic_epsilon(noise_multiplier, probability, steps, orders):
-    """Mironov's conversion (2017, Proposition 3), which the older papers used."""
+    """Returns ε by Mironov's conversion (2017, Proposition 3), as in the older papers."""
     orders = np.asarray(orders, float)
     divergences = divergences_of(
         noise_multiplier=noise_multiplier,
@@ -50,7 +50,7 @@ def classic_epsilon(noise_multiplier, probability, steps, orders):
 
 
 def hockey_stick(log_p, log_q, epsilon, span):
-    """The integral of max(0, p - e^epsilon q) over [-span, span], in 1-d."""
+    """Integrates max(0, p - e^epsilon q) over [-span, span], in one dimension."""
     x = np.linspace(-span, span, 100_001)
     return integrate.simpson(np.maximum(0, np.exp(log_p(x)) - np.exp(epsilon + log_q(x))), x=x)
 
@@ -67,9 +67,10 @@ def mixture(probability, mean, stddev):
 
 class TestPublishedValues:
     def test_rdp_of_the_poisson_sampled_gaussian(self, no_rounding):
-        # dp_accounting, rdp_privacy_accountant_test.py, test_compute_rdp_poisson_sampled_gaussian.
-        # Its first two values, 6.70579741e-04 and 1.08548710e-03, omit the signs of a series: these
-        # are integrated with mpmath. Mironov, Talwar and Zhang have 6.5e-4 for the first.
+        # From dp_accounting, rdp_privacy_accountant_test.py,
+        # test_compute_rdp_poisson_sampled_gaussian. Its first two values, 6.70579741e-04 and
+        # 1.08548710e-03, omit the signs of a series. The values here are integrated with mpmath.
+        # Mironov, Talwar and Zhang report 6.5e-4 for the first.
         orders = [1.5, 2.5, 5, 50, 100]
         expected = [6.50070897e-04, 1.08541806e-03, 2.18075656e-03, 2.38460375e-02, 1.67416308e02]
         found = divergences_of(
@@ -78,7 +79,8 @@ class TestPublishedValues:
         np.testing.assert_allclose(found, expected, rtol=1e-8)
 
     def test_abadi_et_al(self):
-        # Abadi et al. (2016), section 3.2: q = 0.01, sigma = 4, T = 10000 gives 1.26 at 1e-5.
+        # Abadi et al. (2016), section 3.2: q = 0.01, sigma = 4, T = 10000 gives ε = 1.26 at δ =
+        # 1e-5.
         assert classic_epsilon(4, 0.01, 10_000, range(2, 34)) == pytest.approx(1.26, abs=0.005)
 
     @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ class TestPublishedValues:
         [(1.3, 15, 1.19), (1.1, 60, 3.01)],
     )
     def test_tensorflow_privacy_tutorial(self, noise_multiplier, epochs, expected):
-        # Two reference settings of TensorFlow Privacy's MNIST tutorial.
+        # Two reference settings from TensorFlow Privacy's MNIST tutorial.
         q = 256 / 60_000
         orders = [1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512]
         found = classic_epsilon(noise_multiplier, q, round(epochs / q), orders)
@@ -109,7 +111,7 @@ class TestPublishedValues:
         ],
     )
     def test_least_noise_by_pld(self, probability, steps, expected):
-        # dp_accounting, accountant_test.py, test_get_smallest_subsampled_gaussian_noise.
+        # From dp_accounting, accountant_test.py, test_get_smallest_subsampled_gaussian_noise.
         run = {"delta": DELTA, "sampling_probability": probability, "steps": steps}
         less, more = (
             accounting.epsilon(noise_multiplier=expected * (1 + rel), **run)
@@ -121,7 +123,8 @@ class TestPublishedValues:
 class TestIndependentComputations:
     @pytest.mark.parametrize(("noise_multiplier", "steps"), [(0.8, 1), (4, 1), (5, 30), (40, 100)])
     def test_full_batches_against_the_analytic_gaussian_mechanism(self, noise_multiplier, steps):
-        # Balle and Wang (2018), Theorem 8; T releases of multiplier s are one of s / sqrt(T).
+        # Balle and Wang (2018), Theorem 8: T releases of multiplier s are one release of s /
+        # sqrt(T).
         mu = math.sqrt(steps) / noise_multiplier
 
         def log_ratio(epsilon):
@@ -160,7 +163,7 @@ class TestIndependentComputations:
         span = 15 * s
         dominating = hockey_stick(mixture(q, 2, s), mixture(q, -2, s), found, span)
         assert dominating == pytest.approx(0.02, rel=3e-3)
-        # What two real neighbours show: the target at +1 or -1, the others all at +1 or all at 0.
+        # Two real neighbors: the target is +1 or -1, and all other examples are +1, 0 or -1.
         for others in (1.0, 0.0, -1.0):
             shown = hockey_stick(
                 mixture(q, 1 - others, s) if others != 1 else mixture(q, 0, s),
@@ -186,7 +189,8 @@ class TestIndependentComputations:
             assert replaced == pytest.approx(added, rel=1e-4)
 
     def test_rdp_doubles_the_sensitivity_under_replace_one(self):
-        # dp_accounting's issue 378: its own RDP of this event is a quarter, its PLD is not.
+        # dp_accounting issue 378: its RDP of this event is a quarter of the correct value; its PLD
+        # is correct.
         event = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(6.0), 5)
         orders = np.array(dpa.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
         by_hand, _ = dpa.rdp.compute_epsilon(orders, 5 * orders * 2**2 / (2 * 6.0**2), DELTA)
@@ -290,12 +294,12 @@ class TestCurve:
 
 
 class TestRenyiDivergences:
-    """dp_accounting omits the signs of the series at orders that are not integers."""
+    """Rényi divergences. dp_accounting omits the signs of the series at non-integer orders."""
 
     @pytest.mark.parametrize(
         ("q", "sigma", "order", "expected"),
         [
-            # log E_Q[((1 - q) + q L)^α], integrated with mpmath in 45 digits.
+            # log E_Q[((1 - q) + q L)^α], integrated with mpmath to 45 digits.
             (0.01, 2.5, 1.5, 6.5007089718803974e-6),
             (0.1, 2.0, 1.001, 1.3825325294164585e-6),
             (0.05, 0.7, 1.6, 0.0067851617189623575),
@@ -310,7 +314,7 @@ class TestRenyiDivergences:
         found = divergences_of(
             noise_multiplier=sigma, sampling_probability=q, steps=1, orders=order
         )
-        # At an order near 1 the last digits of order - 1 are lost, too.
+        # At orders near 1, the last digits of order - 1 are also lost.
         assert -1e-12 < found[0] * (order - 1) / expected - 1 < 2e-6
 
     @pytest.mark.parametrize("q", [1e-3, 0.1, 0.5, 0.99])
@@ -367,7 +371,7 @@ class TestRenyiDivergences:
         [(0.05, 0.7, 3000, 51.35), (0.2, 1.0, 500, 40.94), (0.05, 0.3, 1, 15.061)],
     )
     def test_epsilon_of_little_noise(self, q, sigma, steps, expected):
-        # With the series of dp_accounting the first two are 55.31 and 43.36.
+        # The series of dp_accounting gives 55.31 and 43.36 for the first two.
         found = accounting.epsilon(
             noise_multiplier=sigma,
             sampling_probability=q,
@@ -391,7 +395,7 @@ class TestRenyiDivergences:
         [(1e6, 1e-4, 10**9, 1e-9), (1e8, 0.1, 10**12, 1e-12), (3e6, 0.01, 10**12, 1e-5)],
     )
     def test_divergences_below_the_rounding_are_not_taken_for_none(self, sigma, q, steps, delta):
-        """Of so many steps that they show: near Gaussian, with mean q √steps/σ."""
+        """Checks so many steps that they add up to a Gaussian of mean about q √steps/σ."""
         mean = q * math.sqrt(steps) / sigma
         found = accounting.epsilon(
             noise_multiplier=sigma,
@@ -427,7 +431,7 @@ class TestRenyiDivergences:
 
 
 class TestOneStep:
-    """Sampled Gaussian releases, of which one step is built for all numbers of steps."""
+    """Sampled Gaussian releases: one step is built once and used for every number of steps."""
 
     @pytest.mark.parametrize(
         "event",
@@ -442,7 +446,7 @@ class TestOneStep:
             whole = dpa.SelfComposedDpEvent(event, steps)
             found = event_epsilon(whole, DELTA, accountant="pld")
             theirs = dpa.pld.PLDAccountant(value_discretization_interval=accountants.DISCRETIZATION)
-            # But for the rounding of transforms, which they leave out.
+            # Equal except for the rounding of transforms, which dp_accounting ignores.
             assert 0 <= found / theirs.compose(whole).get_epsilon(DELTA) - 1 < 1e-8
         assert one_release.loss_of.cache_info().misses == built + 1
 
@@ -511,7 +515,7 @@ class TestTruncation:
     def test_the_default_cut_does_not_matter_at_large_epsilons(
         self, size, batch, steps, epsilon, expected
     ):
-        # By e^ε times the probability of a cut, δ was used up: an error.
+        # Charging e^ε times the probability of a cut used up all of δ, which raised an error.
         run = {"epsilon": epsilon, "delta": DELTA, "steps": steps, "accountant": "rdp"}
         sampler = PoissonSampler(size, batch, seed=1)
         found = accounting.calibrate_noise_multiplier(sampler=sampler, **run)
@@ -545,7 +549,7 @@ class TestTruncation:
 
     @pytest.mark.parametrize("largest", [1, 2, 4, 6])
     def test_a_cut_draw_shows_no_more_than_its_price(self, largest):
-        """The exact pair of batches in which all others add −1 and the record adds 1 or zero."""
+        """Checks the exact pair of batches: the others add −1, and the record adds 1 or 0."""
         size, q, sigma = 100, 0.01, 0.7
         k = np.arange(size)
         others, cut = stats.binom.pmf(k, size - 1, q), np.minimum(1, largest / (k + 1))
@@ -555,7 +559,7 @@ class TestTruncation:
             return stats.norm.pdf(y[:, None], sums, sigma)
 
         without = densities(-np.minimum(k, largest))
-        there = np.minimum(k, largest - 1)  # of the others, where the record is in the batch
+        there = np.minimum(k, largest - 1)  # number of other records if the record is drawn
         adding = without @ (others * (1 - q * cut)) + densities(1 - there) @ (q * others * cut)
         zero = without @ (others * (1 - q * cut)) + densities(-there) @ (q * others * cut)
         pairs = {"add-or-remove-one": without @ others, "replace-special": zero}
@@ -573,7 +577,7 @@ class TestTruncation:
                 logs = np.log(p[:, None]) * orders - np.log(r[:, None]) * (orders - 1)
                 divergences = np.log(np.exp(logs).sum(axis=0) * step) / (orders - 1)
                 assert np.all(divergences <= curve + 1e-12)
-        if largest == 1:  # far more than where nothing is cut
+        if largest == 1:  # far more than without truncation
             shown = np.maximum(adding - math.e * pairs["replace-special"], 0).sum() * step
             assert shown > 1.2 * uncut.get_delta(1.0)
 
@@ -623,7 +627,7 @@ class TestEdges:
             noise_multiplier=0.0501, sampling_probability=0.01, steps=1000, delta=DELTA
         )
         assert 3000 < found < 8000
-        # What it costs goes with the points of the grid, about epsilon over the interval.
+        # The cost grows with the number of grid points, about epsilon divided by the interval.
         assert found / min(intervals) < 2e6
 
     def test_so_many_steps_that_nothing_is_hidden(self):
@@ -636,7 +640,7 @@ class TestEdges:
         [(0.001, 1000, 0.999), (0.05, 10**9, 0.01), (50, 10**15, 0.01)],
     )
     def test_of_a_run_that_hides_nothing_is_infinity(self, noise_multiplier, steps, q):
-        """And no error: the grid of losses cannot span so many."""
+        """An infinite ε is returned without an error, although the grid cannot span the losses."""
         run = {"noise_multiplier": noise_multiplier, "steps": steps, "sampling_probability": q}
         assert accounting.epsilon(**run, delta=DELTA) == math.inf
         assert accounting.epsilon(**run, delta=DELTA, accountant="rdp") > 1e6
@@ -714,7 +718,7 @@ class TestEdges:
         without = dpa.SampledWithoutReplacementDpEvent(100, 10, gaussian)
         with pytest.raises(ValueError, match="neighboring relation that the sampler states"):
             event_epsilon(without, DELTA, accountant="rdp")
-        # Not halved inside, so not to be priced.
+        # Its sampling event is not halved inside, so it cannot be priced.
         other = dpa.dp_event.SampledWithReplacementDpEvent(100, 10, gaussian)
         with pytest.raises(ValueError, match="not accounted for here"):
             event_epsilon(other, DELTA, accountant="rdp", neighboring_relation="replace-one")
@@ -787,7 +791,7 @@ class TestCalibration:
         assert spent(size) <= 2 < spent(size + 1)
 
     def test_a_run_of_the_batch_size_is_within_the_budget(self):
-        """What its draws are cut by is a part of δ, and 1 in 100,000 of the batch's size shows."""
+        """Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable."""
         run = {"noise_multiplier": 5.0, "delta": 9e-7, "steps": 100}
         size = accounting.calibrate_batch_size(epsilon=1.0, dataset_size=10**6, **run)
         assert accounting.epsilon(sampler=PoissonSampler(10**6, size, seed=0), **run) <= 1.0
@@ -826,7 +830,7 @@ class TestCalibration:
                 epsilon=1e-9, delta=1e-12, sampling_probability=0.5, steps=1000
             )
         with pytest.raises(ValueError, match="below .* which noise_multiplier=0.05.* got 1. Lower"):
-            # No record is likely to take part at all.
+            # With high probability no record participates at all.
             accounting.calibrate_noise_multiplier(
                 epsilon=1, delta=1e-3, sampling_probability=1e-6, steps=10
             )
@@ -907,7 +911,7 @@ class TestEpsilonSpent:
         found = accounting.epsilon_spent(states, self.sampler, DELTA, same_batches=False)
         apart = [self.sampler.dp_event(1.2, 7), self.sampler.dp_event(2.0, 3)]
         assert found == event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
-        # Groups that take turns may meet the first stage alone, in as many steps as both have.
+        # With groups in turns, a record may meet only the first stage, in the steps of both stages.
         groups = matrix.CyclicPoissonSampler(10_000, 100, seed=0, cycle_length=4)
         found = accounting.epsilon_spent(states, groups, DELTA, same_batches=False)
         assert found == event_epsilon(groups.dp_event(1.2, 10), DELTA)
@@ -973,7 +977,7 @@ def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, prob
 class TestPricing:
     @pytest.mark.parametrize(("sigma", "largest"), [(3.0, None), (3.0, 130)])
     def test_epsilon_is_that_of_dp_accountings_own_accountant(self, sigma, largest):
-        # Of the second, truncation shows, and is priced by itself.
+        # In the second case truncation is noticeable and is priced separately.
         sampler = PoissonSampler(5000, 100, seed=0, max_batch_size=largest)
         event = sampler.dp_event(sigma, 50)
         plain, paid = events.without_truncation(event)
@@ -988,7 +992,7 @@ class TestPricing:
     def test_a_sampler_is_priced_as_fast_as_its_probability(
         self, monkeypatch, size, batch, sigma, steps
     ):
-        """By one privacy loss, not by the larger one of a cut draw."""
+        """Checks that one privacy loss is built, not the larger loss of a truncated draw."""
         built, loss_of = [], one_release.loss_of
 
         def recorded(event, relation, interval):

@@ -1,4 +1,4 @@
-"""What a run lets any attack do: the trade-off function and the Gaussian one that it is above."""
+"""Tests of μ and of the trade-off function of a run, which lies above that of a Gaussian."""
 
 import math
 
@@ -51,17 +51,17 @@ def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():
     made = accounting.guarantee(after_steps(sampler, 1.0, 30), sampler)
     mu = made.gdp_mu(delta)
     deltas = np.geomspace(2e-5, 0.1, 8)
-    # As an event, whose number of records is unknown: some of these δ are above 1/N.
+    # The number of records in an event is unknown, so some of these δ are above 1/N.
     alone = accounting.Guarantee(made.event)
     epsilons = np.array([alone.epsilon(d) for d in deltas.tolist()])
-    # At these ε the run spends these δ, which the Gaussian and delta have to cover.
+    # The run spends these δ at these ε. The Gaussian together with δ must cover them.
     assert np.all(deltas * (1 - 1e-6) <= _gaussian_dp._gaussian_deltas(mu, epsilons)[0] + delta)
     curve = made.trade_off(RATES)
     assert np.all(curve >= stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu) - delta - 3e-3)
-    # Of infinitely many small steps it is the central limit's, of these it is more.
+    # Infinitely many small steps reach the μ of the central limit theorem; these steps exceed it.
     assert mu > 0.05 * math.sqrt(30 * math.expm1(1.0))
     smaller = _gaussian_dp._gaussian_deltas(0.9 * mu, epsilons)[0]
-    assert np.any(smaller + delta < deltas), "no smaller μ would do"
+    assert np.any(smaller + delta < deltas), "a smaller μ would also hold"
 
 
 def test_nothing_released_and_nothing_private():
@@ -95,7 +95,7 @@ def test_deltas_of_a_profile_are_those_at_which_its_epsilons_are_stated():
 
 
 def test_small_deltas_have_the_rounding_of_what_composes_them():
-    """dp_accounting's are off by 1e-16 a step: there they say 0 or less than what is proved."""
+    """dp_accounting's deltas are off by 1e-16 per step and may fall below the proven value."""
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
     )

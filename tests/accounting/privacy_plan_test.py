@@ -1,4 +1,4 @@
-"""A plan states each number once, and does what its parts do."""
+"""Tests that a plan states each number once and agrees with its parts."""
 
 import dataclasses
 import functools
@@ -219,7 +219,7 @@ def test_bad_plans_are_refused(changes, error, match):
 
 
 def test_it_is_imported_where_it_is_used():
-    """It needs dp_accounting, which takes longer to import than the rest."""
+    """The plan imports dp_accounting only when needed, because that import is slow."""
     code = (
         "import sys, dpoptax; assert 'dp_accounting' not in sys.modules; "
         "assert 'PrivacyPlan' in dir(dpoptax); from dpoptax import PrivacyPlan; "

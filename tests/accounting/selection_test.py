@@ -1,4 +1,4 @@
-"""The price of the best of several runs: against dp_accounting, theory and simulation."""
+"""Tests of the price of the best of several runs against dp_accounting, theory and simulation."""
 
 import math
 
@@ -25,7 +25,7 @@ def epsilon(event, accountant="rdp"):
 @pytest.mark.parametrize("distribution", selection.SHAPES)
 @pytest.mark.parametrize("mean", [1.5, 10.0, 300.0])
 def test_one_candidate_costs_what_dp_accounting_says(distribution, mean):
-    # With our divergences of a run: dp_accounting's are wrong at orders that are not integers.
+    # Uses our divergences of a run, because dp_accounting's are wrong at non-integer orders.
     orders = rdp.RdpAccountant().orders
     run = accountants.rdp_curve(RUN, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
     best = rdp_privacy_accountant._compute_rdp_repeat_and_select(
@@ -59,7 +59,7 @@ def test_random_candidates_cost_the_costliest():
 
 
 def test_crossing_curves_cost_more_than_either():
-    """The largest divergence of each order, not the larger of two epsilons."""
+    """The price uses the largest divergence at each order, not the larger of two epsilons."""
     few = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(0.7)), 60)
     many = dpa.GaussianDpEvent(3.0)
     mixed = selection.best_of_random([few, many], mean=20, distribution="geometric")
@@ -119,9 +119,9 @@ def test_numbers_of_trials_have_their_mean(distribution, mean):
 
 
 def test_an_exact_pair_of_neighbours_obeys_the_bound():
-    """Best of a geometric number of randomized responses, its divergence in closed form.
+    """The best of a geometric number of randomized responses, in closed form, obeys the bound.
 
-    A trial answers 1 with probability p, else 0; the best of K trials is 1 unless all are 0:
+    A trial answers 1 with probability p, else 0. The best of K trials is 1 unless all are 0, so
     P[0] = E[(1 - p)^K]. The pure bound of Theorem 2 holds at every order.
     """
     p, other, mean = 0.3, 0.4, 10.0
@@ -161,7 +161,7 @@ def test_what_is_no_event_is_refused():
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_trial_may_be_a_composition(kind):
-    """A list in one, as dp_accounting makes them, has no hash to be counted by."""
+    """Compositions of dp_accounting hold an unhashable list and must still be counted."""
     trial = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent(kind([RUN, CHEAPER])), 2)
     flat = [RUN, CHEAPER] * 4
     assert epsilon(selection.all_of([trial, trial])) == pytest.approx(
@@ -172,7 +172,7 @@ def test_a_trial_may_be_a_composition(kind):
 
 
 def test_trials_that_can_be_read_but_once_are_priced_all_the_same():
-    """The check read them, and the best of none cost an ε of 0."""
+    """The check does not use up an iterator of trials; an empty one would give ε = 0."""
     assert selection.all_of(iter([RUN, RUN])) == selection.all_of([RUN, RUN])
     among = {"mean": 2, "distribution": "geometric"}
     found = selection.best_of_random(iter([RUN]), **among)

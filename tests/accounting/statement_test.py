@@ -1,4 +1,4 @@
-"""A run's guarantee in words: from its ledgers and its sampler, and never too little."""
+"""Tests that the statement of a run's guarantee follows from its ledgers and sampler."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ SAMPLER = sampling.PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
 
 
 def spent(tx, steps=3):
-    """The state after so many releases."""
+    """Returns the state after a number of releases."""
     state = tx.init(PARAMS)
     for _ in range(steps):
         _, state = jax.jit(tx.update)(
@@ -76,7 +76,7 @@ def test_it_says_how_there_is_noise(options, match):
 
 
 def test_it_says_whose_data_and_which_neighbours():
-    """The sampler of a table of users was stated to be about one example."""
+    """The sampler of a table of users is stated per user, not per example."""
     table = users.UserTable(range(1000), records_per_user=1, seed=0)
     state = spent(gaussian())
     poisson = table.sampler(sampling.PoissonSampler, batch_size=10, seed=0)
@@ -111,13 +111,13 @@ def test_what_else_was_released_is_part_of_it():
     assert found.epsilon(DELTA) == event_epsilon(both, DELTA)
     assert found.gdp_mu(DELTA) == accounting.Guarantee(both).gdp_mu(DELTA)
     assert "with 1 other event on the data" in str(found)
-    # The other event is there from the start.
+    # The other event is present from the start.
     before, after = found.epsilon_curve([0, 3], DELTA)
     assert after == found.epsilon(DELTA) > before > event_epsilon(other, DELTA) * (1 - 1e-9)
 
 
 def test_what_can_be_read_but_once_is_no_list_of_releases():
-    """It was empty after a first look, and the releases in it cost nothing."""
+    """An iterator of events is refused: after one pass it is empty and costs nothing."""
     for price in (accounting.guarantee, accounting.epsilon_spent):
         with pytest.raises(TypeError, match="must be a sequence of dp_accounting events"):
             price(spent(gaussian()), SAMPLER, delta=DELTA, also=iter([dpa.GaussianDpEvent(0.5)]))
@@ -148,7 +148,7 @@ def test_a_machine_can_read_it():
 
 
 def test_less_is_said_than_holds_where_digits_are_left_out():
-    """A δ was rounded down, and a σ up."""
+    """The statement rounds δ up and σ down."""
     noise = {0: 5.23456789, 2: 5.9999999}
     for multiplier, said in ((noise, "5.23456 from step 0 on, 5.99999"), (5.2345678, "5.23456")):
         found = accounting.guarantee(spent(gaussian(multiplier)), SAMPLER, delta=1.0000001e-5)
@@ -176,7 +176,7 @@ def test_numbers_are_rounded_up(value, text):
 
 @pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
 def test_others_that_can_be_read_but_once_are_refused(also):
-    """The check read them, and ε was that of the run alone."""
+    """An iterator of other events is refused: the check would use it up and drop their cost."""
     with pytest.raises(TypeError, match="must be a sequence"):
         accounting.epsilon_spent(spent(gaussian()), SAMPLER, DELTA, also=also)
     with pytest.raises(TypeError, match="must be a sequence"):
@@ -186,7 +186,7 @@ def test_others_that_can_be_read_but_once_are_refused(also):
 
 
 def test_a_composition_that_can_be_read_but_once_is_refused():
-    """It had an ε of 0 where it was priced again, as by a calibration and for μ."""
+    """A composition from an iterator is refused: pricing it a second time would give ε = 0."""
     once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(8.0) for _ in range(2))
     for accountant in ("pld", "rdp"):
         with pytest.raises(TypeError, match="must be a list or a tuple"):

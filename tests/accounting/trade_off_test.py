@@ -1,4 +1,4 @@
-"""Trade-off functions: what is claimed, against closed forms; what is seen, against the claim."""
+"""Tests of claimed trade-off functions against closed forms, and of observed ones against them."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ RATES = np.linspace(1e-4, 1 - 1e-4, 501)
 
 
 def _after_steps(sampler, noise_multiplier, steps):
-    """The optimizer's state after so many releases."""
+    """Returns the optimizer's state after a number of releases."""
     tx = games.noise(sampler, noise_multiplier)
     params = jnp.zeros(2)
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), games.CLIP)
@@ -34,13 +34,13 @@ def test_the_claim_of_full_batches_is_the_gaussian_one(noise_multiplier, steps):
     state = _after_steps(sampler, noise_multiplier, steps)
     claimed = auditing.claimed_family(state, sampler).trade_off(1.0)(RATES)
     exact = auditing.gaussian_trade_off(steps**0.5 / noise_multiplier)(RATES)
-    # Never more than is so, and little less.
+    # The claim is never above the exact curve, and close to it.
     assert np.all(claimed <= exact + 1e-9)
     np.testing.assert_allclose(claimed, exact, atol=2e-3)
 
 
 def test_the_claim_of_a_sampled_step_is_below_both_of_its_tests():
-    """(1 − q) N(0, 1) + q N(1, 1) against N(0, 1), by thresholds, each way round."""
+    """Checks threshold tests of (1 − q) N(0, 1) + q N(1, 1) against N(0, 1), in both directions."""
     sampler, q = games.poisson(64, 16), 0.25
     claimed = auditing.claimed_family(_after_steps(sampler, 1.0, 1), sampler).trade_off(1.0)
     at = np.linspace(-8, 9, 2001)
@@ -48,7 +48,7 @@ def test_the_claim_of_a_sampled_step_is_below_both_of_its_tests():
     added, removed = (without, 1 - within), (1 - within, without)
     for false_positive, false_negative in (added, removed):
         assert np.all(claimed(false_positive) <= false_negative + 1e-9)
-    # Nothing convex is between it and the lower of the two, but for little.
+    # The claim is close to the convex hull of the two curves, which is the largest possible claim.
     corner = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     points = np.concatenate([np.stack(added, 1), np.stack(removed, 1), corner])
     hull = points[spatial.ConvexHull(points).vertices]
@@ -66,7 +66,7 @@ def test_full_batches_of_an_allocation_add_their_probability_to_delta():
     epsilons, deltas = accountants.profile_of(full, relation, 1e-3)
     _, exact = accountants.profile_of(event, relation, 1e-3)
     np.testing.assert_allclose(deltas - exact, 1e-6, rtol=1e-6)
-    # And so they are from an epsilon that is stated.
+    # The same holds when starting from a stated epsilon.
     stated = accountants.epsilon_of(full, float(deltas[30]), "pld", relation, 1e-3)
     assert stated == pytest.approx(epsilons[30], rel=1e-2)
 
@@ -105,7 +105,7 @@ def test_a_trade_off_is_convex_falling_and_its_own_inverse(f):
 
 @pytest.mark.parametrize("mu", [0.5, 10.0, pytest.param(20.0, marks=pytest.mark.slow)])
 def test_few_false_positives_are_not_taken_for_none(mu):
-    """1 − α is 1 in float64 below 1e-16, where a claim of little noise is far below 1."""
+    """A claim with little noise stays far below 1 even where 1 − α rounds to 1 in float64."""
     alpha = np.array([0.0, 1e-300, 1e-20, 5e-17, 1e-15, 1e-10])
     exact = special.ndtr(-special.ndtri(alpha) - mu)
     np.testing.assert_allclose(gaussian_trade_off(mu)(alpha), exact, rtol=1e-12)
@@ -138,7 +138,8 @@ def test_the_band_is_clopper_and_pearsons():
             (curve.false_negative_rates, curve.false_negative_bounds, inside < t),
             (curve.false_positive_rates, curve.false_positive_bounds, outside >= t),
         ):
-            # Four limits a threshold share the failure probability; a pair of them is an interval.
+            # Four limits per threshold share the failure probability, and two limits form an
+            # interval.
             exact = stats.binomtest(int(hits.sum()), hits.size).proportion_ci(
                 1 - 0.1 / (2 * len(thresholds)), "exact"
             )
@@ -170,7 +171,7 @@ def test_a_curve_keeps_a_true_claim_and_refutes_a_false_one():
     assert not curve.refutes(auditing.gaussian_trade_off(1.0))
     assert curve.refutes(auditing.gaussian_trade_off(0.9))
     assert 0.9 < auditing.gaussian_family().refuted(curve.refutes) < 1.0
-    # The same runs the wrong way round say nothing.
+    # With the two samples exchanged, the runs refute nothing.
     turned = auditing.trade_off_curve(outside, inside, np.linspace(-1.5, 2.5, 24))
     assert auditing.gaussian_family().refuted(turned.refutes) == 0
 
@@ -189,7 +190,7 @@ def test_any_mechanisms_bound_is_below_that_of_its_kind():
 
 
 def test_a_bootstrap_is_as_wide_as_canaries_vary():
-    """Of independent canaries: the spread of their means, 1/√n each way."""
+    """For independent canaries the width matches the spread of their means, 1/√n on each side."""
     rng = np.random.default_rng(4)
     included = np.arange(400) % 2 == 0
     canaries = auditing.CanaryScores(rng.normal(size=400) + included, included)

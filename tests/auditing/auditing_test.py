@@ -1,4 +1,4 @@
-"""Audits: every method keeps its claim, and the attack sees most of it."""
+"""Tests that audits confirm the claim of every method and reach most of it."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ KEY = jax.random.key(17)
 SEES = 0.6
 
 
-# Trials and δ of an audit: at a larger δ fewer trials show as much.
+# Trials and δ of an audit. With a larger δ, fewer trials prove as much.
 QUICK, LONG = (20_000, 1e-2), (400_000, 1e-3)
 
 
@@ -110,7 +110,7 @@ def test_no_run_exceeds_its_claim(name, run, threat_model, effort):
 
 @pytest.mark.slow
 def test_filters_do_not_hide_the_releases():
-    """A linear filter is undone: the bound is the one of the noise alone, draw for draw."""
+    """A linear filter is invertible, so the bound equals that of the noise stage, draw by draw."""
     bounds = []
     for name in ("DP-SGD", "DOPPLER", "DiSK"):
         tx = games.method(name, games.poisson(), 3.0)
@@ -136,7 +136,7 @@ def _silent(game, **changes):
 
 
 def _updates(update, canary):
-    """An attacker who looks at everything, for canaries that no projection is on."""
+    """An attacker with access to all updates, for canaries without a projection."""
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(update)])
 
 
@@ -180,7 +180,7 @@ def test_one_run_catches_a_run_without_noise():
 
 @pytest.fixture(scope="module")
 def examples():
-    """A network, 24 examples, and a canary of the wrong label."""
+    """Returns a network, 24 examples, and a canary with a wrong label."""
     x, y = helpers.mlp_batch(0, 24)
     return helpers.mlp_params(0), (x, (y + 1) % 3)
 
@@ -221,7 +221,7 @@ def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
 
 
 def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
-    """Terms that cancel in the norm, and not in the sum, which is another contraction."""
+    """Plants a norm that is not a bound: terms cancel in the norm, but not in the sum."""
 
     def unproven(segments, sizes):
         square = bounds.upper_square(factor_products.multiply_factors(segments, sizes))
@@ -229,7 +229,7 @@ def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
 
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "form")
     monkeypatch.setattr(factor_products, "measure_formed", unproven)
-    # So many steps that the move does not hang on how one program or the other rounds.
+    # With so many steps the move does not depend on the rounding of either program.
     game, ratio = _searched(starts=14, steps=40)
     assert ratio > 2
     result = auditing.audit(game, key=KEY, trials=20_000, delta=1e-3)
@@ -283,7 +283,7 @@ def test_bad_audits(change, message):
 
 @pytest.mark.parametrize("canary", [0.0, np.inf, np.nan])
 def test_an_audit_of_canaries_that_add_nothing_is_refused(canary):
-    """Their bound of 0 would be that of any noise, and of none."""
+    """Canaries that add nothing are refused: their bound would be 0 for any noise, or none."""
     sampler = games.poisson(64)
     one = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
     many = auditing.canary_gradients(games.noise(sampler), games.CLIP, 64, sampler)
@@ -321,9 +321,9 @@ def test_an_audit_of_a_run_that_diverges_is_refused(threat_model):
     ],
 )
 def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands, exact):
-    """Correlated noise and balls in bins are priced as a Gaussian mechanism, and are none.
+    """Correlated noise and balls in bins do not claim the Gaussian mechanism that prices them.
 
-    Their errors may refute a Gaussian one whose ε at the audit's δ is above theirs.
+    Their errors may refute a Gaussian mechanism whose ε at the audit's δ is larger.
     """
     tx = games.noise(sampler, 4.0)
     if bands > 1:
@@ -333,7 +333,7 @@ def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands,
             batch_size=sampler.batch_size,
             key=KEY,
         )
-    others = -1.0 if getattr(sampler, "max_batch_size", None) else 0.0  # which cuts are seen by
+    others = -1.0 if getattr(sampler, "max_batch_size", None) else 0.0  # reveals truncation
     game = auditing.canary_gradient(
         tx, games.CLIP, games.PARAMS, sampler, steps=4, background=others
     )
@@ -355,14 +355,14 @@ def test_bounds_by_a_family_are_those_of_a_claim_that_has_one():
 
 
 def test_no_batches_of_a_fixed_size_have_the_pair_that_they_are_priced_by():
-    """One record of two, in noise of 1: the worst of all gradients on a line, by quadrature."""
+    """Checks the worst gradients on a line by quadrature, for one of two records at σ = 1."""
     event = sampling.FixedSizeSampler(2, 1, seed=0).dp_event(1.0, 1)
     relation = checks.relation_named("replace-one")
     epsilons, deltas = accountants.profile_of(event, relation, 1e-3)
     x, step = np.linspace(-9, 9, 2001, retstep=True)
     gradients = np.linspace(-1, 1, 9)
     normal = np.exp(-((x - gradients[:, None]) ** 2) / 2) / np.sqrt(2 * np.pi)
-    drawn = (normal[:, None] + normal) / 2  # by the other's gradient, and one's own
+    drawn = (normal[:, None] + normal) / 2  # by the gradient of the other record and by its own
     for odds, priced in zip(np.exp(epsilons[:40:4]), deltas[:40:4], strict=True):
         excess = np.maximum(drawn[:, :, None] - odds * drawn[:, None, :], 0)
         worst = excess.sum(axis=-1).max() * step
@@ -379,7 +379,7 @@ def test_a_canary_that_its_dtype_cannot_hold_is_refused():
 
 
 def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
-    """Of 32 bits, some twenty pairs of so many would agree."""
+    """Seeds have more than 32 bits; with 32 bits, about twenty pairs of runs would agree."""
 
     def key_of_run(key):
         state = _replay._with_fresh_keys(games.noise(games.poisson()).init(games.PARAMS), key)
@@ -404,7 +404,7 @@ def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
 
     seeds: list[int | bytes] = []
     assert max(seeds_of_runs(0)) >= 2**32
-    # What draws is what is audited.
+    # The audit uses the same draws as the run.
     assert all(isinstance(seed, bytes) for seed in seeds_of_runs(bytes(32)))
 
 

@@ -1,7 +1,7 @@
-"""Audits catch what is wrong: mistakes planted in our own step, and the published GeoDP.
+"""Tests that audits catch mistakes planted in our own step, and the published GeoDP.
 
-Each test runs one game twice, on the step as it is and on the step with one mistake. The first
-passes and the second does not.
+Each test runs the same game twice: on the correct step and on the step with one mistake. The first
+audit passes and the second fails.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def _passes(result, seen=0.6):
 
 
 def _full_batch(transform=None, grad_fn=None, *, records=8, background=-1.0):
-    """One full-batch release; the other examples pull against the canary."""
+    """One full-batch release in which the other examples oppose the canary."""
     sampler = games.poisson(records)
     transform = games.noise(sampler) if transform is None else transform
     game = auditing.canary_gradient(
@@ -42,7 +42,7 @@ def _full_batch(transform=None, grad_fn=None, *, records=8, background=-1.0):
 
 @functools.cache
 def _as_it_is():
-    """The audit of the step without a mistake, which some mistakes are compared with."""
+    """Returns the audit of the correct step, for comparison with some of the mistakes."""
     return _audit(_full_batch())
 
 
@@ -64,7 +64,7 @@ def test_noise_rescaled_as_in_opacus_disk_is_caught():
 
 
 def test_noise_a_fifth_too_small_is_caught_by_the_curve_of_errors():
-    """One threshold proves less than the claim then; the whole claimed trade-off is refuted."""
+    """The trade-off curve refutes the whole claim; one threshold proves less than the claim."""
     sampler = games.poisson(8)
     effort = {"trials": 100_000, "delta": 1e-3}
     right = _audit(_full_batch(), **effort)
@@ -97,7 +97,7 @@ def test_clipping_after_averaging_is_caught():
 
 
 def test_clipping_each_point_instead_of_their_combination_is_caught():
-    """A canary whose gradients at DiSK's two points differ in sign, half of the time."""
+    """The canary's gradients at the two points of DiSK differ in sign half of the time."""
     sampler = games.poisson(8)
 
     def loss_fn(params, example):
@@ -134,7 +134,7 @@ def test_division_by_the_realised_batch_size_is_caught():
 
 
 def test_a_key_reused_over_steps_is_caught():
-    """Drawn in one step and not in another, the canary is their difference, without noise."""
+    """Two releases with equal noise, one with the canary, differ by exactly the canary."""
     sampler = games.poisson(8, 4)
     noise = games.noise(sampler)
 
@@ -162,7 +162,7 @@ def test_a_key_reused_over_leaves_is_caught(monkeypatch):
 
 
 def test_a_key_that_is_not_the_states_is_caught(monkeypatch):
-    """Noise that is the same in every run is no noise."""
+    """Noise that is the same in every run does not protect anything."""
     right = gaussian.add_noise
 
     def one_for_all(tree, stddev, key, **options):
@@ -176,9 +176,9 @@ SHARDS = 4
 
 
 def _noise_before_psum(scale, own_keys):
-    """The noise stage of a data-parallel step that adds noise on each shard, and then sums.
+    """Returns the noise stage of a data-parallel step that adds noise on each shard and then sums.
 
-    The shards are a vmapped axis; the first has the sum, the others add nothing to it.
+    The shards are a vmapped axis. The first shard has the sum, and the others add zero to it.
     """
     sampler = games.poisson(8)
     noise = games.noise(sampler)
@@ -199,7 +199,7 @@ def _noise_before_psum(scale, own_keys):
 
 
 def test_noise_before_the_psum_is_caught():
-    """With one key the noise is SHARDS times what is claimed: no leak, and the audit goes blind."""
+    """Noise with one key adds up to SHARDS times the claim, which only weakens the audit."""
     assert _passes(_audit(_full_batch(_noise_before_psum(1 / math.sqrt(SHARDS), own_keys=True))))
     one_key = _audit(_full_batch(_noise_before_psum(1.0, own_keys=False)))
     assert not _passes(one_key)
@@ -207,7 +207,7 @@ def test_noise_before_the_psum_is_caught():
 
 
 def test_noise_split_wrongly_among_shards_is_caught():
-    """A noise of σ/n on each of n shards, with keys of their own, sums to σ/√n."""
+    """Noise of σ/n on each of n shards, with separate keys, sums to only σ/√n."""
     assert _audit(_full_batch(_noise_before_psum(1 / SHARDS, own_keys=True))).violated
 
 
@@ -230,7 +230,7 @@ def test_poisson_accounting_over_shuffled_batches_is_caught():
 
 
 def _turned_around(transform):
-    """Two neighbours whose mean gradients are small and orthogonal; the attacker reads angles."""
+    """Returns two neighbors with small orthogonal mean gradients; the attacker reads angles."""
     dimension, records = 20, 64
     sampler = games.poisson(records)
     rows = jnp.zeros((records, dimension))
@@ -265,10 +265,10 @@ def test_the_published_geodp_is_caught():
 @functools.cache
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_the_last_bits_of_float_noise_are_caught_and_fixed_point_hides_them(fixed_point):
-    """The attacker counts small entries that a sum with the example cannot have (Mironov 2012).
+    """The attacker counts small entries that no sum with the example can have (Mironov 2012).
 
     Each entry of the clipped example is c = 1/√32, a multiple of 2⁻²⁶. Where c + n is small, n is
-    as large as c, so that it and the sum are multiples of 2⁻²⁶ too; n alone has finer bits.
+    as large as c, so both n and the sum are multiples of 2⁻²⁶. Without c, n has finer bits.
     """
     sampler, size = games.poisson(8), 32
     tx = dpoptax.gaussian_noise(
@@ -277,7 +277,7 @@ def test_the_last_bits_of_float_noise_are_caught_and_fixed_point_hides_them(fixe
 
     def finer(update, canary):
         del canary
-        steps = 8 * update * 2.0**26  # exact: powers of two
+        steps = 8 * update * 2.0**26  # exact, because the factors are powers of two
         small = jnp.abs(8 * update) < 0.05
         return jnp.sum(small & (steps != jnp.rint(steps)), keepdims=True, dtype=jnp.float32)
 

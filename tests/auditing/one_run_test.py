@@ -1,4 +1,4 @@
-"""Bounds by one run: against what papers print, against what is possible at all, and by chance."""
+"""Tests of one-run audits against published numbers, exact probabilities and simulations."""
 
 import math
 
@@ -16,7 +16,7 @@ from dpoptax.auditing import p_value_dp, p_value_fdp
 from dpoptax.auditing._families import largest_refuted
 from tests import games
 
-# Pairs of ε and δ, each list one claim.
+# Pairs of ε and δ; each list is one claim.
 CLAIMS = {
     "pure": [(1.0, 0.0)],
     "approximate": [(0.5, 0.01)],
@@ -29,11 +29,11 @@ def _claim(pairs):
 
 
 def _most(correct, guesses, canaries, pairs):
-    """The largest P[`correct` or more right] of any run with these pairs of ε and δ: exact.
+    """Returns the largest P[at least `correct` are right] of any run with these pairs of ε and δ.
 
-    A run can be averaged over all relabellings of canaries and coins, and stays as private; so it
-    is P_i, how likely i guesses are right, and i of them become i − 1 or i + 1 as a coin turns.
-    The δ of a pair is the sum of positive parts over all outcomes, in slack variables.
+    Averaging a run over all relabelings of canaries and coins keeps it private. It then reduces to
+    P_i, the probability that i guesses are right; turning a coin changes i by one. The δ of a pair
+    is the sum of positive parts over all outcomes, expressed by slack variables.
     """
     n, r, m = guesses + 1, guesses, canaries
     rows, limits = [], []
@@ -71,7 +71,10 @@ def test_no_private_run_is_right_more_often(guesses, canaries, pairs):
 
 
 def test_the_exact_probability_is_reached():
-    """All right: Mahloujifar et al.'s recursion is exact; with δ = 0 Steinke et al.'s bound is."""
+    """The recursion of Mahloujifar et al. is exact if all guesses are right.
+
+    The bound of Steinke et al. is exact at δ = 0.
+    """
     for pairs in CLAIMS.values():
         exact = _most(4, 4, 4, pairs)
         assert p_value_fdp(4, 4, 4, _claim(pairs)) == pytest.approx(exact, rel=2e-5)
@@ -81,7 +84,7 @@ def test_the_exact_probability_is_reached():
 
 
 def test_the_printed_formula_is_no_bound_below_the_mean():
-    """Which is why 1 is returned there: a (½, 0.1)-private run can be right once, always."""
+    """Below the mean, 1 is returned: a (½, 0.1)-private run can always have one correct guess."""
     right = 1 / (1 + math.exp(-0.5))
     none = (1 - right) ** 3
     printed = 1 - none + 2 * 3 * 0.1 * none
@@ -103,14 +106,14 @@ def _steinke(correct, guesses, canaries, delta):
         (100, 100, 75, 0.0, 0.702),
         (100, 100, 75, 1e-4, 0.699),
         (1000, 100, 75, 1e-4, 0.673),
-        # Section 7, beside figure 11.
+        # Section 7, next to figure 11.
         (100_000, 1510, 1439, 1e-5, 2.675),
     ],
 )
 def test_the_bounds_that_steinke_nasr_and_jagielski_print(
     canaries, guesses, correct, delta, printed
 ):
-    """With 95 % confidence; they round in one place and cut off in another."""
+    """Compares at 95 % confidence; the paper rounds one number and truncates another."""
     assert _steinke(correct, guesses, canaries, delta) == pytest.approx(printed, abs=1e-3)
 
 
@@ -119,10 +122,10 @@ def test_the_p_value_that_steinke_nasr_and_jagielski_print():
 
 
 def _audit_rh_with_cap(inverse_blow_up, canaries, correct, guesses, threshold):
-    """Mahloujifar, Melis and Chaudhuri's algorithm with abstentions, two values a guess.
+    """Mahloujifar, Melis and Chaudhuri's algorithm with abstentions; returns two values per guess.
 
-    Transcribed from the published pseudo-code, line by line; the paper prints figures and no
-    number for the Gaussian mechanism, so this is what stands in for its numbers.
+    Transcribed line by line from the published pseudo-code, because the paper does not print
+    numbers for the Gaussian mechanism.
     """
     r, h = np.zeros(correct + 1), np.zeros(correct + 1)
     r[correct] = threshold * correct / canaries
@@ -147,7 +150,7 @@ def test_the_gaussian_bound_is_that_of_mahloujifar_melis_and_chaudhuri(correct, 
     mu = auditing.gaussian_family().refuted(seen.refutes)
     assert permitted(mu * 1.0001)
     assert not permitted(mu)
-    # And as another library has it, which states ε.
+    # The same value from another library, which states ε.
     scores = np.arange(canaries)[::-1]
     included = np.r_[np.arange(guesses) < correct, np.zeros(canaries - guesses, bool)]
     library = CanaryScoreAuditor(scores[included], scores[~included]).epsilon_one_run_fdp(
@@ -181,7 +184,7 @@ def _gaussian_guesses(rng, mu, canaries, confidence=0.95):
 
 
 def test_bounds_of_a_gaussian_mechanism_keep_the_claim_and_catch_half_the_noise():
-    """A synthetic mechanism: each canary a coordinate with unit noise, moved by μ if it is in."""
+    """Uses a synthetic mechanism: one coordinate per canary with unit noise, plus μ if included."""
     rng = np.random.default_rng(0)
     claimed, family = 1.0, auditing.gaussian_family()
     claim = auditing.gaussian_trade_off(claimed)
@@ -194,12 +197,12 @@ def test_bounds_of_a_gaussian_mechanism_keep_the_claim_and_catch_half_the_noise(
 
 
 def test_bounds_of_randomised_response_keep_the_claim_and_catch_too_honest_answers():
-    """Steinke et al.'s ideal case: every bit through randomised response, all of them guessed."""
+    """Uses Steinke et al.'s ideal case: randomized response for every bit, and a guess for each."""
     rng = np.random.default_rng(1)
     for epsilon in (0.5, 2.0, 4.0):
         right = 1 / (1 + math.exp(-epsilon))
         bounds = [_steinke(int(rng.binomial(2000, right)), 2000, 2000, 0.0) for _ in range(60)]
-        # Expected to err in 3 of 60; with probability below 10⁻⁴ in more than 10.
+        # 3 of 60 are expected to fail; more than 10 fail with probability below 10⁻⁴.
         assert np.sum(np.array(bounds) > epsilon) <= 10
         assert np.median(bounds) > 0.85 * epsilon - 0.05
         lying = int(rng.binomial(2000, 1 / (1 + math.exp(-1.5 * epsilon))))
@@ -207,7 +210,7 @@ def test_bounds_of_randomised_response_keep_the_claim_and_catch_too_honest_answe
 
 
 def test_an_epsilon_that_is_claimed_is_not_refuted_as_that_of_a_gaussian_mechanism():
-    """Signs alone are randomised response: ε = log(p/(1 − p)) at any δ, and a Gaussian's grows."""
+    """Signs are randomized response: ε = log(p/(1 − p)) at any δ, unlike for a Gaussian."""
     sampler, right = games.poisson(1_000), stats.norm.cdf(1.0)
     signs = optax.stateless(lambda updates, _: jnp.sign(updates - 0.5 / 1_000))
     tx = optax.chain(games.noise(sampler, 0.5), signs)
@@ -238,7 +241,7 @@ def test_one_run_catches_a_third_of_the_noise_by_the_claimed_curve():
     assert steinke.epsilon <= any_mechanism.epsilon <= claimed.epsilon <= honest.claimed_epsilon
     assert claimed.epsilon == honest.epsilon_lower_bound
     assert claimed.failure_probability == honest.failure_probability == pytest.approx(1e-3)
-    # Of how much less noise there is the bounds of (ε, δ) see less.
+    # The (ε, δ) bounds detect less of the missing noise.
     steinke, any_mechanism, claimed = broken.bounds
     assert steinke.epsilon <= any_mechanism.epsilon < claimed.epsilon
 

@@ -1,4 +1,4 @@
-"""The command line, run in this process as a user would run it."""
+"""Tests of the command line, run in this process with the arguments of a user."""
 
 import dataclasses
 import importlib.metadata
@@ -46,7 +46,7 @@ def config(tmp_path):
 
 
 def error_of(capsys, *arguments):
-    """The message of a command that must fail as a user's mistake does: code 2, no traceback."""
+    """Returns the message of a command that must exit with code 2 and without a traceback."""
     assert main(arguments) == 2
     message = capsys.readouterr().err
     assert message.startswith("dpoptax: error: ")
@@ -96,7 +96,7 @@ def test_each_run_draws_a_seed_and_a_given_one_warns(config, tmp_path, capsys):
         assert "1e-05)-differentially private; written to " in told.out
         assert "seed" not in told.err
     assert hashes[0] != hashes[1]
-    # The same command goes on with the seed that the first start drew.
+    # The same command resumes with the seed that the first start drew.
     assert main(["train", config(), "--workdir", str(tmp_path / "first")]) == 0
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert (summary["params_sha256"], summary["config"]["seed"]) == (hashes[0], None)
@@ -312,7 +312,7 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
         rate: TrainConfig(
             method=NonPrivate(), model="linear", steps=2, batch_size=64, learning_rate=rate
         )
-        for rate in (1.0, 0.3, 0.07)  # no two have a multiple by 2 in common, so no run either
+        for rate in (1.0, 0.3, 0.07)  # no two share a multiple by 2, so no two share a run
     }
     comparison = Comparison(workdir=tmp_path, seeds=1)
     trained = []
@@ -336,7 +336,7 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
         compared(1.0, 0.3)
     stop_after = None
     assert compared(1.0, 0.3) == ["Non-private (1.0)", "Non-private (0.3)"]
-    assert len(trained) == 4  # of twelve, eight were finished
+    assert len(trained) == 4  # eight of twelve were finished
     assert compared(0.07, 1.0) == ["Non-private (0.07)", "Non-private (1.0)"]
     assert len(trained) == 6
     comparison = Comparison(workdir=tmp_path, seeds=1, steps=3, factors=(2.0, 1.0))

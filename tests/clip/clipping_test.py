@@ -1,4 +1,4 @@
-"""The sum of clipped per-example gradients: equal to its peers, bounded for any input."""
+"""Tests that the clipped sum equals other implementations and is bounded for any input."""
 
 import functools
 
@@ -28,7 +28,7 @@ def _per_example(seed, batch=7, scale=1.0):
 
 @functools.cache
 def _summed(clip):
-    """Of one program: its operations, one by one, are dozens to compile."""
+    """Runs as one program, because dozens of separate operations are slow to compile."""
     return jax.jit(lambda *of: sum_clipped(clip, *of))
 
 
@@ -146,7 +146,7 @@ def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(pa
     )
     with pytest.raises(ValueError, match=r"one gradient for each of B examples"):
         tx.update(params, tx.init(params), params)
-    # Four rows of parameters would be clipped as four examples, and their sum be broadcast.
+    # Four rows of parameters would be clipped as four examples, and their sum would be broadcast.
     with pytest.raises(ValueError, match="clip of per-example gradients needs `params`"):
         tx.update(params, tx.init(params))
     with pytest.raises(ValueError, match=r"structure of the parameters.*'c'"):

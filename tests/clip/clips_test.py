@@ -1,4 +1,4 @@
-"""The clip geometries: each one's curve, its bound for any input, and per layer."""
+"""Tests of the clip geometries: curves, bounds for any input, and per-layer clipping."""
 
 import dataclasses
 import functools
@@ -72,7 +72,7 @@ def test_no_example_adds_more_than_the_sensitivity(name):
     clip = {**FLAT, **LAYERED}[name]
     rng = np.random.default_rng(1)
     scales = 10.0 ** np.arange(-44, 39)
-    # Layers of very different length: what one leaves of the bound no other may use.
+    # Layers of very different lengths: no layer may use the bound that another leaves over.
     grads = {
         "a": rng.normal(size=(83, 1, 3)).clip(-3, 3),
         "b": {
@@ -103,13 +103,13 @@ def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
     "clip", [dpoptax.contrib.psac_clip(1.0, r=1e-42), dpoptax.normalized_clip(1e-42)]
 )
 def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip):
-    grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0, where numbers below 2⁻¹²⁶ are zero
+    grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0 where numbers below 2⁻¹²⁶ are flushed to zero
     np.testing.assert_allclose(sum_clipped(clip, grads), [0.6, 0.8], rtol=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Dividing(dpoptax.Clip):
-    """C tanh(‖g‖/C)/‖g‖, as one writes it down: 0/0 at a gradient of zero."""
+    """C tanh(‖g‖/C)/‖g‖ as commonly written: 0/0 at a zero gradient."""
 
     sensitivity = 1.0
 
@@ -176,7 +176,7 @@ def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
     grads = _grads(4)
     clip = dpoptax.per_layer_clip(make(0.7))
     total = _alone(clip, grads)
-    # Three leaves, with a bound of 0.7/√3 each; γ and r are as they were.
+    # Three leaves, each with a bound of 0.7/√3; γ and r are unchanged.
     alone = [_alone(make(0.7 / 3**0.5), leaf) for leaf in jax.tree.leaves(grads)]
     for got, want in zip(jax.tree.leaves(total), alone, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
@@ -313,7 +313,7 @@ def test_a_traced_bound_is_refused_as_such():
 
 
 def test_a_loss_over_a_bound_has_the_sum_over_it_and_clips_there():
-    """What docs/guides/schedules.md makes of a bound that follows a schedule."""
+    """Checks the recipe of docs/guides/schedules.md for a scheduled clipping bound."""
     batch = jnp.array([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0]])
     points = dpoptax.gradient_points((), jnp.zeros(2))
 

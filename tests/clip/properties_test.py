@@ -1,4 +1,4 @@
-"""The privacy boundary under hostile input: no example moves the sum by more than its bound."""
+"""Tests under hostile input that no example moves the sum by more than the bound."""
 
 import functools
 
@@ -43,7 +43,7 @@ SHAPES = [[(3, 2), (4,), ()], [(1,), (2, 1, 3), (7,)], [(64,), (1, 1), (0, 2)]]
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 3.4e38, -3.4e38, 1e-45, 6e-8, 65504.0]
 
-# Exponents of ten for whole examples and for single leaves of them, and a few entries of any value.
+# Powers of ten that scale whole examples and single leaves, and a few entries of any value.
 exponents = st.lists(st.integers(-45, 38), min_size=EXAMPLES, max_size=EXAMPLES)
 spreads = st.lists(st.integers(-30, 0), min_size=3, max_size=3)
 specials = st.lists(
@@ -56,7 +56,7 @@ hostile = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 def _values(shapes, dtype, draw):
-    """Per-example leaves (EXAMPLES, …) of the drawn magnitudes."""
+    """Returns per-example leaves (EXAMPLES, …) of the drawn magnitudes."""
     exponents, spreads, specials, seed = draw
     rng = np.random.default_rng(seed)
     scale = 10.0 ** np.array(exponents, np.float64)
@@ -74,7 +74,7 @@ def _values(shapes, dtype, draw):
 
 
 def _moved(total, mask, index):
-    """How far example `index` moves the sum over the others that `mask` holds, in float64."""
+    """Returns in float64 how far example `index` moves the sum over the others in `mask`."""
     with_it, without = mask.copy(), mask.copy()
     with_it[index], without[index] = True, False
     sums = [jax.tree.leaves(total(m)) for m in (with_it, without)]
@@ -89,8 +89,8 @@ def _summed(name):
     return jax.jit(lambda grads, mask: sum_clipped(CLIPS[name], grads, mask))
 
 
-# Shapes are compiled one by one, so each geometry has one list of them. Layers fill their bound in
-# the first two lists alone, as the third has an empty one.
+# Shapes are compiled one by one, so each geometry has one list of them. Layers reach their bound
+# only in the first two lists, because the third has an empty layer.
 LAYERED = [name for name in CLIPS if "per " in name] + ["of each kind"]
 FLAT = [name for name in CLIPS if name not in LAYERED]
 QUICK = {(name, "float32"): SHAPES[i % 2] for i, name in enumerate(LAYERED)}
@@ -132,7 +132,7 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(
 @pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-14])
 @pytest.mark.parametrize("large", [1.0, 1e13, 1e30, 3e38])
 def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, kind):
-    """Next to a large layer, one whose entries are 1e-19 times as large."""
+    """Checks a large layer next to one whose entries are 1e-19 times as large."""
     layer = np.full((1, 10_000), 1.07e-19)
     layer[0, 0] = 1.26e-19
     grads = [helpers.floats([[large]]), helpers.floats(large * layer)]
@@ -150,7 +150,7 @@ def test_what_is_masked_adds_nothing(name, shapes, draw):
 
 
 def _point_sets(params, other):
-    """The points of every method at parameters that moved from `other` to `params`."""
+    """Returns the points of every method at parameters that moved from `other` to `params`."""
     minus = jax.tree.map(np.subtract, params, other)
     ahead = jax.tree.map(lambda p, d: p + np.float32(0.1) * d, params, minus)
     return {

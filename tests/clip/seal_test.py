@@ -1,4 +1,4 @@
-"""The seal on the clipped sum: what is noised is what was clipped, or the release is refused."""
+"""Tests of the seal on the clipped sum: a sum changed after clipping is refused."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ def loss_fn(params, example):
 
 
 def batch(seed=0, size=4):
-    """Another one for each seed, which may be traced; a generator takes its time to compile."""
+    """Returns the batch of a seed. NumPy draws it, because compiling a generator is slow."""
     first, other = np.random.default_rng(0).normal(size=(2, size, 5)).astype(np.float32)
     rows = first + seed * other
     return rows[:, :2], rows[:, 2:]
@@ -36,7 +36,7 @@ def batch(seed=0, size=4):
 
 @functools.cache
 def compiled(clip):
-    grad_fn = dpoptax.clipped_grad(loss_fn, clip, method="vmap")  # which compiles sooner
+    grad_fn = dpoptax.clipped_grad(loss_fn, clip, method="vmap")  # compiles faster
     points, mask = dpoptax.gradient_points((), PARAMS), np.ones(4, bool)
     return jax.jit(lambda seed: grad_fn(points, batch(seed), mask))
 
@@ -51,7 +51,7 @@ def noise(key=0):
 
 @functools.cache
 def stage():
-    """A noise stage, compiled once for all that is released by it, and its first state."""
+    """Returns a noise stage, compiled once for all releases, and its first state."""
     tx = noise()
     return jax.jit(tx.update), tx.init(PARAMS)
 
@@ -137,7 +137,7 @@ def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
     ],
 )
 def test_the_faq_has_the_errors_that_optax_raises_in_front_of_the_noise(transform, error):
-    """These fail inside optax, so a search for the message has to find the page."""
+    """The FAQ contains the exact messages of transforms that fail inside optax."""
     tx = optax.chain(transform, noise())
     with pytest.raises((TypeError, ValueError), match=re.escape(error)):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
@@ -171,7 +171,7 @@ def test_what_is_no_sum_is_named_as_users_name_it():
 
 @pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
 def test_a_clip_of_the_sum_in_front_is_refused(make):
-    """Of optax's own, by an error of optax's (docs/faq.md) or of the noise stage's."""
+    """Clips of optax fail with optax's error (docs/faq.md) or with that of the noise stage."""
     tx = optax.chain(make(1.0), noise())
     with pytest.raises(TypeError, match=r"seal of the `ClippedSum`|uint32"):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
@@ -193,7 +193,7 @@ AROUND = {
 
 @pytest.mark.parametrize("name", AROUND)
 def test_what_cannot_stand_around_the_noise_stage_names_the_sum(name):
-    """JAX raises these inside optax: their texts name the class, and the FAQ has both."""
+    """JAX raises these errors inside optax. They name the class, and the FAQ quotes them."""
     tx, faq = AROUND[name](), pathlib.Path(__file__).parents[2] / "docs/faq.md"
     with pytest.raises((TypeError, ValueError), match=r"clipped_sum\.ClippedSum") as raised:
         jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
@@ -233,7 +233,7 @@ def test_containers_that_are_written_to_do_not_hide_behind_their_arrays():
 
 
 def test_sums_added_by_hand_are_refused():
-    """Two losses, or two batches: each has the clip's bound, and their sum has not."""
+    """Each of two losses or batches has the clipping bound, but their sum does not."""
     both = jax.tree.map(jnp.add, clipped_sum(0), clipped_sum(1))
     assert_refused(*released(both))
 
@@ -253,7 +253,7 @@ def test_another_clip_written_into_the_frozen_sum_is_refused():
 
 
 def test_another_grid_is_refused():
-    """The integers count steps of it: twice the grid is twice the sum."""
+    """The integers count grid steps, so doubling the grid would double the sum."""
     mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
     grid = dpoptax.extend.fixed_point_grid(CLIP, **mechanism)
     tx = dpoptax.gaussian_noise(**mechanism, key=jax.random.key(0), fixed_point=True)
@@ -274,14 +274,14 @@ def test_the_padding_of_a_draw_cannot_pass_for_examples():
     for clipped in (part, dpoptax.accumulate(rest, part)):
         with pytest.raises(ValueError, match=r"Without a mask.*sampler's mask.*or `mask=jnp.ones"):
             update(clipped, state)
-    # As many as the stage expects are a whole batch, in one piece or in parts.
+    # The expected number of examples is a whole batch, in one piece or in parts.
     halves = [grad_fn(points, data[:2]), grad_fn(points, data[2:4])]
     for clipped in (grad_fn(points, data[:4]), dpoptax.accumulate(*halves)):
         assert np.isfinite(update(clipped, state)[0]).all()
 
 
 def test_the_padding_of_a_draw_cannot_pass_for_examples_in_plain_optax_form():
-    """Row 0, of which the padding is made, would be added many times over."""
+    """Padding repeats row 0, which would otherwise be added many times."""
     draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
     params, data = jnp.zeros(3), jax.random.normal(jax.random.key(1), (20, 3))
     arguments = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
@@ -309,7 +309,7 @@ def test_a_sum_on_a_grid_is_of_integers():
 
 
 def test_the_number_of_examples_is_part_of_what_is_sealed():
-    """`accumulate` leaves room for the rounding of so many."""
+    """The seal covers the count of examples, on which the room for rounding depends."""
     fewer = [dataclasses.replace(clipped_sum(seed), examples=1) for seed in range(2)]
     assert_refused(*released(dpoptax.accumulate(*fewer)))
 
@@ -342,7 +342,7 @@ def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
 
 
 def test_complex_sums_are_refused_whoever_answers_for_them():
-    """A complex normal of JAX has half of its variance in each part: noise of σ/√2."""
+    """A complex normal of JAX has half of its variance in each part, so the noise would be σ/√2."""
     total = {"w": jnp.ones(2), "z": jnp.zeros(2, jnp.complex64)}
     with pytest.raises(TypeError, match=r"must be real.*'z'.*complex64"):
         released(dpoptax.extend.trust_clipped(total, CLIP))
@@ -392,7 +392,7 @@ def test_every_bit_of_every_dtype_is_under_the_seal(dtype):
 
 
 def test_signs_scales_and_permutations_show():
-    """Changes whose differences would cancel in a sum of products."""
+    """Checks changes whose differences would cancel in a sum of products."""
     rows = np.random.default_rng(0).normal(size=(2000, 4)).astype(np.float32)
     rows = np.concatenate([rows, -rows], axis=1)
     seal = jax.jit(jax.vmap(lambda x: checksum(x, CLIP, None)))
@@ -424,7 +424,7 @@ def test_under_scan_vmap_and_donation():
     ("method", "microbatch_size"), helpers.covering(["auto", "vmap"], [None, 3], strength=1)
 )
 def test_the_sum_and_its_seal_come_from_one_computation(method, microbatch_size):
-    """Compiled apart or together, the seal fits what is returned, to the last bit."""
+    """The seal fits the returned sum bit for bit, compiled together or separately."""
     points = dpoptax.gradient_points((), helpers.mlp_params(0))
     grad_fn = dpoptax.clipped_grad(
         helpers.mlp_loss, CLIP, method=method, microbatch_size=microbatch_size
@@ -444,12 +444,12 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
     points = dpoptax.gradient_points((), PARAMS)
     parts = [grad_fn(points, jax.tree.map(lambda x, i=i: x[i : i + 2], batch())) for i in (0, 2)]
     total = jax.jit(dpoptax.accumulate)(*parts)
-    # Each leaves room for what rounding does to it, which is some 2⁻²⁴ of the bound an example.
+    # Each part leaves room for its rounding, about 2⁻²⁴ of the bound per example.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), total.sum, whole.sum)
     mean, state = released(total)
     assert np.isfinite(mean["w"]).all()
     assert dpoptax.ledgers(state)[0].releases == 1
-    # One example more moves it by no more than the clip.
+    # One added example moves the total by at most the clipping bound.
     more = jax.tree.map(lambda x: np.concatenate([x[2:], np.float32(1e3) * x[:1]]), batch())
     moved = dpoptax.accumulate(parts[0], grad_fn(points, more))
     move = jax.tree.map(lambda x, y: np.float64(x) - np.float64(y), moved.sum, total.sum)
@@ -457,7 +457,7 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
 
 
 def test_an_example_moves_many_accumulated_parts_by_the_bound():
-    """Of 2²⁰ examples in 128 parts, what the total is multiplied by was −15."""
+    """The total of 2²⁰ examples in 128 parts moves by the bound; its factor was once −15."""
     count, size = 128, 8192
     sums = [np.full(3, size / 2, np.float32)] * count
     more = [*sums[:-1], sums[-1] + np.array([1, 0, 0], np.float32)]
@@ -478,7 +478,7 @@ def test_an_example_moves_many_accumulated_parts_by_the_bound():
 
 @pytest.mark.parametrize(("dtype", "large"), [("bfloat16", 256.0), ("float16", 2048.0)])
 def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
-    """From there on numbers are two apart: the total moved by 2 C."""
+    """Sums of narrow floats are added in float32; narrow neighbors differ by 2, which is 2 C."""
     first, *others = (
         dpoptax.extend.trust_clipped(
             helpers.floats(np.array([x]), dtype), CLIP, examples=int(large)
@@ -490,7 +490,7 @@ def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
 
 
 def test_accumulated_integers_do_not_wrap_around():
-    """Of parts that fit, too: one of 16,384 examples moved their total by 16,384 C."""
+    """Integers do not wrap around: one of 16,384 examples once moved their total by 16,384 C."""
     mechanism = {"noise_multiplier": 0.5, "batch_size": 2_000}
     grid = dpoptax.extend.fixed_point_grid(CLIP, **mechanism)
 
@@ -528,7 +528,7 @@ def test_accumulate_refuses_what_does_not_belong_together():
 
 
 def test_several_losses_on_one_batch_are_clipped_as_one_gradient():
-    """One loss function that returns their sum: an example moves the sum by C, not by C a loss."""
+    """An example moves the sum by C if one loss function returns the sum of all losses."""
 
     def other_loss(params, example):
         return jnp.sum(jnp.sin(params["w"])) * example[0][0]

@@ -1,4 +1,4 @@
-"""Sums over examples: in blocks, in pairs, and with what rounding takes off."""
+"""Tests of sums over examples: blocks, pairs, and the bound on rounding errors."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ def test_a_sum_in_blocks_has_every_term_once(size):
 
 
 def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
-    """Added one after the other, what is lost behind the largest would come back: 0.5 of 1."""
+    """Blocks keep the rounding change small; a sequential sum would change by another 0.5 of 1."""
     values = np.full(4096, 2.0**-25, np.float32)
     values[0] = 1.0
     with_it, without = (
@@ -52,12 +52,12 @@ def test_lookups_are_added_in_whole_numbers(size):
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
     np.testing.assert_allclose(found, exact, rtol=3e-7, atol=1e-9)
-    if size > 8:  # in any order the same
+    if size > 8:  # equal in any order
         np.testing.assert_array_equal(total(rows[::-1], values[::-1]), found)
 
 
 def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats():
-    """As of who tries without noise under a clip that cuts nothing."""
+    """Checks a clip that cuts nothing, as in a first run without noise."""
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
@@ -66,7 +66,7 @@ def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats()
 
 
 def test_parts_that_leave_the_range_of_integers_come_back():
-    """Two lookups of each example, each of 32 times the bound, that all but cancel."""
+    """Checks two lookups per example, each of 32 times the bound, that almost cancel."""
     size, large = 1000, 32.0
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
@@ -77,7 +77,7 @@ def test_parts_that_leave_the_range_of_integers_come_back():
 
 
 def test_steps_become_numbers_by_one_rounding_of_the_sum():
-    """Fine steps that many numbers left may be large, and all but cancel whole ones."""
+    """Checks large fine steps that remain from many numbers and almost cancel whole steps."""
     rng, steps = np.random.default_rng(0), block_sums.make_steps(1.0, 2**21)
     fine = rng.integers(-(2**29), 2**29, 1000)
     whole = rng.integers(-(2**10), 2**10, 1000) - (fine >> steps.finer)
@@ -107,7 +107,7 @@ def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
     ids=["row_selecting_clip", "adaptive_clip"],
 )
 def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
-    """Not of what rows and gradient, or count and gradient, are together."""
+    """Steps follow the gradient's clipping bound, not the joint bound with rows or a count."""
     found, sum_pieces = [], ghost_clipped_sum._sum_weighted_gradients
 
     def seen(*args, bound, **options):
@@ -118,11 +118,11 @@ def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
     jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
-    assert found == [pytest.approx(0.5, abs=0.01)]  # of eight bits
+    assert found == [pytest.approx(0.5, abs=0.01)]  # to eight bits
 
 
 def test_lookups_beside_a_product_that_cancels_them():
-    """A tied embedding: each part is many times the gradient, and fits into its integers."""
+    """Parts of a tied embedding, each many times the gradient, fit their integers."""
     size, large = 64, 31.0
     tokens, one = jnp.zeros((size, 1, 1), int), jnp.ones((size, 1, 1, 1))
     unit = jnp.zeros((size, 1, 1, 4)).at[..., 0].set(1.0)
@@ -140,7 +140,7 @@ def test_lookups_beside_a_product_that_cancels_them():
     ("positions", "side", "examples"), [(1, 8, 128), (1, 256, 256), (4, 256, 32), (64, 256, 4)]
 )
 def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, examples):
-    """So that what one example changes in their rounding does not grow with the batch."""
+    """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
     total = lambda x, w: weighted_products.sum_products(  # noqa: E731
         FactoredGradients([factor_products.Segment(x, x)]),
@@ -162,7 +162,7 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
 @pytest.mark.parametrize(
     ("examples", "terms", "entries", "ratio", "length"),
     [
-        (256, 1, 2**18, 1.0, 256),  # as a wide layer of one position
+        (256, 1, 2**18, 1.0, 256),  # like a wide layer with one position
         (256, 1, 64, 1.0, 128),
         (256, 64, 2**18, 32.0, 5),
         (256, 2048, 2**18, 32.0, 1),
@@ -185,7 +185,7 @@ def test_tau_of_several_sums():
 
 
 def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
-    """A sum of 64 positions, in short blocks, beside one of two points, in one block."""
+    """Checks a sum of 64 positions in short blocks and one of two points in one block."""
 
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
@@ -210,7 +210,7 @@ def test_sums_times_fixed_arrays_are_rounded_once_more():
     ratio = weighted_products.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF
-    )  # an addition, and a product
+    )  # an addition and a product
 
 
 @pytest.mark.parametrize(("examples", "most"), [(256, 0.009), (4096, 0.013), (65536, 0.073)])
@@ -231,7 +231,7 @@ def test_many_examples_on_many_devices_are_added_as_integers():
 
 
 def test_room_for_all_layouts():
-    """The sums that an example is in: of microbatches, the last perhaps short, and of devices."""
+    """τ covers all sums with an example: over micro-batches, a short last one, and devices."""
     for devices, part, size in itertools.product((*range(1, 12), 64), range(1, 70), range(1, 70)):
         count, whole = -(-part // size), block_sums.WholeBatch(devices * part, devices)
         inside = sum(min(j * size, part) for j in range(2, count + 1)) if count <= 8 else part
@@ -263,7 +263,7 @@ def test_what_an_addition_loses_is_found_in_compiled_programs():
 
 
 def test_what_additions_lost_does_not_add_up():
-    """Beside a large total, what is lost would have roundings of its own."""
+    """Next to a large total, separately summed rounding errors would be rounded themselves."""
     value, count = np.float32(1.0 + 2.0**-22), 2**15
 
     def step(carry, _):

@@ -1,4 +1,4 @@
-"""The bound under attack: data that someone chose moves the sum by no more than it may."""
+"""Tests of the clipping bound under attack: chosen data move the sum by at most the bound."""
 
 import functools
 import math
@@ -47,7 +47,7 @@ def _total(loss, params, clip, points=None, **options):
 
 @functools.cache
 def _compiled(program, clip, method="auto"):
-    """The sum of a program at parameters of its own, compiled once for all tests of it."""
+    """Compiles the sum of a program at fixed parameters, once for all tests that use it."""
     loss, params, _ = PROGRAMS[program]
     return _total(loss, programs.parameters(params), clip, method=method)
 
@@ -58,7 +58,7 @@ def _others(shapes, dtype=jnp.float32, count=OTHERS):
 
 
 def _with(x, places, value):
-    """A copy of an array of the host, with another value in some places."""
+    """Returns a copy of a host array with another value in some places."""
     x = x.copy()
     x[places] = value
     return x
@@ -67,7 +67,7 @@ def _with(x, places, value):
 def _attack(program, clip, effort, dtype="float32", seed=0, **options):
     loss, params, shapes = (PROGRAMS | MODELS)[program]
     params = jax.tree.map(lambda p: helpers.floats(p, dtype), programs.parameters(params))
-    if loss is programs.regression:  # where the pairs of the families cancel
+    if loss is programs.regression:  # the pairs of the families cancel here
         params = [programs.zeros(*p.shape, dtype=dtype) for p in params]
     total = _total(loss, params, clip, **options)
     starts, steps = effort
@@ -109,7 +109,7 @@ def test_every_geometry(clip):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_a_gradient_that_is_all_rounding_is_the_same_for_norm_and_sum(method):
-    """XLA computed it in two kernels, of which one rounded another way: 1.4 C, or not finite."""
+    """XLA computed the gradient in two kernels that rounded differently: 1.4 C, or not finite."""
     loss, params, shapes = PROGRAMS["standardised kernel"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
     for value in (1e-5, 1.0146534e-5, 1.0):
@@ -144,7 +144,7 @@ def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
 
 
 def _cancelling(b, dtype=jnp.float32):
-    """Two positions whose gradients cancel exactly, and a third of norm 1."""
+    """Two positions whose gradients cancel exactly, and a third with norm 1."""
     x, y = np.zeros((2, 16, 4))
     x[0], y[0], x[1], y[1] = 7 * b, 11 * b, 11 * b, -7 * b
     x[2, 0] = y[2, 0] = 1
@@ -155,7 +155,7 @@ def _cancelling(b, dtype=jnp.float32):
     ("clip", "size"), helpers.covering(CLIPS, [8, 65536 // 16 + 8], strength=1)
 )
 def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
-    """The norm was of the formed gradient, and the sum another contraction."""
+    """The norm was computed from the formed gradient, but the sum by another contraction."""
     shapes = [(16, 4), (16, 4)]
     total = _total(programs.regression, [programs.zeros(4, 4)], clip)
     for b in (2.0**8, 2.0**10, 2.0**14, 2.0**40):
@@ -168,7 +168,7 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
     helpers.covering(["vector", "column", "lookup", "matrix"], [256, 1024, 4096], [None, 64, 4]),
 )
 def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
-    """They are clipped at C/(1 + τ), and τ covers whatever the others change."""
+    """Gradients are clipped to C/(1 + τ), where τ covers all rounding that others can change."""
     loss, shape = LONG_SUMS[program]
     total = _total(
         loss, [programs.zeros(*shape)], dpoptax.l2_clip(1.0), microbatch_size=microbatch_size
@@ -188,7 +188,7 @@ def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, siz
     ],
 )
 def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkeypatch, request):
-    """Upwards with the example and downwards without, beside others whose terms all but cancel."""
+    """Sums err upward with the example and downward without it, next to canceling terms."""
     if not room:
         request.getfixturevalue("no_room")
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
@@ -207,7 +207,7 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
         return lambda mask: np.float64(total((x, d), mask)[0])
 
     x, d = np.ones((2, size, positions, 4), np.float32)
-    d[:, 1::2] = -1.0  # and so S is many times the norm
+    d[:, 1::2] = -1.0  # so S is many times the norm
     d[:, 0] += positions / bounds.largest_ratio(positions)
     x[-1], d[-1] = 10.0, 10.0
     others = np.arange(size) < size - 1
@@ -220,9 +220,10 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     ("method", "bits"), [("auto", None), ("vmap", None), ("vmap", 16)], ids=str
 )
 def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits):
-    """At 2^-126 √d an example took half of another with it: a move of 1.22 C.
+    """Bounds near 2^-126 √d are refused: at that bound an example once moved the sum by 1.22 C.
 
-    On a grid whose steps were flushed to zero each of its entries was infinite.
+    Half of the move came from another example. On a grid whose steps were flushed to zero, each of
+    its entries was infinite.
     """
     size = 4096
     batch = (np.stack([np.arange(size) < size // 2, np.full(size, -1)]).astype(np.float32),)
@@ -251,13 +252,14 @@ LONG_SUMS = {
 
 
 def _rounded_moves(total, shape, size, part):
-    """How far an example takes a sum that stands above a power of two, beside small ones behind.
+    """Returns how far an example moves a sum that is just above a power of two.
 
-    Above it what they add is lost; below it, rounded up. Parts are every n-th example of n parts.
-    Then beside others as large as it is, whose last bits are drawn, all in one direction.
+    Small examples follow: above the power of two their terms are lost, below it they are rounded
+    up. With n parts, each part takes every n-th example. A second search draws other examples of
+    equal size, with random last bits in one direction.
     """
     above = 2.0 ** math.ceil(math.log2(size / 2) - 1)
-    place = above * 2.0**-24  # of numbers below the power of two
+    place = above * 2.0**-24  # spacing of numbers below the power of two
     first, parts = math.ceil(1.02 * above / part), size // part
     rng, draws = np.random.default_rng(0), []
     for over in (2, 8, 16, 32, 64):
@@ -304,11 +306,11 @@ def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip)
         ("convolution", "auto"),
         ("opaque", "auto"),
         ("short", "auto"),
-        ("short", "vmap"),  # so many entries that XLA's maximum on CPU loses NaN
+        ("short", "vmap"),  # enough entries for XLA's maximum on CPU to lose NaN
     ],
 )
 def test_what_one_example_is_does_not_change_what_the_others_add(program, method, others):
-    """A switch between two ways to sum, thrown by one example, moved all the others."""
+    """A choice between two summation methods, made from one example, once moved all the others."""
     shapes = PROGRAMS[program][2]
     total = _compiled(program, dpoptax.l2_clip(1e-3), method)
     batch = _others(shapes, count=15)
@@ -319,7 +321,7 @@ def test_what_one_example_is_does_not_change_what_the_others_add(program, method
     if not np.isfinite(others):
         for a, b in zip(ordinary, total(strange, np.ones(16, bool)), strict=True):
             np.testing.assert_array_equal(a, b)  # and as an example
-    # Beside others of that magnitude, a small example adds what it adds alone.
+    # Next to others of that magnitude, a small example contributes the same as without them.
     crowd = tuple(_with(x, slice(8), others) for x in batch)
     small = tuple(1e-3 * np.ones(shape) for shape in shapes)
     assert adversary.moved(total, crowd, small) <= 1e-3 * (1 + 1e-4)
@@ -328,7 +330,7 @@ def test_what_one_example_is_does_not_change_what_the_others_add(program, method
 @pytest.mark.parametrize("side", [0, 1], ids=["data", "cotangent"])
 @pytest.mark.parametrize("program", ["regression", "one position", "convolution"])
 def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
-    """The other factor of its gradient is finite, and stays in the sum times zero."""
+    """The other factor of the gradient is finite and must not stay in the sum, times zero."""
     shapes = PROGRAMS[program][2]
     total = _compiled(program, dpoptax.l2_clip(1e-3))
     batch = list(_others(shapes))
@@ -346,7 +348,7 @@ def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
-    """The gradient of the other leaf is finite, and of length far above the bound."""
+    """The gradient of the other leaf is finite, with a norm far above the bound."""
     loss, params, shapes = PROGRAMS["elementwise"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
     batch = _others(shapes)
@@ -358,7 +360,7 @@ def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
 
 @pytest.mark.parametrize("way", ["gram", "form"])
 def test_the_bound_of_a_norm_is_above_the_norm(way):
-    """Positions that all but cancel: of a computed norm, half are too small."""
+    """The positions almost cancel. Half of the naively computed norms would be too small."""
     rng = np.random.default_rng(0)
     rows, columns = (rng.normal(size=(256, 1, 32, 4)).astype(np.float32) / 4 for _ in range(2))
     rows = np.concatenate([rows, rows], axis=2)
@@ -377,7 +379,7 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
 def test_terms_are_at_most_so_many_times_the_bound(clip):
-    """f S <= M C: what the rounding of the sum over examples is relative to."""
+    """Checks f S ≤ M C, which scales the rounding error of the sum over examples."""
     norms, absolute = jnp.float32([[1e-6, 1e-3, 0.1, 1.0]]), jnp.ones((1, 4), jnp.float32)
     _, scales = bounds.make_scales([jnp.ones((1, 4))])
     size = bounds.NormBounds(norms[0] ** 2, absolute[0])
@@ -413,7 +415,7 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
     ("layers", "shortest"), [(16, -90), pytest.param(120, -100, marks=pytest.mark.slow)]
 )
 def test_many_layers_each_with_its_bound(method, layers, shortest):
-    """One scale for all layers lost the short ones' squares. Of 2^-100, some add nothing."""
+    """One common scale would underflow the squares of short layers. Some at 2^-100 add nothing."""
 
     def loss(params, example):
         x, d = example
@@ -429,7 +431,7 @@ def test_many_layers_each_with_its_bound(method, layers, shortest):
 
 
 def _layered(params, example):
-    """Products, lookups, a vector, a scalar, a kernel that is made of its parameter, and no use."""
+    """Uses products, lookups, a vector, a scalar, a computed kernel, and an unused parameter."""
     x, d = example
     w = params["made"] - params["made"].mean(0)
     hidden = x @ params["dense"] + params["scalar"] * (x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0))))
@@ -451,7 +453,7 @@ def _layered(params, example):
     ),
 )
 def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
-    """Bounds of 2^-60 beside 2^29, each of a geometry that fills it."""
+    """Bounds from 2^-60 to 2^29, each with a geometry that reaches its bound."""
     make = functools.partial(dpoptax.automatic_clip, gamma=0.0)
     layers = {
         "dense": make(2.0**-60), "made": make(2.0**29), "scalar": dpoptax.contrib.psac_clip(1.0),
@@ -472,7 +474,7 @@ def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
     _, example = adversary.climb(relative, others, seed=0, starts=14, steps=10)
     moves = adversary.moves(relative, others, example)
     found = {name: np.linalg.norm(move) for name, move in moves.items()}
-    assert all(move <= 1 for move in found.values())  # NaN is not
+    assert all(move <= 1 for move in found.values())  # also fails for NaN
     assert min(found["dense"], found["made"], found["table"]) > 0.9
 
 
@@ -501,8 +503,8 @@ def test_several_points_with_large_weights(weights):
     assert found <= clip.sensitivity
 
 
-# Weights, how far apart points are, and which sign the second has: of the first four, weights
-# cancel, and of the last two, gradients of an even loss.
+# Weights, distance between points, and the sign of the second point. In the first four, the weights
+# cancel. In the last two, the gradients of an even loss cancel.
 POINTS = {
     "the same": ((3.0, -3.0), 0.0, 1),
     "all but the same": ((1.0, -1.0), 1e-6, 1),
@@ -512,7 +514,7 @@ POINTS = {
     "opposite": ((1.0, 1.0), 0.0, -1),
     "all but opposite": ((1.0, 1.0), 1e-6, -1),
 }
-# Kernels that are made of parameters.
+# Kernels that are computed from parameters.
 _NAMES = ("standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque")
 _DATA = [(16, 4), (16, 4)]
 DERIVED = {name: PROGRAMS[name] for name in _NAMES} | {
@@ -612,7 +614,7 @@ def _precisions(jaxpr):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
-    """Whatever the platform's default: TPUs and GPUs round operands where nothing is said."""
+    """The platform default does not matter; TPUs and GPUs round operands unless told otherwise."""
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
@@ -620,11 +622,11 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
     found = list(_precisions(jaxpr.jaxpr))
     highest = (jax.lax.Precision.HIGHEST,) * 2
     inherited = [p for p in found if p != highest]
-    assert len(found) > len(inherited) >= 1  # the loss keeps its own
+    assert len(found) > len(inherited) >= 1  # the loss keeps its own precision
 
 
 def test_a_sum_over_positions_is_stored_before_it_is_measured():
-    """Else norm and sum may each have one of their own, and where terms cancel, any other."""
+    """Norm and sum read one stored sum; recomputed sums may differ where terms cancel."""
     shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
@@ -634,7 +636,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
-    """XLA on GPU leaves out conversions there and back: a norm of other numbers than the sum."""
+    """XLA on GPU removes round-trip conversions; norm and sum must still use the same numbers."""
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
@@ -653,7 +655,7 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
 
 @pytest.mark.parametrize("bits", [7, 10])
 def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
-    """So that the test above guards something: as bfloat16 passes and TF32 would compute it."""
+    """Shows that the test above is needed, with bfloat16 passes and TF32 emulated."""
     exact = factor_products.contract
 
     def rounded(axes, a, b):
@@ -665,7 +667,7 @@ def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatc
 
 
 def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
-    """The move is at most C + √d g/2 by proof: what rounds is a summand, never the sum."""
+    """The proven move is at most C + √d g/2, because each term is rounded but the sum is exact."""
     loss, params, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
     grid = dpoptax.extend.fixed_point_grid(clip, **mechanism)

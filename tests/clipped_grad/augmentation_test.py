@@ -1,4 +1,4 @@
-"""Augmentation multiplicity: copies of an example are averaged before the clip."""
+"""Tests of augmentation multiplicity: the copies of an example are averaged before clipping."""
 
 import functools
 

@@ -1,8 +1,8 @@
-"""The compiler as an adversary: constants in front of what is clipped may be moved anywhere.
+"""Tests with the compiler as an adversary that moves constants in front of the clipped values.
 
-XLA's algebraic simplifier knows numbers that a program is closed over, and moves them through
-products. No order of products with constants may move a clipped sum by more than the bound, and
-none may make it other than finite.
+XLA's algebraic simplifier knows the constants that a program is closed over, and moves them through
+products. No order of these products may move a clipped sum by more than the bound, or make it
+non-finite.
 """
 
 import functools
@@ -34,7 +34,7 @@ def _numbers(shapes, count=SIZE):
     return [rng.normal(size=(count, *s)).astype(np.float32) for s in shapes]
 
 
-# What the last example of a batch is, next to ordinary ones.
+# The last example of a batch, next to ordinary examples.
 EXAMPLES = {
     "blank": lambda x, d: (0 * x, 0 * d),
     "zero cotangent": lambda x, d: (1e4 * x, 0 * d),
@@ -47,9 +47,9 @@ EXAMPLES = {
 
 
 def largest_move(total, shapes):
-    """How far any of the examples moves any of several sums, over the bound, and which.
+    """Returns the largest move by an example, relative to the bound, and the example's name.
 
-    The last but one is masked: the same example, so that it also meets sums that it is not in.
+    The second-to-last row is the same example, masked, so it also meets sums that exclude it.
     """
     worst = 0.0, "none"
     for name, make in EXAMPLES.items():
@@ -70,7 +70,7 @@ def largest_move(total, shapes):
 
 
 def _times(params, constants):
-    """Parameters times public constants, one for each leaf."""
+    """Multiplies each leaf of the parameters by a public constant."""
     leaves, structure = jax.tree.flatten(params)
     return structure.unflatten([x * c for x, c in zip(leaves, constants, strict=True)])
 
@@ -80,20 +80,20 @@ def _stacked(*sums):
 
 
 def compiled(name, way, turn=0, weights=None, **options):
-    """The sums of a program whose parameters are multiplied by constants, compiled in one way.
+    """Compiles the sums of a program whose parameters are multiplied by constants.
 
     Args:
       name: the program.
-      way: how it is compiled.
-      turn: which parameter has which constant.
-      weights: those of gradient points; one point with weight 1 by default.
-      options: of `clipped_grad`.
+      way: the way to compile it.
+      turn: the rotation that assigns constants to parameters.
+      weights: the weights of gradient points; one point with weight 1 by default.
+      options: options of `clipped_grad`.
     """
     loss, shapes, _ = EVERY[name]
     params = programs.parameters(shapes)
     size = len(jax.tree.leaves(params))
     constants = [CONSTANTS[(turn + i) % len(CONSTANTS)] for i in range(size)]
-    # The effective parameters are ordinary ones.
+    # The effective parameters are ordinary.
     params = _times(params, [1 / c for c in constants])
     nearby = jax.tree.map(lambda p: p * 1.001, params)
 
@@ -149,7 +149,7 @@ def compiled(name, way, turn=0, weights=None, **options):
 WAYS = (
     "constants", "eager", "arguments", "init inside", "linear map", "unrolled", "scan", "vmapped",
 )  # fmt: skip
-_OF_MODELS = ("constants", "init inside", "unrolled")  # they take long to compile
+_OF_MODELS = ("constants", "init inside", "unrolled")  # slow to compile
 _QUICK = {
     ("regression", "constants"), ("long", "init inside"), ("tied", "unrolled"),
     ("elementwise", "linear map"), ("standardised", "constants"), ("merged", "scan"),
@@ -222,7 +222,7 @@ def test_no_constant_does_beside_auxiliary_outputs(program):
 
 @pytest.mark.parametrize("program", helpers.slow_but(("LoRA", "tied", "experts"), EVERY))
 def test_both_methods_give_the_same_sum(program, no_room):
-    """In value, next to examples without a gradient."""
+    """The sums agree in value, next to examples without a gradient."""
     _, _, shapes = EVERY[program]
     batch = tuple(_numbers(shapes, 6))
     for x, d in (batch,):
@@ -236,8 +236,8 @@ def test_both_methods_give_the_same_sum(program, no_room):
         np.testing.assert_allclose(a, b, atol=2e-4 * scale)
 
 
-# Programs in which a finite example made the sum NaN: an example whose cotangent at a use of a
-# scaled parameter is exactly zero, as tanh, the softmax or a hinge is saturated.
+# In these programs a finite example made the sum NaN. Its cotangent at a use of a scaled parameter
+# is exactly zero, because tanh, the softmax or a hinge is saturated.
 _TABLE = lambda p: p["w"].T  # noqa: E731
 _hidden = lambda p, x: jax.nn.relu(x @ p["v"])  # noqa: E731
 _squashed = lambda x: jnp.sum(jnp.tanh(x) ** 2)  # noqa: E731
@@ -305,7 +305,7 @@ def test_a_finite_example_leaves_the_sum_finite(name, options):
     params, batch, masked = _outlier()
     grad_fn = dpoptax.clipped_grad(TRIGGERS[name], CLIP, **options)
     total = jax.jit(lambda p, b, m: grad_fn(dpoptax.gradient_points((), p), b, m).sum)
-    # Closed over, parameters are constants too.
+    # Parameters in a closure are also constants.
     known = jax.jit(lambda b, m: grad_fn(dpoptax.gradient_points((), params), b, m).sum)
     for mask in (np.ones(len(batch), bool), masked):
         _assert_finite(total(params, batch, mask), known(batch, mask))
@@ -362,7 +362,7 @@ def test_a_finite_example_leaves_a_run_of_disk_finite(way):
 
 
 def test_constant_scales_of_a_linear_map_leave_its_factors_finite():
-    """Columns that are zero, next to four scales whose product is above 4."""
+    """Checks zero columns next to four scales whose product is above 4."""
     factor = Diagonal(tuple(np.full((1, 1), 3.0, np.float32) for _ in range(4)))
     steps = tuple(mapped_products.ScaleStep(i, np.zeros((1, 1, 1), int)) for i in range(4))
     rows, columns = np.ones((3, 1, 2, 4), np.float32), np.zeros((3, 1, 2, 5), np.float32)
@@ -403,9 +403,9 @@ def test_numbers_are_scaled_by_powers_of_two_exactly(exponent):
     ],
     ids=["reordered sums", "no NaN"],
 )
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are those of XLA's CPU")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for XLA on CPU")
 def test_a_compiler_that_reorders_sums_gets_a_sum_of_zeros(options):
-    """Its options are not in the environment: no error can say so."""
+    """The options of such a compiler are not in the environment, so an error cannot report them."""
     params, batch, _ = _outlier()
     for method in METHODS:
         grad_fn = dpoptax.clipped_grad(TRIGGERS["x @ (w * 8)"], CLIP, method=method)

@@ -1,4 +1,4 @@
-"""Convolutions inside of loops are written as XLA's fast kernels on CPU take them."""
+"""Tests that convolutions inside loops are written for XLA's fast kernels on CPU."""
 
 import functools
 import re
@@ -17,11 +17,11 @@ MASK = np.array([True, True, False, True, True, True])
 
 
 def network(kernels, image, *, order="NHWC", remat=False, scan=False, **options):
-    """Two convolutions and a square: a loss whose gradient by everything has convolutions."""
+    """Two convolutions and a square; every gradient of this loss contains convolutions."""
 
     def layer(kernel, x):
         numbers = (order, "HWIO", order)
-        x = x + SHIFTS[: x.shape[-1]]  # a constant of the program, in loops and rematerialised too
+        x = x + SHIFTS[: x.shape[-1]]  # a constant of the program, also in loops and rematerialized
         return jnp.tanh(lax.conv_general_dilated(x, kernel, dimension_numbers=numbers, **options))
 
     layer = jax.checkpoint(layer) if remat else layer
@@ -52,7 +52,7 @@ def kernels_of(options):
 
 
 def convolutions(function, *args):
-    """Windows and orders of axes of what XLA makes of convolutions, and the results."""
+    """Returns the windows and axis orders of the compiled convolutions, and the results."""
     compiled = jax.jit(function).lower(*args).compile()
     written = [line for line in compiled.as_text().splitlines() if " convolution(" in line]
     kinds = [re.findall(r"window={[^}]*}|dim_labels=[^,\s]+", line) for line in written]

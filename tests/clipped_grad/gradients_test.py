@@ -1,4 +1,4 @@
-"""`clipped_grad`: equal to the loop over examples, for every microbatch size, mask and key."""
+"""Tests that `clipped_grad` equals a loop over examples for any micro-batch size, mask and key."""
 
 import functools
 
@@ -23,7 +23,7 @@ def _gradient(loss_fn):
 
 
 def _loop(points, batch, mask=None, loss_fn=helpers.mlp_loss, keys=None):
-    """The sum, example by example, in float64."""
+    """Returns the sum computed example by example in float64."""
     gradient = _gradient(loss_fn)
     total = jax.tree.map(lambda p: np.zeros(p.shape), points.points[0])
     for i in range(len(batch[0])):
@@ -128,7 +128,7 @@ def test_examples_have_keys_of_their_own_whatever_the_microbatch():
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_a_record_has_its_own_key_wherever_it_stands_in_the_batch(method):
-    """One record more moves the sum by its own clipped gradient, not by other keys of the rest."""
+    """Adding a record moves the sum by its clipped gradient and keeps the keys of others."""
     points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
     ids = np.array([3, 8, 20, 21, 40, 70])
     grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP, method=method)
@@ -269,14 +269,14 @@ def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got(me
         grad_fn(dpoptax.gradient_points((), jnp.ones(6)), batch)
     (note,) = (note for note in raised.value.__notes__ if note.startswith("dpoptax"))
     assert "one example" in note
-    assert "ids=indices" in note  # a loss may miss its key, too
+    assert "ids=indices" in note  # a loss may also lack its key
     assert "{'x': (2, 3)}" in note
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("microbatch_size", [None, 6])
 def test_dropped_examples_are_counted(method, microbatch_size):
-    """A loss scaled by 2¹³ in float16: the sum left out most of the batch, and nothing said so."""
+    """The count reveals that a loss scaled by 2¹³ in float16 drops most of the batch."""
     size, scale = 16, 2.0**13
     params = {"w": jnp.ones((8, 4), jnp.float16)}
     batch = jnp.ones((size, 8), jnp.float16) * (jnp.arange(size) + 1)[:, None] / size

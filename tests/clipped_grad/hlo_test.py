@@ -1,7 +1,7 @@
-"""What compilers leave of a clipped sum: the operations that the proof rests on are still there.
+"""Tests that compiled programs of a clipped sum keep the operations that the proof requires.
 
-Programs are compiled for this CPU and, where `libtpu` is installed, ahead of time for a TPU; none
-of them runs. See "Compiler transformations" in docs/developers/bound.md.
+Programs are compiled for this CPU and, if `libtpu` is installed, ahead of time for a TPU. None of
+them runs. See "Compiler transformations" in docs/developers/bound.md.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ _TYPE = re.compile(r"^(\w+)\[([\d,]*)\]")
 
 
 class Instruction(NamedTuple):
-    """One instruction of a compiled program."""
+    """An instruction of a compiled program."""
 
     name: str
     dtype: str
@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
 
 
 def computations(text):
-    """The instructions of each computation of an HLO text."""
+    """Returns the instructions of each computation in an HLO text."""
     found = []
     for line in text.splitlines():
         if line.rstrip().endswith("{") and not line.startswith(" "):
@@ -68,12 +68,12 @@ def _scaled(params):
 
 
 def _bundle(name, points=1, **options):
-    """A program whose parameters are multiplied by 8, and the shapes of its arguments."""
+    """Returns a program whose parameters are multiplied by 8, and the shapes of its arguments."""
     loss, shapes, data = (programs.PROGRAMS | programs.MODELS)[name]
     params = programs.parameters(shapes)
 
     def total(params, weights, *batch):
-        # Not constants, of which the compiler would know whether they cancel.
+        # Arguments, not constants, because the compiler could see whether constants cancel.
         weights = tuple(weights) if points > 1 else (1.0,)
         there = dpoptax.GradientPoints((params,) * points, weights)
         grad_fn = dpoptax.clipped_grad(lambda p, e: loss(_scaled(p), e), CLIP, **options)
@@ -95,7 +95,7 @@ PROGRAMS = {
 
 def _for_cpu(total, shapes):
     if jax.default_backend() != "cpu":
-        pytest.skip("names of operations are read as XLA for CPUs writes them")
+        pytest.skip("the names of operations are those of XLA on CPU")
     return jax.jit(total).lower(*shapes)
 
 
@@ -118,7 +118,7 @@ def _for_tpu(total, shapes):
 
 
 def _among(blocks, scope, operation):
-    """The instructions of a scope that do one operation."""
+    """Returns the instructions of a scope that perform one operation."""
     every = [x for block in blocks for x in block]
     return [x for x in every if scope in x.scope.split("/") and x.operation == operation]
 
@@ -130,7 +130,7 @@ def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
     written = computations(lowered.as_text("hlo", debug_info=True))
     compiled = computations(lowered.compile().as_text())
 
-    # Each quotient by a power of two is made of integers, and read by a select alone.
+    # Each division by a power of two is done on integers, and only a select reads it.
     assert not _among(compiled, "over_power", "multiply")
     assert not _among(compiled, "over_power", "divide")
     sizes = []
@@ -143,18 +143,18 @@ def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
             readers = {x.operation for x in block if quotient.name in x.operands}
             assert quotient.dtype != "f32" or (readers == {"select"} and not quotient.root)
 
-    # What norm and sum both read is stored by a loop of no turns.
+    # Values that both norm and sum read are stored by a loop with zero iterations.
     loops = [len(_among(blocks, "materialize", "while")) for blocks in (written, compiled)]
     assert loops[0] == loops[1] > 0
 
-    # Sums over several axes are taken one axis after the other.
+    # Sums over several axes are computed axis by axis.
     for block in compiled:
         shapes = {x.name: x.shape for x in block}
         for x in _among([block], "sum_by_axes", "reduce"):
             axes = map(int, re.search(r"dimensions=\{([\d,]+)\}", x.text)[1].split(","))
             assert sum(shapes[x.operands[0]][axis] > 1 for axis in axes) <= 1, x.text
 
-    # Factors are rounded to bfloat16 by an operation that is kept.
+    # An operation that the compiler keeps rounds factors to bfloat16.
     rounded = [
         [x for block in blocks for x in block if x.operation == "reduce-precision"]
         for blocks in (written, compiled)

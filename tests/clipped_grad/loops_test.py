@@ -1,4 +1,4 @@
-"""The same lines in every kind of training loop: plain, TrainState, nnx, scan, injected rates."""
+"""Tests that the same lines work in every loop: plain, TrainState, nnx, scan, injected rates."""
 
 import inspect
 
@@ -40,7 +40,7 @@ def _step(tx, params, state):
 
 @pytest.fixture(scope="module")
 def reference():
-    """Parameters and state after four steps of the plain loop, not compiled."""
+    """Returns the parameters and state after four steps of the plain loop, without compiling."""
     tx, params = _chain(), helpers.mlp_params(0)
     state = tx.init(params)
     for _ in range(4):
@@ -168,8 +168,8 @@ def test_nnx_optimizer():
 
     @nnx.jit
     def step(model, optimizer):
-        # nnx.Optimizer.update would rebuild the gradients from their variables; a ClippedSum has
-        # none, so the optimizer's own transform is called on the pure states.
+        # nnx.Optimizer.update would rebuild the gradients from their variables. A ClippedSum has
+        # none, so the optimizer's transform is called on the pure states.
         params = nnx.as_pure(nnx.state(model, nnx.Param))
         opt_state = nnx.as_pure(optimizer.opt_state)
         grads = grad_fn(dpoptax.gradient_points(opt_state, params), BATCH, MASK)
@@ -231,7 +231,7 @@ def test_a_module_that_changes_its_own_state_is_told_what_to_take_instead(layer)
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_an_nnx_model_that_was_made_with_rngs_is_reseeded_in_the_loss(method):
-    """As the guide and the error say: each record has its own dropout mask, from its own key."""
+    """Each record derives its dropout mask from its own key, as the guide recommends."""
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -289,7 +289,7 @@ def test_plain_optax_form_equals_clipped_grad():
     "clip", [dpoptax.l2_clip(0.3), dpoptax.per_layer_clip(0.3)], ids=["l2", "per layer"]
 )
 def test_a_step_promotes_neither_ranks_nor_dtypes(clip, method):
-    """Who has JAX refuse it finds their own promotions, and none of the library's."""
+    """Users who enable promotion errors see only promotions in their own code."""
     params = helpers.mlp_params(0)
     stage = {"noise_multiplier": 1.0, "batch_size": 12, "key": jax.random.key(0)}
     tx = optax.chain(dpoptax.gaussian_noise(**stage), dpoptax.disk(0.7, 0.5), optax.sgd(0.1))
@@ -311,7 +311,7 @@ def test_a_step_promotes_neither_ranks_nor_dtypes(clip, method):
     [(jax.nn.relu, "custom_jvp"), (lambda x: x, "function"), ("gelu", "str"), (object(), "object")],
 )
 def test_a_leaf_that_is_not_an_array_is_named_with_its_remedy(leaf, kind):
-    """An Equinox module has functions among its leaves; JAX's error had only their address."""
+    """The error names the functions among the leaves of an Equinox module, not their addresses."""
     params = {"layers": [{"w": jnp.ones(3), "activation": leaf}]}
     noise = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
     strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))

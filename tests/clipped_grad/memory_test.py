@@ -1,4 +1,4 @@
-"""Tests the memory of each method, in copies of the parameters (docs/guides/choosing.md)."""
+"""Tests of the memory of each method, in copies of the parameters (docs/guides/choosing.md)."""
 
 import jax
 import jax.numpy as jnp
@@ -60,9 +60,9 @@ def test_copies_of_the_parameters_in_the_state(transform, copies):
     assert round(sum(sizes) / (1000 * 1000 + 1000), 3) == copies
 
 
-# jax_privacy stacks the buffers of correlated noise along a new first axis; optax.partition masks
-# the kernels of one part and the vectors of the other; a linear map has several arrays of other
-# shapes for a parameter.
+# jax_privacy stacks the buffers of correlated noise along a new first axis. optax.partition masks
+# the kernels of one part and the vectors of the other. A linear map has several arrays of other
+# shapes for each parameter.
 _OTHER = ("correlated_noise", "shrunk_muon", "linear_map")
 SHAPED = [c for c in COPIES if c[0] not in _OTHER and "privatize" not in c[0]]
 

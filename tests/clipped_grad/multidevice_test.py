@@ -1,6 +1,6 @@
-"""Everything that needs several devices, in processes of its own: JAX counts devices at its start.
+"""Tests that need several devices. They run in separate processes, because JAX counts devices once.
 
-The checks are in tests/multidevice/; to run one of them alone:
+The checks are in tests/multidevice/; to run one of them directly:
 `XLA_FLAGS=--xla_force_host_platform_device_count=8 pytest -n0 tests/multidevice/sums.py`.
 """
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CHECKS = ("sums", "noise", "shrinkage", "scaling")
 
 
-# All in one process, which starts and compiles once.
+# All checks share one process, which starts and compiles once.
 @pytest.mark.parametrize(
     "which",
     [

@@ -1,7 +1,7 @@
-"""The programs that GPUs and TPUs are given, run here: same results, and the bound holds.
+"""Tests of the programs for GPUs and TPUs, run on CPU: results are equal and the bound holds.
 
-A program is lowered for a platform, with the branches that the platform takes, and what comes out
-is compiled for this CPU. Its arithmetic can be made as inexact as that of the platform is.
+A program is lowered for a platform, with that platform's branches, and then compiled for this CPU.
+Its arithmetic can be made as inexact as on the platform.
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)
 SIZE = 8
 
-# Quotients and roots of NVIDIA GPUs are off by two units in the last place, as XLA compiles them.
+# XLA compiles division and square roots for NVIDIA GPUs with errors of up to two units in the last
+# place.
 INEXACT = (1 + 2.0**-22, 1 - 2.0**-22)
 _OPERATION = re.compile(
     r"^(\s*)(%\S+) = stablehlo\.(divide|sqrt|rsqrt) ([^:]*?) : (tensor<[0-9x]*f32>)(?: loc.*)?$",
@@ -44,13 +45,13 @@ _PRODUCT = re.compile(
 
 
 def exported(fn, *args, platform):
-    """The program of `fn` for a platform, to be called on this one."""
+    """Returns the program of `fn` for a platform, callable on this one."""
     anywhere = export.DisabledSafetyCheck.platform()
     return export.export(jax.jit(fn), platforms=[platform], disabled_checks=[anywhere])(*args)
 
 
 def rewritten(program, pattern, replace):
-    """A program with its text changed, and how many places were."""
+    """Returns a program with its text changed, and the number of changes."""
     text, count = pattern.subn(replace, program.mlir_module())
     version = stablehlo.get_current_version()
     blob = stablehlo.serialize_portable_artifact_str(text, version)
@@ -58,7 +59,7 @@ def rewritten(program, pattern, replace):
 
 
 def inexact(program, factor):
-    """With every quotient and root times a factor."""
+    """Multiplies every quotient and square root by a factor."""
 
     def replace(found):
         indent, name, operation, operands, kind = found.groups()
@@ -73,7 +74,7 @@ def inexact(program, factor):
 
 
 def in_bfloat16(program):
-    """With the factors of products rounded to bfloat16 where no precision is asked for."""
+    """Rounds the factors of products to bfloat16 unless a precision is specified."""
 
     def replace(found):
         if "HIGHEST" in found[0]:
@@ -91,13 +92,13 @@ def in_bfloat16(program):
 
 
 def raw(tree):
-    """Keys as their data, which a program for another platform takes."""
+    """Replaces keys by their data, which a program for another platform accepts."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
 
 def keyed(tree, like):
-    """The keys of `like` made of their data."""
+    """Wraps data into keys where `like` has keys."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
     make = lambda x, key: jax.random.wrap_key_data(x, impl=jax.random.key_impl(key))  # noqa: E731
     return jax.tree.map(lambda x, old: make(x, old) if is_key(old) else x, tree, like)
@@ -176,10 +177,10 @@ def test_a_step_is_the_same(name, microbatch_size):
 
 
 def _attack(program, change, *, method="auto", effort=(14, 10)):
-    """How far an example moves the sum of a changed program, over the bound."""
+    """Returns how far an example moves the sum of a changed program, relative to the bound."""
     loss, shapes, batch = adversary_test.PROGRAMS[program]
     params = programs.parameters(shapes)
-    if program == "regression":  # where the pairs of the search cancel
+    if program == "regression":  # the pairs of the search cancel here
         params = [jnp.zeros_like(p) for p in params]
     clip = adversary_test.CLIPS["l2"]
     others = adversary_test._others(batch)
@@ -222,7 +223,7 @@ def test_quotients_and_roots_that_are_less_exact_are_found():
     covering(["regression", "opaque", "merged", "tied"], ["auto", "vmap"], strength=1),
 )
 def test_products_of_a_model_in_bfloat16_are_within_the_bound(program, method):
-    """As a TPU computes them; those of the clip ask for more."""
+    """The model's products run in bfloat16, as on a TPU; the clip requests a higher precision."""
     moved, count = _attack(program, in_bfloat16, method=method)
     assert count > 0
     assert moved <= 1

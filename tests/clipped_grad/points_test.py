@@ -1,4 +1,4 @@
-"""Gradient points: what `track_iterates` remembers and `gradient_points` makes of it."""
+"""Tests of gradient points: `track_iterates` remembers iterates, `gradient_points` reads them."""
 
 import chex
 import jax
@@ -116,7 +116,7 @@ def test_an_update_without_parameters_says_what_to_call(stage):
 
 
 def _step(method, noise, grads_of):
-    """Returns a step through a chain: its optimizer state is taken apart by jit, as in loops."""
+    """Returns a step through a chain; jit flattens its optimizer state, as in training loops."""
     tx = optax.chain(noise, method, optax.sgd(0.1))
     params = jnp.ones(3)
 

@@ -1,4 +1,4 @@
-"""The gradient of max-pooling is the same without XLA's scatter, bit for bit."""
+"""Tests that the gradient of max-pooling matches XLA's scatter bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def pooled(image, window, strides, padding, least=False):
 
 
 def gradients(case, microbatch_size):
-    """By each image, of its poolings, each weighed with a number of its own."""
+    """Returns per-image gradients of the pooled outputs, each output with a different weight."""
 
     def sums(images, mask):
         def loss(image):
@@ -42,7 +42,7 @@ def test_the_same_entries_are_selected(case):
     rng = np.random.default_rng(0)
     images = [
         rng.normal(size=(6, 7, 9)),
-        rng.integers(0, 2, (6, 7, 9)),  # most windows have several of the greatest
+        rng.integers(0, 2, (6, 7, 9)),  # most windows have several maxima
         rng.choice(SPECIAL, (6, 7, 9)),
         np.full((6, 7, 9), -np.inf),
     ]

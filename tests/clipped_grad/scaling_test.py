@@ -1,4 +1,4 @@
-"""The scaling table's reading of program texts; the programs are compiled in tests/multidevice."""
+"""Tests how the scaling table reads program texts; tests/multidevice compiles the programs."""
 
 from benchmarks.scaling import compiled_collectives, count, lowered_collectives, sent
 

@@ -1,4 +1,4 @@
-"""`tune_microbatch_size` returns the smallest of the fast candidates; the clock is replaced."""
+"""Tests that `tune_microbatch_size` returns the smallest of the fast candidates on a fake clock."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from dpoptax._clipped_grad import microbatch_tuning
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time passes only when a step says so."""
+    """Time passes only when a step advances it."""
     now = [0.0]
     monkeypatch.setattr(microbatch_tuning.time, "perf_counter", lambda: now[0])
     return now
@@ -81,7 +81,7 @@ def test_donated_arguments_survive():
 
 
 def test_what_a_step_returns_goes_into_the_next_one(clock):
-    """In the argument's place that it looks like, whatever its order, and across candidates."""
+    """Outputs are matched to arguments by structure, in any order and across candidates."""
     seen = []
 
     def make_step(size):

@@ -1,4 +1,4 @@
-"""The finite filter that estimates its coefficients from noisy gradients."""
+"""Tests of the finite filter that estimates its coefficients from noisy gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ STEPS, DIM = 300, 3000
 
 
 def _coefficients(signal, stddev, length=5, seed=0):
-    """The coefficients of every step on a noisy signal (steps, d), and the outputs."""
+    """Returns the coefficients of every step on a noisy signal (steps, d), and the outputs."""
     noise = stddev * np.random.default_rng(seed).normal(size=signal.shape)
     tx = dpoptax.contrib.adaptive_fir(length, stddev)
 
@@ -25,7 +25,7 @@ def _coefficients(signal, stddev, length=5, seed=0):
 
 
 def _autoregressive(rho):
-    """Unit-power coordinates with correlation rho^τ."""
+    """Returns unit-power coordinates with correlation rho^τ."""
     rng = np.random.default_rng(1)
     signal = [rng.normal(size=DIM)]
     for _ in range(STEPS - 1):

@@ -1,4 +1,4 @@
-"""GeoDP: the published algorithm and its refutation, the proven geometry and its bound."""
+"""Tests of GeoDP: the published algorithm, its refutation, and the geometry with a proven bound."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def make_sum(total, l2_clip_norm=1.0):
     )
 
 
-# As published.
+# The published algorithm.
 
 
 def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
@@ -50,7 +50,7 @@ def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
     for t, batch in enumerate(problem.batches(1, steps=50, batch_size=size)):
         x, state = step(x, state, problem.as_arrays(batch))
         noise = sigma * np.asarray(box_muller.normal(jax.random.fold_in(KEY, t), (8,)), np.float64)
-        # Here angles are counted from the equator, so that their noise has the other sign.
+        # Here angles are measured from the equator, so their noise has the opposite sign.
         noise[1:-1] *= -1
         gradients = np.stack([problem.gradient(expected, example) for example in batch])
         expected = oracle.geodp_step(
@@ -87,7 +87,10 @@ def test_geodp_counts_releases_that_no_accountant_accepts():
 
 
 def neighbours(d=20, batch_size=256):
-    """Three batches of clipped gradients that differ in one example: sums e_1, -e_1 and e_2."""
+    """Returns three batches of clipped gradients that differ in one example.
+
+    Their sums are e_1, -e_1 and e_2.
+    """
     rest = np.zeros((batch_size - 1, d))
     rest[0::2, 4], rest[1::2, 4] = 1.0, -1.0
     rest[-1] = 0.0
@@ -96,7 +99,7 @@ def neighbours(d=20, batch_size=256):
 
 
 def test_the_published_noise_does_not_hide_one_example():
-    """One example turns the first angle by π, at d = 20 and B = 256 54 standard deviations."""
+    """One example turns the first angle by π, or 54 standard deviations at d = 20 and B = 256."""
     d, batch_size, beta, sigma = 20, 256, 1.0, 1.0
     first, opposite, _ = (x.mean(axis=0) for x in neighbours(d, batch_size))
     gap = oracle.to_spherical(opposite)[1][0] - oracle.to_spherical(first)[1][0]
@@ -106,7 +109,7 @@ def test_the_published_noise_does_not_hide_one_example():
 
 
 def test_a_threshold_on_the_published_release_tells_neighbours_apart():
-    """Which of two coordinates is larger: right in every trial, where ε = 4.4 is claimed."""
+    """Comparing two coordinates is correct in every trial, although ε = 4.4 is claimed."""
     trials = 2000
     tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=256, key=KEY)
     state = tx.init(jnp.zeros(20))
@@ -123,8 +126,8 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
     ]
     assert guesses[0].all()
     assert not guesses[1].any()
-    # No error in n trials of either kind: the error rates are below 3.7/n with 95 % confidence
-    # jointly, which no (4.38, 1e-5)-DP mechanism allows.
+    # In n trials of each kind, no error occurs. The error rates are jointly below 3.7/n with 95 %
+    # confidence, which no (4.38, 1e-5)-DP mechanism allows.
     rate = 3.7 / trials
     assert np.log((1 - rate - 1e-5) / rate) > 6.2
 
@@ -200,7 +203,7 @@ def test_geodp_refuses_what_it_cannot_noise():
         tx.update(encoded, state)
 
 
-# Proven.
+# The proven geometry.
 
 CLIPS = {
     "l2": dpoptax.contrib.hyperspherical_clip(0.7, angle_norm=1.5),
@@ -212,7 +215,7 @@ CLIPS = {
 
 
 def extreme_gradients(d):
-    """Gradients of every kind, (n, d): the bound must hold for each."""
+    """Returns gradients of every kind, (n, d); the bound must hold for each."""
     rng = np.random.default_rng(d)
     normal = rng.normal(size=(20, d))
     axes = np.eye(d)[[0, d - 2, d - 1]]
@@ -238,7 +241,7 @@ def test_every_encoding_has_norm_at_most_one(name, d, follow):
     encode = jax.jit(lambda g: CLIPS[name].encode(g, reference if follow else None))
     norms = np.linalg.norm(np.asarray(encode(extreme_gradients(d)), np.float64), axis=-1)
     assert np.all(norms <= CLIPS[name].sensitivity * (1 + 1e-5))
-    assert norms.max() > 0.01  # tiny where the bounds are far above the angles
+    assert norms.max() > 0.01  # tiny where the bounds far exceed the angles
 
 
 def test_rounding_above_the_bound_is_taken_off():
@@ -296,7 +299,7 @@ def test_encoding_equals_the_formula(name, follow):
         magnitude = min(np.linalg.norm(g), clip.l2_clip_norm) / clip.l2_clip_norm
         expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
     actual = sum_clipped(clip, helpers.floats(grads), None, reference)
-    # Clipped a little shorter, for the roundings of norms and factors.
+    # Clipped to slightly less, to leave room for the rounding of norms and factors.
     np.testing.assert_allclose(
         actual, expected, rtol=bounds.gamma(bounds._COEFFICIENT_ROUNDINGS), atol=2e-5
     )
@@ -344,7 +347,7 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
     sigma, size = 0.01, 10
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=size, key=KEY)
     state = tx.init(jnp.zeros(3))
-    # Every example has magnitude 2 and elevation 0.1, so that the mean is far from any edge.
+    # Every example has magnitude 2 and elevation 0.1, so the mean is far from any edge.
     total = size * jnp.array([0.6, 0.8 * 0.1 / 0.5, 0.8 * -0.2 / 0.5])
 
     def release(key):
@@ -410,7 +413,7 @@ def test_a_run_follows_its_last_release():
     (x, state), updates = jax.jit(lambda c, b: jax.lax.scan(step, c, b))((x, state), batches)
     reference = dpoptax.gradient_points(state, x).reference
     np.testing.assert_allclose(reference, -updates[-1] / 0.1, rtol=1e-5)
-    # What points along the reference has no offset: only its magnitude is encoded.
+    # A gradient along the reference does not have an offset, so only its magnitude is encoded.
     encoded = sum_clipped(clip, 0.3 * reference[None], None, reference)
     np.testing.assert_allclose(encoded[1:], 0, atol=1e-6)
     assert encoded[0] > 0

@@ -1,4 +1,4 @@
-"""Hyperspherical coordinates against the sequential formulas in float64."""
+"""Tests of hyperspherical coordinates against the sequential formulas in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,12 @@ def relative_error(actual, expected):
 
 
 def polar(angles):
-    """The paper's θ from angles that are measured from the equator."""
+    """Returns the paper's θ from angles measured from the equator."""
     angles = np.asarray(angles, np.float64)
     return np.concatenate([np.pi / 2 - angles[:-1], angles[-1:]])
 
 
-# Compiled once for each length, which most vectors share.
+# Compiled once per length; most vectors share one.
 to_coordinates = jax.jit(to_hyperspherical)
 round_trip = jax.jit(lambda v: from_hyperspherical(*to_hyperspherical(v)))
 
@@ -64,11 +64,11 @@ def test_coordinates_equal_the_papers_formulas(name):
     norm, angles = to_coordinates(SPECIAL[name])
     expected_norm, theta = oracle.to_spherical(SPECIAL[name].astype(np.float64))
     np.testing.assert_allclose(norm, expected_norm, rtol=1e-6)
-    if name == "zero":  # arctan2(0, 0) is undefined in eq. (26); the convention here is zero
+    if name == "zero":  # eq. (26) leaves arctan2(0, 0) undefined; here it is zero
         np.testing.assert_array_equal(angles, 0)
     else:
         tail = np.sqrt(np.cumsum(SPECIAL[name][::-1].astype(np.float64) ** 2))[::-1]
-        # Where nothing but rounding is left, neither is there a direction.
+        # Where only rounding errors remain, the direction is undefined.
         defined = tail[:-1] > 1e-12 * tail[0]
         np.testing.assert_allclose(polar(angles)[defined], theta[defined], atol=1e-6)
 
@@ -102,7 +102,7 @@ def test_round_trip_of_a_million_dimensions(distribution):
 @pytest.mark.parametrize("d", [2, 3, 4, 50])
 def test_any_angle_decodes_as_in_the_paper(d):
     rng = np.random.default_rng(d)
-    theta = rng.normal(scale=5.0, size=d - 1)  # far outside [0, π]: sines of either sign
+    theta = rng.normal(scale=5.0, size=d - 1)  # far outside [0, π], with sines of either sign
     angles = np.concatenate([np.pi / 2 - theta[:-1], theta[-1:]])
     decoded = from_hyperspherical(jnp.float32(-2.5), jnp.asarray(angles, jnp.float32))
     np.testing.assert_allclose(decoded, oracle.to_rectangular(-2.5, theta), atol=5e-6)

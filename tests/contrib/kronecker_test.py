@@ -1,4 +1,4 @@
-"""Curvature by sides, from public probes: K-FAC's factors, and what they do to gradients."""
+"""Tests of Kronecker factors from public probes, and of their effect on gradients."""
 
 import functools
 
@@ -33,7 +33,7 @@ def test_factors_are_the_inverse_roots_of_inputs_and_derivatives():
         np.testing.assert_allclose(
             sides.rows @ sides.rows_inverse, np.eye(len(sides.rows)), atol=1e-4
         )
-        # The noise of a kernel keeps its power on the way back.
+        # The inverse map preserves the power of the noise of a kernel.
         power = np.sum(np.square(sides.rows_inverse)) / len(sides.rows)
         np.testing.assert_allclose(power, 1.0, rtol=1e-4)
     assert isinstance(found[0]["b"], dpoptax.extend.Diagonal)

@@ -1,4 +1,4 @@
-"""Shrinkage of noisy gradients: the papers' formulas, less error, nothing but public inputs."""
+"""Tests of shrinkage of noisy gradients: the papers' formulas, lower error, only public inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def _low_rank(rng, shape, singular_values):
 
 
 def _noisy(shape, stddev, seed=0, strength=4.0):
-    """A kernel of rank 2 above the noise's edge, and noise."""
+    """Returns a kernel of rank 2 above the noise edge, and noise."""
     rng = np.random.default_rng(seed)
     edge = stddev * (np.sqrt(np.prod(shape[:-1])) + np.sqrt(shape[-1]))
     signal = _low_rank(rng, shape, np.array([strength, strength / 3]) * edge)
@@ -30,7 +30,7 @@ def _noisy(shape, stddev, seed=0, strength=4.0):
 
 
 def _run(tx, gradients):
-    """Outputs for a sequence of trees, compiled."""
+    """Returns the outputs for a sequence of trees, compiled."""
     update, state, out = jax.jit(tx.update), tx.init(gradients[0]), []
     for g in gradients:
         updates, state = update(g, state, gradients[0])
@@ -94,9 +94,9 @@ def test_few_coordinates_are_left_alone():
 
 
 def _errors(tx, signal, stddev, draws=200):
-    """Mean squared error of the estimate and of the release itself, each with its standard error.
+    """Returns the mean squared errors of estimate and release, each with its standard error.
 
-    A new transform for each draw: one release a run.
+    Each draw has a new transform, so each run has one release.
     """
     noise = stddev * np.random.default_rng(3).normal(size=(draws, *signal.shape))
     noisy = jnp.asarray(signal + noise, jnp.float32)
@@ -121,7 +121,7 @@ def test_the_mean_squared_error_of_low_rank_signals_is_less(make, bound, strengt
 @pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.0, 1.5, 6.0])
 def test_the_error_is_the_one_that_theory_gives_for_the_best_shrinker(strength):
-    # Gavish and Donoho, section 4.1: Σ x²(1 − c²), and all of x where it is below the edge.
+    # Gavish and Donoho, section 4.1: Σ x²(1 − c²), or all of x² below the edge.
     stddev, shape = 1.0, (80, 120)
     edge = stddev * (np.sqrt(shape[0]) + np.sqrt(shape[1]))
     x = strength * edge
@@ -217,7 +217,7 @@ def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
         for i in range(3)
     ]
     got = _run(dpoptax.contrib.shrunk_muon(0.5, stddev=0.0, decay=0.9), gradients)
-    # Cubic Newton–Schulz steps, enough of them to converge; optax's scale is that of its shape.
+    # Enough cubic Newton–Schulz steps to converge; optax scales by shape.
     muon = optax.contrib.muon(
         0.5, ns_coeffs=(1.5, -0.5, 0.0), ns_steps=40, beta=0.9, nesterov=False
     )
@@ -228,7 +228,7 @@ def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
 
 @pytest.mark.slow
 def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
-    # Nearer to the signal's own polar factor than Muon's weights of 1, and than any other constant.
+    # They come nearer to the signal's polar factor than Muon's weights of 1 or any other constant.
     stddev, shape = 1.0, (40, 60)
     rng = np.random.default_rng(0)
     edge = stddev * (np.sqrt(shape[0]) + np.sqrt(shape[1]))
@@ -265,7 +265,7 @@ def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
                 dpoptax.extend.trust_clipped(params, clip), state, params
             )
         )(state)
-        # Noise alone: nothing of the kernel is left, or as good as nothing.
+        # With noise only, almost nothing of the kernel remains.
         assert np.linalg.norm(out["w"]) < 0.2 * stddev * 600**0.5 + 1e-6
         (ledger,) = dpoptax.ledgers(state)
         assert (ledger.mechanism.noise_multiplier, ledger.releases) == (1.0, 1)

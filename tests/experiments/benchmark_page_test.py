@@ -1,4 +1,4 @@
-"""The benchmark's page: a line for each run, and a page that is made of lines alone."""
+"""Tests of the benchmark page: one line per run, and a page built from these lines only."""
 
 import dataclasses
 import itertools
@@ -51,7 +51,7 @@ def run(name, method, accuracy, *, seed=0, rate=1.0, split="test", **settings):
 
 
 def benchmark():
-    """Three seeds: momentum above DP-SGD by 0.1, 0.2 and 0.3 points."""
+    """Three seeds in which momentum beats DP-SGD by 0.1, 0.2 and 0.3 points."""
     found = []
     for seed in range(3):
         found += [
@@ -84,7 +84,7 @@ def test_runs_on_batches_in_order_are_compared_among_themselves():
 
 
 def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_their_own():
-    """Each was in the row of the first, the last of them under the ε of all."""
+    """Each run is in its own group; previously all shared one row, under the ε of another run."""
     free = run("non_private", NonPrivate(), 0.99)
     found = [
         run("dp_sgd", DPSGD(), 0.97),
@@ -119,7 +119,7 @@ def test_what_has_no_proof_is_beside_what_has_one_at_the_only_delta():
 
 
 def test_rows_whose_neighbours_are_others_say_so(tmp_path):
-    """An example is replaced by one that adds nothing in the one, and taken out in the other."""
+    """One row replaces an example by one that adds nothing; the other removes the example."""
     found = [
         run("dp_sgd", DPSGD(), 0.97),
         run("dp_sgd", DPSGD(), 0.96, sampling="balls_in_bins"),
@@ -185,7 +185,7 @@ def test_differences_are_paired_by_seed_and_have_students_interval():
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     np.testing.assert_allclose(found.mean, 0.2)
     np.testing.assert_allclose(found.half, (high - low) / 2)
-    assert found.verdict == 0  # the interval of three seeds reaches below zero
+    assert found.verdict == 0  # the interval over three seeds includes zero
     assert page_groups.difference(by_label["DiSK"], by_label["DP-SGD"]).verdict == -1
     assert [by_label[label].gradients for label in ("DiSK", "DiSK, one gradient")] == [2, 1]
 
@@ -224,12 +224,12 @@ def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_pa
     published = next(line for line in text.splitlines() if "| 89.01 " in line)
     assert (
         "97.30 at ε = 1, δ = 1e-05 (DP-SGD, momentum)" in published
-    )  # and not the one without privacy
+    )  # but not the one without privacy
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnDisk(Disk):
-    """A method of a user's."""
+    """A method defined by a user."""
 
 
 def test_records_of_a_method_of_ones_own_are_refused_by_name(tmp_path):
@@ -289,7 +289,7 @@ def test_methods_on_each_kind_of_features_have_lines_of_their_own():
 
 
 def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_path):
-    """The last of them was the line of all, and their headings were one."""
+    """Each setting has its own heading and row; previously the last run replaced the others."""
     found = [
         run("dp_sgd", DPSGD(), 0.9),
         run("dp_sgd", DPSGD(), 0.8, batch_size=512),
@@ -325,7 +325,7 @@ def test_more_lines_than_colours_are_all_drawn():
 
 @pytest.mark.parametrize("others", [[], [1e-5, 1e-6]], ids=["alone", "beside several"])
 def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, others):
-    """As those of GeoDP: no ε is proven, and so it is no recipe's point either."""
+    """GeoDP's records have no proven ε, so they cannot be the point of a recipe."""
     found = [dataclasses.replace(run("dp_sgd", DPSGD(), 0.97), delta=delta) for delta in others]
     found.append(run("geodp", GeoDP(), 0.1))
     lines.append(tmp_path / "images" / "x.jsonl", found)
@@ -356,7 +356,7 @@ def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
 
 @pytest.mark.parametrize("spent", [1.5, None, float("nan")])
 def test_a_run_that_spent_more_than_it_counts_as_is_no_record(tmp_path, spent):
-    """The page states of a run the ε of its comparison."""
+    """A run that spent more than the ε of its comparison is refused, because the page states it."""
     path = tmp_path / "x.jsonl"
     lines.append(path, benchmark()[:1])
     good = json.loads(path.read_text())

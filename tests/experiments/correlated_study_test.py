@@ -1,4 +1,4 @@
-"""Correlated noise and a low-pass filter at equal epsilon: the exact study, and training digits."""
+"""Tests of correlated noise with a low-pass filter at equal ε: exact study, and digits."""
 
 import functools
 
@@ -22,7 +22,7 @@ GROUPS = RECORDS // BATCH
 FIXED = matrix.CyclicPoissonSampler(RECORDS, RECORDS // GROUPS, 0, cycle_length=GROUPS)
 
 
-# matrix.optimal_banded_toeplitz(120, 4), without its optimisation.
+# The values of matrix.optimal_banded_toeplitz(120, 4), without running the optimization.
 FOUR = matrix.BandedToeplitz((0.6733, 0.4857, 0.4206, 0.3659))
 
 
@@ -78,8 +78,8 @@ def test_under_amplification_the_pair_gains_little_and_only_on_flat_problems():
     pair = _error(FOUR, sampler, SMOOTH, flat)
     assert pair < 0.95 * min(alone, correlated, filtered)
     assert pair > 0.7 * alone
-    # Where the step is not small against the curvature, correlation alone costs, and the filter
-    # takes off what it cost.
+    # If the step is not small relative to the curvature, correlation increases the error and the
+    # filter compensates for it.
     assert _error(FOUR, sampler, None, steep) > 1.8 * _error(INDEPENDENT, POISSON, None, steep)
     pair, filtered = (
         _error(FOUR, sampler, SMOOTH, steep),

@@ -1,4 +1,4 @@
-"""Features by a dictionary of patches: against the formula, and what they may not depend on."""
+"""Tests of dictionary features: the formula, and independence of other images."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SMALL = Dictionary(filters=7, patch=3, grid=2)
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """A process that takes no time: fewer images and patches, all else as it is."""
+    """Uses fewer images and patches to save time."""
     monkeypatch.setattr(dictionary, "_IMAGES", 40)
     monkeypatch.setattr(dictionary, "_PATCHES", 2000)
 
@@ -27,11 +27,11 @@ def images(count, *shape, seed=0):
 
 
 def oracle_parts(wanted, shape):
-    """The images that are drawn, and what the oracle takes, without the filters' mirror images."""
+    """Returns the drawn images and the oracle's inputs, without mirror images of the filters."""
     drawn = dead_leaves(dictionary._IMAGES, shape)
     found = (np.asarray(part, float) for part in wanted._dictionary(drawn))
     filters, offset = (part[..., : wanted.filters] for part in found)
-    mean = np.linalg.lstsq(filters.T, offset, rcond=None)[0]  # as good as m for these filters
+    mean = np.linalg.lstsq(filters.T, offset, rcond=None)[0]  # equivalent to m for these filters
     return drawn, {
         "filters": filters,
         "mean": mean,
@@ -52,10 +52,10 @@ def test_features_are_those_of_the_formula(wanted, shape):
     covariance = np.cov(flat.T)
     largest = np.linalg.eigvalsh(covariance).max()
     inverse = np.linalg.inv(covariance + 1e-3 * largest * np.eye(len(covariance)))
-    given = images(18, *shape)  # more than are transformed at once
+    given = images(18, *shape)  # more than one transform handles at once
     found = features(wanted, given)
     assert found.shape == (18, *wanted.shape(shape))
-    # The symmetric root of the inverse covariance, whose square has to be the inverse.
+    # The symmetric root of the inverse covariance; its square must equal the inverse.
     _, whitening = dictionary._whitening(flat, 1e-3, relative=True)
     np.testing.assert_allclose(whitening @ whitening, inverse, rtol=1e-3, atol=1e-3 * inverse.max())
     for image, have in zip(given[[0, 17]], found[[0, 17]], strict=True):
@@ -73,7 +73,7 @@ def test_filters_are_whitened_patches_and_their_mirror_images(monkeypatch):
     assert filters.shape == (27, 18)
     straight, mirrored = (half.T.reshape(9, 3, 3, 3) for half in np.split(filters, 2, axis=1))
     np.testing.assert_allclose(mirrored, straight[:, :, ::-1], atol=1e-5)
-    # V is (covariance + 0.1)^-1/2 of patches, here of all that there are of these images.
+    # V is (covariance + 0.1)^-1/2 of patches, here over all patches of these images.
     windows = np.lib.stride_tricks.sliding_window_view(drawn, (3, 3), (1, 2))
     patches = np.moveaxis(windows, 3, -1).reshape(-1, 27).astype(float)
     patches -= patches.mean(1, keepdims=True)
@@ -112,7 +112,7 @@ def test_dead_leaves_fill_the_range_of_data_sets_with_edges_at_all_scales(channe
     assert least <= drawn.min() < drawn.max() <= largest
     spread = (largest - least) / 4
     assert 0.7 * spread < drawn.std() < 1.3 * spread
-    # The power of photographs falls with the square of the frequency, roughly.
+    # The power of photographs decreases roughly with the square of the frequency.
     grey = drawn.mean(-1) - drawn.mean((1, 2, 3), keepdims=True)[..., 0]
     power = (np.abs(np.fft.fft(grey, axis=2)) ** 2).mean((0, 1))
     slope = np.polyfit(np.log(np.arange(1, 9)), np.log(power[1:9]), 1)[0]

@@ -1,4 +1,4 @@
-"""The papers' models: their sizes, and what makes them fit for per-example gradients."""
+"""Tests of the papers' models: sizes, and suitability for per-example gradients."""
 
 import functools
 
@@ -48,9 +48,9 @@ def size(tree):
         ("tanh_cnn_mnist", GREY, 10, 26_010),  # Papernot et al.'s layers, summed by hand
         ("tanh_cnn", COLOUR, 10, 550_570),
         ("tanh_cnn_features", (8, 8, 243), 10, 187_210),
-        ("resnet_18", COLOUR, 10, 11_173_962),  # of the batch-normalised one too
+        ("resnet_18", COLOUR, 10, 11_173_962),  # same as with batch normalization
         ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
-        ("efficientnet_b0", LARGE, 1000, 5_288_548),  # of the batch-normalised one too
+        ("efficientnet_b0", LARGE, 1000, 5_288_548),  # same as with batch normalization
         ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
         ("transformer", (8, 8, 1), 10, 26_538),  # summed by hand
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
@@ -66,7 +66,7 @@ def test_sizes(name, shape, classes, count):
 def test_every_model_takes_every_small_image(name, shape):
     if name == "vit_small_16":
         shape = LARGE
-    # Initialised and applied in one: tracing is what takes the time.
+    # Initialization and application share one trace, because tracing is slow.
     both = functools.partial(MODELS[name](7).init_with_output, jax.random.key(0))
     logits, _ = jax.eval_shape(both, jax.ShapeDtypeStruct(shape, jnp.float32))
     assert logits.shape == (7,)
@@ -76,7 +76,7 @@ def test_every_model_takes_every_small_image(name, shape):
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("resnet_3", 1 + 3),  # GeoDP, section VI-A: one in each of three blocks; the stem's is ours
+        ("resnet_3", 1 + 3),  # GeoDP, section VI-A: one per block; ours has one in the stem
         ("resnet_18", 1 + 2 * 8),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
     inputs = jax.random.normal(jax.random.key(0), (16, 16, 32))
     params = conv.init(jax.random.key(1), inputs)
     scaled = jax.tree.map(lambda kernel: 3.0 + standardised_scale * kernel, params)
-    if standardised_scale < 1:  # below the floor of the variance: no division by almost zero
+    if standardised_scale < 1:  # below the variance floor, so nothing is divided by almost zero
         assert jnp.std(conv.apply(scaled, inputs)) < 1
         return
     inside = conv.apply(scaled, inputs)[1:-1, 1:-1]
@@ -114,7 +114,7 @@ def test_one_private_step_of_exact_clipped_gradients(name):
     per_example = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
     squares = [jnp.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]
     norms = jnp.sqrt(sum(squares))
-    bound = float(jnp.median(norms))  # one gradient is clipped, one is not
+    bound = float(jnp.median(norms))  # one gradient is clipped and one is not
     factors = jnp.minimum(1.0, bound / norms)
     expected = jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), per_example)
     points = dpoptax.GradientPoints((params,), (1.0,))

@@ -1,4 +1,4 @@
-"""The language models against `transformers`, whose results tests/make_reference.py has stored."""
+"""Tests of the language models against `transformers` (see tests/make_reference.py)."""
 
 import dataclasses
 import json
@@ -38,9 +38,9 @@ DATASETS = {"sentences": "sst2", "generation": "e2e", "images": "mnist"}
 
 
 def start(name, folder=None, num_classes=3, **changes):
-    """The model, its variables as a run has them at its start, and the stored reference.
+    """Returns the model, its variables at the start of a run, and the stored reference.
 
-    What is new is made here, with LoRA's B at zero as it begins: initialisation takes seconds.
+    The new variables are created here, with LoRA's B equal to zero, because initialization is slow.
     """
     folder = folder or DATA / name
     model_name, dataset = MODELS[name]
@@ -81,7 +81,7 @@ def test_every_layer_is_that_of_the_reference(name, lora):
     used = np.ones(reference["hidden"].shape[1:3], bool)
     if name == "roberta":
         used = np.asarray(reference["inputs"] != 1)
-    # The decoder's last stored state is the one behind its final normalisation.
+    # The last stored state of the decoder follows its final normalization.
     compared = len(hidden) - (name == "gpt2")
     assert len(reference["hidden"]) == len(hidden) == 3
     for layer in range(compared):
@@ -102,7 +102,7 @@ def test_lora_trains_its_corrections_and_the_head_only(name):
     assert all("lora_" in path or path.startswith("head_") for path in paths)
     assert len([path for path in paths if "lora_" in path]) == (4 if name == "gpt2" else 8)
 
-    # The correction is the product of its factors, on top of the frozen kernel.
+    # The correction is the product of its factors, added to the frozen kernel.
     layer = "query_key_value" if name == "gpt2" else "query"
     factors = variables.params["layer_1"][layer]
     factors["lora_b"] = 0.1 * jax.random.normal(KEY, factors["lora_b"].shape)
@@ -213,7 +213,7 @@ def copy(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_checkpoint_of_the_body_alone_loads(name, copy):
-    """As the first ones were published: no prefix, gamma and beta, buffers and other heads."""
+    """Checks the format of the first checkpoints: no prefix, gamma and beta, other heads."""
     folder = copy(name)
 
     def strip(tensors):

@@ -1,4 +1,4 @@
-"""DiSK's synthetic study: the order that the paper claims, and what is left of it after tuning."""
+"""Tests of DiSK's synthetic study: the order that the paper claims, before and after tuning."""
 
 import numpy as np
 import pytest

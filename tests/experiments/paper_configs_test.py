@@ -1,4 +1,4 @@
-"""The papers' tables as configs: all load, state what the papers state, and train."""
+"""Tests of the papers' tables as configs: all load, match the papers and train."""
 
 import dataclasses
 import json
@@ -68,7 +68,7 @@ def data_dir(tmp_path_factory):
 
 
 def shortened(config, data_dir, **changes):
-    """Two steps of a config on a handful of examples, with a noise whose ε can be stated."""
+    """Returns a two-step version of a config on few examples, with noise that gives a finite ε."""
     kind = PUBLISHED[config.dataset].kind
     if isinstance(config.method, CorrelatedNoise):
         changes["method"] = dataclasses.replace(config.method, bands=2)  # groups of ten examples
@@ -106,12 +106,13 @@ def check_row(config):
     assert config.clip in CLIPS
     assert config.optimizer in DIRECTIONS
     assert config.schedule in SCHEDULES
-    config.method.filter(1.0)  # raises at an unknown preset or a coefficient out of range
+    config.method.filter(1.0)  # raises for an unknown preset or a coefficient out of range
     assert (config.sampling == "cyclic") == isinstance(config.method, CorrelatedNoise)
     if not config.method.private:
         assert config.epsilon is config.noise_multiplier is None
     else:
-        # What calibrates has an ε of the paper; what states a σ promises none the paper has not.
+        # Calibrated configs use an ε of the paper. Configs with a given σ state an ε only if the
+        # paper does.
         assert (config.epsilon is None) == (config.noise_multiplier is not None)
 
 
@@ -169,7 +170,7 @@ def test_every_row_has_a_step(file, data_dir):
 
 
 def trace(config):
-    """Traces a step from the start of a run: parameters and state keep their shapes and types."""
+    """Traces a step from the start of a run; parameters and state keep their shapes and types."""
     dataset = config.data().load()
     plan = make_plan(config, dataset.train_size)
     model = config.build_model(dataset.num_classes)
@@ -208,7 +209,7 @@ def test_every_data_set_trains_two_steps(dataset, data_dir, tmp_path):
     assert train_and_evaluate(config, tmp_path, progress=False).summary["dataset"] == dataset
 
 
-# The deep ones take minutes to compile; image_models_test.py trains them at reduced widths.
+# Deep models take minutes to compile; image_models_test.py trains them at reduced widths.
 SHALLOW = ("linear", "cnn_2", "cnn_5", "resnet_3", "vit_tiny")
 
 
@@ -218,7 +219,7 @@ SHALLOW = ("linear", "cnn_2", "cnn_5", "resnet_3", "vit_tiny")
 )
 def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_path):
     config = shortened(ROWS[name], data_dir, method=DPSGD())
-    config = dataclasses.replace(config, noise_multiplier=1.0)  # DP-SGD has to state an ε
+    config = dataclasses.replace(config, noise_multiplier=1.0)  # DP-SGD must state an ε
     summary = train_and_evaluate(config, tmp_path, progress=False).summary
     assert np.isfinite(summary["test_loss"])
 
@@ -228,7 +229,7 @@ def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
     row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
     plan = make_plan(dataclasses.replace(row, accountant="rdp", noise_multiplier=5.5), 50_000)
     assert plan.sampler.participation_probability == 1.0
-    # 80 epochs, so 80 turns of every example: one Gaussian mechanism with μ = √80/σ.
+    # 80 epochs use every example 80 times: one Gaussian mechanism with μ = √80/σ.
     mu, epsilon = (
         80**0.5 / 5.5,
         accounting.epsilon(

@@ -1,6 +1,6 @@
-"""What the papers state, with its place in them, against what the configs have.
+"""Tests that the configs have the values that the papers state, with references.
 
-Rows are named as on the command line, without configs/papers and .py; a star stands for any part.
+Rows are named as on the command line, without configs/papers and .py. A star matches any part.
 """
 
 import fnmatch
@@ -22,7 +22,7 @@ ROWS = {
 
 
 def rounded(value):
-    """A value that the paper gives with two digits."""
+    """Compares with a value that the paper prints with two digits."""
     return pytest.approx(value, rel=0.02)
 
 
@@ -243,7 +243,7 @@ GEODP = {
 
 def matching(pattern):
     names = [name for name in ROWS if fnmatch.fnmatchcase(name, pattern)]
-    assert names, f"no row is {pattern}"
+    assert names, f"no row matches {pattern}"
     return names
 
 
@@ -261,7 +261,7 @@ def value(config, field):
 
 def check(config, field, stated):
     found = value(config, field)
-    if field == "epochs":  # the last batch is whole or left out
+    if field == "epochs":  # the last batch is complete or omitted
         part = config.batch_size / PUBLISHED[config.dataset].train_size
         assert stated - part < found <= stated
     else:
@@ -300,7 +300,7 @@ def test_geodp_has_the_rows_of_the_paper_and_no_others(start):
 
 
 def test_repetitions():
-    # DP-PMLF, "Hyper-parameters"; GeoDP, VI-A; DOPPLER, its checklist; DiSK says none.
+    # DP-PMLF, "Hyper-parameters"; GeoDP, VI-A; DOPPLER, its checklist. DiSK does not state it.
     assert REPETITIONS == {"pmlf": 5, "geodp": 100, "doppler": 1}
 
 

@@ -1,4 +1,4 @@
-"""The recipes: what they cost, what they state, and on the real data what they reach."""
+"""Tests of the recipes: costs, stated values, and accuracy on the real data."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ DATA = os.environ.get("DPOPTAX_DATA")
 """Directory with MNIST as it is published."""
 
 STATED = {
-    # Name: parameters, epochs, batch, clip, rate and ε as the sources have them, or as was run.
+    # Name: parameters, epochs, batch, clip, rate and ε, from the sources or from our runs.
     "all_batch_cifar10": (550_570, 100, 50_000, 0.1, 4.0, 4.21),
     "dictionary_linear_cifar10": (36_010, 19.66, 8192, 0.1, 4.0, 3.0),
     "scattering_cnn_cifar10": (187_210, 60, 8192, 0.1, 4.0, 3.0),
@@ -67,12 +67,12 @@ def test_a_recipe_trains_on_published_files(path, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(DATA is None, reason="the environment variable DPOPTAX_DATA names no MNIST")
+@pytest.mark.skipif(DATA is None, reason="the environment variable DPOPTAX_DATA is not set")
 def test_mnist_reaches_at_epsilon_1_what_the_recipe_says(tmp_path):
     (path,) = (p for p in RECIPES if p.stem == "scattering_linear_mnist")
     config = dataclasses.replace(load_config(path), data_dir=Path(str(DATA)), seed=0)
     summary = loop.train_and_evaluate(config, tmp_path, progress=False).summary
-    # The record in experiments/results/on-images/recipes.jsonl of this seed: the highest of five,
+    # The record of this seed in experiments/results/on-images/recipes.jsonl, the highest of five:
     # 98.23 ± 0.11 %.
     assert summary["test_accuracy"] == pytest.approx(0.9842, abs=0.002)  # of 10,000 images
     assert summary["epsilon"] <= 1

@@ -1,4 +1,4 @@
-"""The reproduction report: what it says of runs, and that it is made of computed numbers."""
+"""Tests that the reproduction report describes runs and contains only computed numbers."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Scattering features of one image: against the formula in NumPy, and against Kymatio."""
+"""Tests of scattering features against the formula in NumPy and against Kymatio."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def test_wavelets_are_those_of_the_formula(scale, angles):
         found = scattering.morlet((24, 32), scale, angle, angles)
         want = np.fft.fft2(oracle.wavelet((24, 32), scale, angle, angles))
         np.testing.assert_allclose(found, want, atol=1e-12)
-        assert abs(found[0, 0]) < 1e-12  # of mean 0
+        assert abs(found[0, 0]) < 1e-12  # the mean is 0
     sigma = 0.8 * 2**scale
     want = np.fft.fft2(oracle.gabor((24, 32), sigma, 0.0, 0.0, 1.0))
     np.testing.assert_allclose(scattering.gaussian((24, 32), scale + 1), want, atol=1e-12)
@@ -59,7 +59,7 @@ def test_each_group_of_each_example_has_mean_0_and_variance_1(colours, channels)
     assert found.shape == (3, 4, 4, channels)
     grouped = found.reshape(3, 16, 27, -1)
     np.testing.assert_allclose(grouped.mean((1, 3)), 0, atol=1e-5)
-    # The variances of what is this small are not far above what is added to them.
+    # Very small values have variances close to the constant that is added to them.
     raw = features(RAW, images(3, 16, 16, colours))
     for have, example in zip(found, raw, strict=True):
         want = oracle.normalised(np.moveaxis(example, -1, 0).astype(float), 27)
@@ -98,13 +98,13 @@ def test_what_has_no_features_is_refused(wanted, shape, message):
 
 
 def pattern():
-    """An image that is written as quickly as it is made."""
+    """Returns an image that is cheap to define and to compute."""
     down, right = np.mgrid[:12, :16]
     return np.cos(0.9 * down + 0.1 * right**1.5) * (1 + right / 16)
 
 
 def test_the_values_are_those_that_agreed_with_kymatio():
-    # Printed by the oracle. Kymatio 0.3.0, with its 3.1415 for π and its float32, has 0.39281655,
+    # Printed by the oracle. Kymatio 0.3.0, with 3.1415 for π and in float32, gives 0.39281655,
     # 0.32104675, 0.61639667, 0.0035236, 0.00414518 and the sum 37.61979350.
     want = [0.39280499, 0.32102783, 0.61636031, 0.00352329, 0.00414482]
     for found in (
@@ -119,12 +119,12 @@ def test_the_values_are_those_that_agreed_with_kymatio():
 def test_kymatio_has_the_same_values(wanted, monkeypatch):
     import scipy.special
 
-    # Its 3-D part imports what scipy no longer has.
+    # Its 3-D module imports names that scipy no longer has.
     monkeypatch.setattr(scipy.special, "sph_harm", None, raising=False)
     kymatio = pytest.importorskip("kymatio.numpy", reason="kymatio is not installed")
     given = images(2, 24, 40, 1)
     want = kymatio.Scattering2D(J=wanted.scale, L=wanted.angles, shape=(24, 40))(given[..., 0])
-    # It has 3.1415 for π, up to three times in a coefficient.
+    # It uses 3.1415 for π, up to three times per coefficient.
     np.testing.assert_allclose(
         features(wanted, given), np.moveaxis(want, 1, -1), rtol=3e-4, atol=1e-5
     )

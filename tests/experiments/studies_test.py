@@ -1,4 +1,4 @@
-"""The papers' synthetic studies: what they claim, and what comes out."""
+"""Tests of the papers' synthetic studies: their claims and our results."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def test_small_noise_errors_have_their_closed_form(norm):
     settings = {"noise_multiplier": 0.01, "batch_size": 1024, "beta": 0.5}
     actual = studies.geodp_errors(gradient, **settings, repeats=200, key=KEY)
     expected = studies.expected_geodp_errors(gradient, **settings)
-    # The last tails are short, and so are their angles uncertain: 1/T² is heavy-tailed.
+    # The last tails are short, so their angles are uncertain: 1/T² is heavy-tailed.
     np.testing.assert_allclose(actual, expected, rtol=0.15)
     np.testing.assert_allclose(actual.geodp_direction, expected.geodp_direction, rtol=0.02)
     np.testing.assert_allclose(actual.dp_gradient, expected.dp_gradient, rtol=0.02)
@@ -54,10 +54,11 @@ def test_break_even_beta_separates_who_is_better():
 
 @pytest.mark.slow
 def test_figure_3a_at_full_range_of_angles(figure_3):
-    """GeoDP keeps directions and DP keeps values at low noise; at high noise DP keeps directions.
+    """GeoDP preserves directions and DP preserves values at low noise.
 
-    As in the paper, for a mean gradient of a hundredth of the clip norm. The two lines of the
-    directions cross between σ = 0.1 and 1; the paper has them cross above 1.
+    At high noise, DP preserves directions. As in the paper, the mean gradient is a hundredth of the
+    clipping bound. The two direction curves cross between σ = 0.1 and 1; in the paper they cross
+    above 1.
     """
     errors = figure_3["a"].errors
     low, high = slice(0, 4), slice(4, 6)
@@ -72,7 +73,7 @@ def test_figure_3bc_a_small_beta_wins_everything_for_it_adds_almost_no_noise(fig
         errors = figure_3[panel].errors
         assert np.all(errors.geodp_gradient < errors.dp_gradient)
         assert np.all(errors.geodp_direction[:5] < errors.dp_direction[:5])
-    # The whole advantage is β² in the noise, whose claimed (ε, δ) does not depend on β.
+    # The whole advantage is β² in the noise, but the claimed (ε, δ) does not depend on β.
     ratio = figure_3["a"].errors.geodp_direction / figure_3["c"].errors.geodp_direction
     np.testing.assert_allclose(ratio, 1e4, rtol=0.01)
 
@@ -83,7 +84,7 @@ def test_figure_3d_dimension_hurts_geodp_squared_and_dp_logarithmically(figure_3
     growth = errors.geodp_direction[-1] / errors.geodp_direction[0]
     assert growth == pytest.approx((20000 / 500) ** 2, rel=0.1)
     assert errors.dp_direction[-1] / errors.dp_direction[0] < 3
-    # The paper has GeoDP lose above d = 2000; here it does above 500.
+    # In the paper GeoDP loses above d = 2000; here it loses above 500.
     assert np.all(errors.geodp_direction[1:] > errors.dp_direction[1:])
 
 
@@ -95,7 +96,7 @@ def test_figure_3g_batch_size_helps_geodp_and_leaves_the_direction_of_dp(figure_
         (512 / np.array(figure_3["g"].values)) ** 2,
         rtol=0.05,
     )
-    # "Hardly changes", as the paper says: for it is all noise already, at its largest value.
+    # The paper says that it "hardly changes": the error is only noise, already at its maximum.
     assert errors.dp_direction[-1] > 0.7 * errors.dp_direction[0]
     np.testing.assert_allclose(
         errors.dp_gradient / errors.dp_gradient[0], (512 / np.array(figure_3["g"].values)) ** 2
@@ -107,7 +108,7 @@ def test_the_papers_ordering_needs_mean_gradients_of_a_hundredth_of_the_clip_nor
     name, values, fixed = "noise_multiplier", (1e-3, 0.1, 1.0), {"dimension": 5000}
     fixed |= {"batch_size": 2048, "beta": 1.0}
     errors = studies.geodp_sweep(name, values, fixed, 0.1, 4, KEY).errors
-    # At a tenth, DP-SGD is better in direction and in value at every noise.
+    # At a tenth, DP-SGD is better in direction and value at every noise level.
     assert np.all(errors.geodp_direction > 10 * errors.dp_direction)
     assert np.all(errors.geodp_gradient[:2] > 10 * errors.dp_gradient[:2])
 
@@ -120,7 +121,7 @@ def test_figure_4_some_beta_wins_but_none_of_those_that_the_paper_names():
         assert np.all(np.diff(errors.geodp_direction) > 0)
         assert np.ptp(errors.dp_direction) == 0
         at = values.index(named)
-        # (d - 1)(d + 2)(βπσ/B)², 600 square radians, is no matter of the data.
+        # (d - 1)(d + 2)(βπσ/B)², about 600 square radians, does not depend on the data.
         assert errors.geodp_direction[at] == pytest.approx(604, rel=0.05)
         assert errors.geodp_direction[at] > 20 * errors.dp_direction[at]
         assert errors.geodp_gradient[at] < errors.dp_gradient[at]
@@ -143,9 +144,9 @@ def test_the_proven_hyperspherical_clip_buys_no_direction_at_equal_privacy():
     best = max(cosines[name] for name in hyperspherical)
     assert cosines["l2"] > 0.9
     assert best < 0.75
-    # The paper's own range of angles, with the noise that it takes to be private.
+    # The paper's own range of angles, with the noise that the paper calls private.
     assert abs(cosines["box"]) < 0.2
-    # It is not the noise: the mean of the angles is not the angle of the mean.
+    # The noise is not the cause: the mean of angles differs from the angle of the mean.
     silent = studies.release_cosines(gradients, truth, clips, noise_multiplier=0.0, key=KEY)
     assert silent["l2"] > 0.95
     assert max(silent[name] for name in hyperspherical) < 0.8

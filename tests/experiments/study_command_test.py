@@ -1,4 +1,4 @@
-"""`python -m experiments study`: files on disk, computed once, and claims read off the numbers."""
+"""Tests of `python -m experiments study`: files computed once, and claims read from the numbers."""
 
 import csv
 import subprocess

@@ -1,4 +1,4 @@
-"""Filters: the papers' coefficients, their checks, analysis against scipy, DOPPLER Fig. 6."""
+"""Tests of filters: the papers' coefficients, checks, analysis against scipy, DOPPLER Fig. 6."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_poles_and_zeros_of_known_filters():
     np.testing.assert_allclose(np.abs(filters.poles(ALL["doppler-f6"])), np.sqrt(0.85))
 
 
-# DOPPLER Fig. 6: what its four panels show.
+# DOPPLER Fig. 6: the statements of its four panels.
 
 
 def test_figure_6a_time_responses_of_table_2():
@@ -72,7 +72,7 @@ def test_figure_6a_time_responses_of_table_2():
     # The first version starts at 1/11 and peaks one step later, at 1/11 + 9/121.
     assert kappa["doppler-first-order-1"].argmax() == 1
     assert kappa["doppler-first-order-1"].max() == pytest.approx(20 / 121)
-    # The second-order filter is the smoothest and the latest, and it rings below zero.
+    # The second-order filter is the smoothest, has the largest delay, and rings below zero.
     assert kappa["doppler-second-order"].argmax() == 4
     assert kappa["doppler-second-order"].min() < 0
     assert np.all(kappa["doppler-first-order-1"] > 0)
@@ -83,10 +83,10 @@ def test_figure_6b_frequency_responses_of_table_2():
     assert top["none"] == pytest.approx(0.0)
     assert top["momentum"] == pytest.approx(20 * np.log10(0.1 / 1.9))
     assert top["doppler-first-order-2"] == pytest.approx(20 * np.log10(0.2))
-    # A zero at z = -1 takes the highest frequency out entirely.
+    # A zero at z = -1 removes the highest frequency entirely.
     assert top["doppler-first-order-1"] < -200
     assert top["doppler-second-order"] < -200
-    # Far above the cut-off a second-order filter falls twice as fast as a first-order one.
+    # Far above the cutoff, a second-order filter falls twice as fast as a first-order one.
     first, second = (
         decibel(ALL[name], 1.2) - decibel(ALL[name], 0.6)
         for name in ("doppler-first-order-1", "doppler-second-order")
@@ -99,7 +99,7 @@ def test_figure_6c_time_responses_of_table_4():
     assert max(k.max() for k in kappa.values()) == pytest.approx(0.32) == kappa["f4"].max()
     assert kappa["f1"][0] == pytest.approx(0.075)
     assert kappa["f2"][0] == pytest.approx(0.025)
-    # After the first two steps f1 and f2 decay alike, at 0.9 a step.
+    # After the first two steps, f1 and f2 both decay by 0.9 per step.
     np.testing.assert_allclose(kappa["f1"][2:] / kappa["f1"][1:-1], 0.9)
     np.testing.assert_allclose(kappa["f2"][2:] / kappa["f2"][1:-1], 0.9)
     assert kappa["f6"].argmax() > 3
@@ -114,7 +114,7 @@ def test_figure_6d_frequency_responses_of_table_4():
     peak = decibel(ALL["doppler-f6"], omega)
     assert 0.05 < omega[peak.argmax()] < 0.3
     assert 1.0 < peak.max() < 20.0
-    # The zero of f2 lies outside the unit circle, yet its amplitude is that of f1.
+    # The zero of f2 is outside the unit circle, but its amplitude equals that of f1.
     np.testing.assert_allclose(
         decibel(ALL["doppler-f1"], omega), decibel(ALL["doppler-f2"], omega), atol=1e-9
     )
@@ -132,7 +132,7 @@ def test_snr_is_one_half_without_a_filter_whatever_the_correlation():
 
 def test_snr_of_momentum_is_the_papers_expression():
     c = 0.5 * 0.8 ** np.arange(200)
-    # The paper writes 1/2 + Σ_{τ≥0}; the 1/2 is c_0 already, so its sum starts at τ = 1.
+    # The paper writes 1/2 + Σ_{τ≥0}. The 1/2 is already c_0, so the sum starts at τ = 1.
     expected = 1.9 * (0.5 + np.sum(0.9 ** np.arange(1, 200) * c[1:]))
     assert filters.snr(ALL["momentum"], c) == pytest.approx(expected, rel=1e-9)
     assert expected > 0.5
@@ -158,7 +158,7 @@ def test_optimal_fir_maximises_the_effective_snr_and_not_equation_5():
         assert filters.effective_snr(Filter(tuple(b / b.sum())), c) <= filters.effective_snr(
             best, c
         ) * (1 + 1e-12)
-    # Uncorrelated gradients: no filter is optimal, yet eq. (5) prefers one.
+    # For uncorrelated gradients, omitting the filter is optimal, but eq. (5) prefers one.
     white = [0.5, 0.0]
     assert filters.optimal_fir(white).b == (1.0, 0.0)
     assert filters.snr(Filter((0.7, 0.3)), white) > 0.6 > filters.snr(ALL["none"], white)
@@ -249,7 +249,7 @@ def test_designs_refuse_what_they_cannot_make(call, message):
         ([0.0, 1.0], [], r"c_0 = 0 at t = 0"),
         ([1.0, -1.5, 1.5], [], r"c_1 = -0\.5 at t = 1"),
         ([-0.05, 0.15], [-0.9], r"c_0 = -0\.05"),
-        # Far from the start: a lightly damped pair of poles rings below zero ten steps on.
+        # Far from the start: a lightly damped pair of poles rings below zero after ten steps.
         ([3.0, -5.8775, 2.8876], [-1.98, 0.9901], r"c_\d\d = -"),
     ],
 )
@@ -273,7 +273,7 @@ def test_validate_says_how_a_whole_filter_is_given(whole):
 def test_validate_can_leave_gain_and_step_response_alone():
     assert filters.validate([0.5], unit_gain=False) == Filter((0.5,))
     assert filters.validate([0.0, 1.0], correctable=False) == Filter((0.0, 1.0))
-    # The papers print fractions, so that a rounded coefficient is a typing error.
+    # The papers print fractions, so a rounded coefficient is a typing error.
     with pytest.raises(ValueError, match="gain"):
         filters.validate([0.0909, 0.0909], [-9 / 11])
     assert filters.validate(np.float32([0.1]), np.float32([-0.9])).a[0] == pytest.approx(-0.9)

@@ -1,4 +1,4 @@
-"""Kalman gains: the recursion, its limit, and the gain that is estimated from releases."""
+"""Tests of Kalman gains: the recursion, its limit, and the gain estimated from releases."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def test_the_recursion_is_the_paper_s_and_converges_to_the_closed_form(w, v, h):
 
 
 def _track(signal, stddev, seed=0, **kwargs):
-    """The filtered gradients and the gains on a noisy signal (steps, d)."""
+    """Returns the filtered gradients and the gains on a noisy signal (steps, d)."""
     noise = stddev * np.random.default_rng(seed).normal(size=signal.shape)
     tx = dpoptax.adaptive_kalman(stddev, **kwargs)
 
@@ -46,7 +46,7 @@ def test_the_gain_of_a_random_walk_is_found(drift):
     out, gains = _track(signal, stddev=1.0)
     want = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=drift)
     assert gains[100:].mean() == pytest.approx(want, rel=0.05)
-    # The error is the filter's own p, below that of any fixed gain that is far off.
+    # The error equals the filter's own p, and is below that of any distant fixed gain.
     p = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=drift, steps=500)[0][-1]
     assert np.mean((out - signal)[100:] ** 2) == pytest.approx(p, rel=0.05)
 
@@ -78,7 +78,7 @@ def test_leaves_can_have_gains_of_their_own():
 def test_a_drift_that_cannot_be_seen_is_not_taken_for_none(size):
     signal = np.zeros((400, size))
     gains = np.mean([_track(signal, 1.0, seed)[1][200:].mean() for seed in range(4)])
-    error = (2 / (39 * size)) ** 0.5  # a decay of 0.95 is a mean over 39 steps
+    error = (2 / (39 * size)) ** 0.5  # a decay of 0.95 averages over 39 steps
     largest = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=(0.8 * error) ** 0.5)
     assert 0.4 < gains / largest < 1.0  # once p is too large for the signal, r is below 0
 

@@ -1,4 +1,4 @@
-"""`low_pass` against scipy, its memory, and its three starts."""
+"""Tests of `low_pass` against scipy, of its memory, and of its three starts."""
 
 import chex
 import jax
@@ -11,7 +11,7 @@ import dpoptax
 
 
 def _run(tx, xs, params=None):
-    """The outputs over the leading axis of `xs`, and the last state."""
+    """Returns the outputs over the leading axis of `xs`, and the last state."""
     params = jax.tree.map(lambda x: jnp.zeros_like(x[0]), xs) if params is None else params
 
     def body(state, x):
@@ -23,7 +23,7 @@ def _run(tx, xs, params=None):
 
 
 def _random_filter(rng, na, nb):
-    """A random stable filter of unit gain with poles of modulus below 0.95."""
+    """Returns a random stable filter of unit gain with poles of modulus below 0.95."""
     while True:
         pairs = [
             rng.uniform(0.1, 0.95) * np.exp(1j * rng.uniform(0, np.pi)) for _ in range(na // 2)

@@ -1,4 +1,4 @@
-"""Spectra against known processes, and recordings of real runs against what they must be."""
+"""Tests of spectra against known processes, and of recordings of real runs."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def white(steps=4096, coordinates=50, stddev=0.5, seed=0):
 
 
 def slow_signal(steps=4096, coordinates=50, pole=0.9, seed=1):
-    """A first-order process of variance 1 with c_τ = pole^τ."""
+    """Returns a first-order process of variance 1 with c_τ = pole^τ."""
     start = np.random.default_rng(seed + 1).normal(size=(1, coordinates))
     drive = white(steps, coordinates, np.sqrt(1 - pole**2), seed)
     return signal.lfilter([1.0], [1.0, -pole], drive, axis=0, zi=pole * start)[0]
@@ -47,7 +47,7 @@ def slow_signal(steps=4096, coordinates=50, pole=0.9, seed=1):
 def test_white_noise_is_flat_at_its_variance():
     omega, power = spectrum.power_spectrum(white(), segment=64)
     assert (omega[0], omega[-1], power.shape) == (0.0, np.pi, (33,))
-    np.testing.assert_allclose(power, 0.25, rtol=0.06)  # the ends, too, are not halved
+    np.testing.assert_allclose(power, 0.25, rtol=0.06)  # the ends are not halved either
 
 
 def test_a_filter_shapes_the_spectrum_by_its_response():
@@ -94,7 +94,7 @@ def test_the_proposed_filter_is_that_of_the_true_correlations():
 
 def test_a_noisy_estimate_of_the_power_does_not_spoil_the_proposal():
     noisy = slow_signal(400, 20) + white(400, 20, stddev=2.0, seed=5)
-    proposed = spectrum.propose_filter(noisy, 2.05, length=4)  # c_0 comes out below c_1
+    proposed = spectrum.propose_filter(noisy, 2.05, length=4)  # here c_0 is below c_1
     assert spectrum.autocorrelation(noisy, 1, stddev=2.05)[0] < 0.9
     assert proposed.b[0] == max(proposed.b)
 
@@ -149,7 +149,7 @@ def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(reco
     found = spectrum.load(recorded[1] / "recording.npz")
     assert found.released.shape == found.filtered.shape == (8, 650)
     assert found.stddev == 2.0 / 64
-    # With nearly all of the power from the noise, and some from the gradient.
+    # Nearly all of the power is noise, and some comes from the gradient.
     assert 1.0 < np.mean(found.released**2) / found.stddev**2 < 2.0
     a = [1.0, *DOPPLER.a]
     correction = signal.lfilter(DOPPLER.b, a, np.ones(8))[:, None]

@@ -1,4 +1,4 @@
-"""Book-keeping on random small programs, and on models of flax."""
+"""Tests of ghost clipping on small random programs and on flax models."""
 
 import functools
 from unittest import mock
@@ -27,7 +27,7 @@ def _normal(rng, *shape):
 
 
 def _use(kind, w, x):
-    """One way for a 4×4 parameter to meet (T, 4) data; linear, so that nothing saturates."""
+    """One way to combine a 4×4 parameter with (T, 4) data; linear, so nothing saturates."""
 
     def conv(x, w, **options):
         numbers = ("NCW", "OIW", "NCW")
@@ -73,8 +73,8 @@ _KINDS = (
     "scan of rows", "remat", "product", "param product", "standardised", "standardised convolution",
     "weight norm", "merged",
 )  # fmt: skip
-# Gradients that are pulled back may cancel, as those of two points: what they are clipped by
-# exceeds their norm by more.
+# Pulled-back gradients may cancel, like those of two points. The bound on their norm is then
+# looser.
 _PULLED = {"normalised", "standardised", "standardised convolution", "weight norm", "merged"}
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
@@ -102,7 +102,7 @@ def _compare(layers, length, count, seed, tolerance=None):
     with cancellations() as seen:
         sums = both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch)
         jax.effects_barrier()
-    if max(seen, default=1.0) > 8.0:  # near M, where a gradient is clipped by its terms
+    if max(seen, default=1.0) > 8.0:  # near M, where the term norms clip the gradient
         reject()
     close(*sums, tolerance=tolerance)
 
@@ -120,7 +120,7 @@ def test_many_random_programs(layers, length, count, seed):
 @settings(max_examples=25, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 3), seed=st.integers(0, 99))
 def test_random_programs_by_inner_products(layers, length, count, seed):
-    """So small gradients are formed else, and nothing is pulled back. Bounds exceed norms."""
+    """Forces inner products instead of formed gradients; norm bounds may exceed norms."""
     with mock.patch.object(factor_products, "choose_method", return_value="gram"):
         _compare(layers, length, count, seed, tolerance=5e-4 if count == 1 else 2e-3)
 

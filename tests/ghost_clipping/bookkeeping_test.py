@@ -1,4 +1,4 @@
-"""Book-keeping equals the per-example gradients, on every kind of network."""
+"""Tests that ghost clipping equals per-example gradients on every kind of network."""
 
 import functools
 
@@ -18,17 +18,17 @@ from tests.networks import NETWORKS
 pytestmark = pytest.mark.usefixtures("no_room")
 
 SIZE = 5
-# These networks together meet every rule, so they stand for all where one is enough.
+# Together these networks use every rule, so they represent all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
-# What these have of rules and structure, others have too that are quick tests.
+# Other quick tests cover the rules and structure of these networks.
 COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
-    *("transformer", "tied_embeddings"),  # in microbatches and at any magnitude, below
-    *("lstm", "scanned_layers"),  # whose steps nested_scans takes
+    *("transformer", "tied_embeddings"),  # below, in micro-batches and at any magnitude
+    *("lstm", "scanned_layers"),  # nested_scans covers their steps
     *("convolution_over_time", "mlp"),  # odd_convolutions, and mlp at other numbers of points
-    "lora",  # merged into a kernel in pulling_test, and in the models of language_models_test
+    "lora",  # merged into a kernel in pulling_test, and in language_models_test
 }
-# Compiling is what these tests wait for.
+# Compilation dominates the time of these tests.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -42,19 +42,19 @@ def _compiled(method, loss, clip):
 
 
 def clipped_sum(method, network, clip, points, batch, mask=None):
-    """The sum by `bookkept_sum` or by `per_example_sum`."""
+    """Returns the sum by `bookkept_sum` or by `per_example_sum`."""
     mask = np.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
     keys = jax.random.split(jax.random.key(7), len(mask)) if network.keyed else None
     return _compiled(method, network.loss, clip)(points, batch, mask, keys)
 
 
 def both(*args):
-    """The sum by book-keeping, and by per-example gradients."""
+    """Returns the sums by ghost clipping and by per-example gradients."""
     return clipped_sum(ghost_clipped_sum, *args), clipped_sum(per_example_sum, *args)
 
 
 def points_of(network, count, tangent=False):
-    """Gradient points near each other, as iterates are, with weights that partly cancel."""
+    """Returns gradient points near each other, like iterates, with partly canceling weights."""
     params, other = network.params(0), network.params(1)
 
     def near(p, q, j):
@@ -67,7 +67,7 @@ def points_of(network, count, tangent=False):
 
 
 def close(got, want, tolerance=1e-5):
-    """Equal to `tolerance`, relative to the largest entry of the whole tree."""
+    """Checks equality to `tolerance`, relative to the largest entry of the whole tree."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     largest = max(np.max(np.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(want))
     assert largest > 0
@@ -142,7 +142,7 @@ def test_one_normalised_example_adds_the_bound(name):
     clip = dpoptax.normalized_clip(0.3)
     got = clipped_sum(ghost_clipped_sum, network, clip, points_of(network, 2), _batch(network, 1))
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
-    # What it is clipped by is an upper bound of its norm: it adds a little less, and never more.
+    # The gradient is clipped by an upper bound of its norm, so it adds slightly less, never more.
     assert clip.sensitivity * (1 - 5e-5) <= norm <= clip.sensitivity
 
 
@@ -174,13 +174,13 @@ def _scaled(params, example):
 @pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30])
 def test_gradients_of_any_magnitude(size, clip):
     network = NETWORKS["tied_embeddings"]
-    # As data, so that all sizes share what is compiled.
+    # Passed as data, so that all sizes share the compiled program.
     batch = (_batch(network), floats(np.full(SIZE, size)))
     close(*both(network._replace(loss=_scaled), clip, points_of(network, 1), batch))
 
 
 def _one_position(params, example):
-    """A batched product, one of a scaled parameter, and a lookup, all of one position (T = 1)."""
+    """A batched product, one of a scaled parameter, and a lookup, all with one position (T = 1)."""
     x, token, size = example
     hidden = jnp.tanh(jnp.einsum("kd,kde->ke", x, params["stack"])).reshape(-1)
     out = hidden @ (-2.0 * params["scaled"]) + jnp.sum(params["table"][token])
@@ -224,8 +224,8 @@ def test_a_gradient_of_one_position_is_never_formed():
 
 
 def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
-    # The rows are all but equal and the columns sum to zero: inner products cancel to 1e-8 of
-    # their size, which is below the rounding of float32.
+    # The rows are almost equal and the columns sum to zero. Inner products cancel to 1e-8 of their
+    # size, which is below the rounding of float32.
     def loss(params, example):
         x, c = example
         return jnp.sum((x @ params["w"]) * c)
@@ -262,7 +262,7 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
     np.testing.assert_allclose(
         factor_products.multiply_factors(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5
     )
-    # What is small beside its factors is not worth the copy.
+    # Segments that are small next to their factors are not worth copying.
     small = [s._replace(rows=s.rows[..., :2]) for s in segments]
     assert factor_products._join_segments(small) is small
 

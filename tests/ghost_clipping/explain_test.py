@@ -1,4 +1,4 @@
-"""`explain`: what it says of each network, and that no gradient per example is formed unsaid."""
+"""Tests that `explain` describes each network and reports every per-example gradient."""
 
 import tracemalloc
 
@@ -12,7 +12,7 @@ from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
 from tests.helpers import equations
 from tests.networks import NETWORKS
 
-# The parameters that need per-example gradients because no rule covers how they are used.
+# The parameters that need per-example gradients because no rule covers their uses.
 FALLBACKS = {
     "lstm": {"h": "meets data in the carry of scan"},
     "nested_scans": {"h": "meets data in the carry of scan"},

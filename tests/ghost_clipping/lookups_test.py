@@ -1,4 +1,4 @@
-"""Every way to look rows up in a table: read as a lookup, and equal to per-example gradients."""
+"""Tests that every kind of table lookup is recognized and equals per-example gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,13 @@ from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
-# In range, negative, and outside the table on both sides, by little and by far.
+# In range, negative, and outside the table on both sides, near and far.
 _IDS = jnp.array([[0, 12, 2, 2], [1, -14, 3, -2], [-1, 0, 11, 6], [4, 5, 0, 40], [3, 3, 3, -40]])
 _MODES = ("clip", "drop", "fill", "promise_in_bounds")
 
 
 def _gather(mode, *, offset, indexed, sizes, collapsed=()):
-    """`lax.gather` by the indices along `indexed`, which are given as (…, components)."""
+    """`lax.gather` with indices along `indexed`, given as (…, components)."""
     numbers = lax.GatherDimensionNumbers(offset, collapsed, indexed)
 
     def read(table, indices):
@@ -29,12 +29,12 @@ def _gather(mode, *, offset, indexed, sizes, collapsed=()):
 
 
 def _with_zeros(ids, place):
-    """Indices of two components, the other of which is mostly 0."""
+    """Two-component indices of which the other component is mostly 0."""
     zeros = jnp.where(ids == 3, 1, 0)
     return jnp.stack([ids, zeros] if place == 0 else [zeros, ids], axis=-1)
 
 
-# Of a table of shape (12, 6) and indices of shape (4,).
+# For a table of shape (12, 6) and indices of shape (4,).
 _READS = {
     "an equinox embedding": lambda t, i: jax.vmap(lambda i: t[i])(i),
     "rows with a colon": lambda t, i: jax.vmap(lambda i: t[i, :])(i),
@@ -83,7 +83,7 @@ _READS = {
 
 
 def _by_mode(mode):
-    """Reads in which it shows what a mode does of indices outside the table."""
+    """Reads for which the mode matters at indices outside the table."""
     return {
         "rows": lambda t, i: jax.vmap(lambda i: t.at[i].get(mode=mode))(i),
         "columns": lambda t, i: jax.vmap(lambda i: t.at[:, i].get(mode=mode))(i),

@@ -1,4 +1,4 @@
-"""Values made of parameters: gradients by them, pulled back unformed, and the clipped sum."""
+"""Tests of values computed from parameters: gradients are pulled back without being formed."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ def _spectral(w):
     return w / (v @ w @ u.T)[0, 0]
 
 
-# Functions of parameters (4, 5), (4, 2), (2, 5), (5,) that give a kernel (4, 5), and their number.
+# Functions of parameters (4, 5), (4, 2), (2, 5), (5,) that return a kernel (4, 5), and their
+# number.
 FUNCTIONS = {
     "standardised": (_standardised, 1),
     "standardised by the variance's floor": (
@@ -101,7 +102,7 @@ def test_they_are_with_gradients_formed(name, way, monkeypatch):
     _check(name, way, monkeypatch)
 
 
-# Their sums have a sign, several cancel, and where they cancel to the most, differences are summed.
+# The sums have either sign and several cancel; where they cancel most, differences are summed.
 WEIGHTS = {
     "two": (0.7, 0.3),
     "of both signs": (1.5, -0.7),
@@ -111,7 +112,7 @@ WEIGHTS = {
 
 
 def _points(params, weights, apart=0.05):
-    """Points as far apart as iterates are, each at parameters of its own."""
+    """Returns points as far apart as iterates, each with separate parameters."""
 
     def moved(j):
         return [p + apart * j * _normal(*p.shape, seed=70 + j) for p in params]
@@ -138,7 +139,7 @@ def test_clipped_sums_at_several_points(name, weights, monkeypatch):
 
 
 def _tied_and_scaled(params, x):
-    """One kernel as it is, scaled by a gain and standardised; and LoRA, merged."""
+    """One kernel plain, scaled by a gain and standardized; and LoRA, merged."""
     w, a, b, gain = params
     y = jnp.tanh(x @ (w * jnp.exp(gain))) + x @ w
     return jnp.sum(jnp.sin(y * (jnp.cos(x) @ _standardised(w)) + x @ (0.5 * a @ b)))
@@ -156,7 +157,7 @@ def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
 
 
 def test_the_way_follows_the_number_of_points():
-    """Inner products take the square of it; what is formed is no fallback, and so is its gain."""
+    """Inner products cost the square of the number of points; forming is not a fallback."""
 
     def ways(length, width, points):
         struct = jax.ShapeDtypeStruct
@@ -182,7 +183,7 @@ def test_the_way_follows_the_number_of_points():
 
 @pytest.mark.parametrize("points", [1, 2])
 def test_a_scale_of_several_kernels_does_not_have_all_formed(points):
-    """The short kernel's gradients would be kept where it is alone; a scale has but one entry."""
+    """The short kernel is formed if used separately, but a common scale has only one entry."""
 
     def loss(params, x):
         bias, scale, long, short = params
@@ -206,7 +207,7 @@ def test_with_a_hessian_vector_product_it_falls_back(points):
 
 
 def _power_iterations(w):
-    """Over its spectral norm, with a gradient through the iterations: each doubles the terms."""
+    """Divides by the spectral norm and differentiates the iterations, each doubling the terms."""
     u = w[:, 0]
     for _ in range(2):
         v = u @ w / jnp.linalg.norm(u @ w)
@@ -215,13 +216,13 @@ def _power_iterations(w):
 
 
 def _orthonormalised(w):
-    """Björck's iteration: each makes four products of one."""
+    """Björck's iteration, which turns each product into four."""
     for _ in range(10):
         w = 1.5 * w - 0.5 * w @ (w.T @ w)
     return w
 
 
-# What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
+# Functions that mix entries by more than scaling, sums along axes and matrix products.
 UNPULLED = {
     "squashed": jnp.tanh,
     "masked": lambda w: jnp.where(w > 0, w, 0.0),
@@ -243,7 +244,7 @@ def test_what_is_computed_otherwise_falls_back(name, points):
 
 
 def test_what_is_read_in_two_layouts_falls_back():
-    """Also where a part, a table or the transposed is read beside what is made of it."""
+    """A part, a table or the transpose next to a value computed from the kernel also falls back."""
     others = {
         "transposed": lambda w, x: x @ w.T,
         "part": lambda w, x: x[:, :2] @ w[:2],
@@ -271,7 +272,7 @@ def test_several_uses_of_what_is_made_of_one_parameter():
 
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_magnitudes_of_parameters_do_not_matter(size):
-    """Squares of these leave the range of floats."""
+    """The squares of these magnitudes are outside the range of floats."""
     loss = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - (w / size).mean(0))
     params = [size * _normal(_ROWS, _COLUMNS)]
     assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()
@@ -285,7 +286,7 @@ def test_magnitudes_of_parameters_do_not_matter(size):
 
 
 def test_no_number_where_the_derivative_has_none():
-    """A column of zeros: its norm has no derivative, and no example adds anything."""
+    """The norm of a zero column has no derivative, so no example adds anything."""
     loss = _loss(lambda w: w / jnp.linalg.norm(w, axis=0))
     params = [_normal(_ROWS, _COLUMNS).at[:, 2].set(0.0)]
     grad_fn = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0)), compiler_options=QUICK)
@@ -294,10 +295,10 @@ def test_no_number_where_the_derivative_has_none():
 
 
 def test_the_bound_of_a_norm_is_above_the_norm():
-    """Terms that all but cancel the products: of a computed norm, half are too small."""
+    """Terms almost cancel the products, so half of the naively computed norms are too small."""
     rng = np.random.default_rng(0)
     rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
-    # One column of the kernel each: a basis, and what of the products lies along it.
+    # One column of the kernel each: a basis, and the component of the products along it.
     basis = (rng.normal(size=(1, 4, 4)) / 4).astype(np.float32)
     rows[:] = basis[0, :, 0]
     basis[0] = basis[0, :, :1]
@@ -323,7 +324,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
 @pytest.mark.parametrize("differences", [False, True])
 def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
-    """Two points whose products all but cancel, and whose terms do; each has its own scale."""
+    """Checks two points, each with its own scale, whose products and terms almost cancel."""
     rng = np.random.default_rng(0)
 
     def near(x):
@@ -349,7 +350,7 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
         outers = point_differences._join_outers(tuple(outers))
         terms = point_differences._join_terms(tuple(terms))
     found, _, finite = assemble_gradients(outers, terms, None)
-    # The gradient is what is held.
+    # The exact gradient is that of the stored factors.
     exact = np.zeros((256, 1, 4, 4))
     absolute = np.zeros(256)
     for segment in found.segments:

@@ -1,4 +1,4 @@
-"""Random small programs of all that a loss may hold: book-keeping equals per-example gradients."""
+"""Tests of ghost clipping against per-example gradients on random programs with all constructs."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ _DIM = 4
 
 @jax.custom_vjp
 def bounded(w):
-    """The identity, whose cotangent is clipped: its derivative is not linear in that."""
+    """The identity with clipped cotangents, so its derivative is not linear in the cotangent."""
     return w
 
 
@@ -40,7 +40,7 @@ def _rounded(w):
     return (3 * w).astype(jnp.int8).astype(jnp.float32) / 3
 
 
-# What may be made of a 4×4 parameter before it meets data.
+# Functions of a 4×4 parameter before it meets data.
 _DERIVED = {
     "itself": lambda w: w,
     "transposed": lambda w: w.T,
@@ -95,7 +95,7 @@ def _grow(limit):
     return lambda x: lax.while_loop(lambda s: (s[0] < 5) & (jnp.max(s[1]) < limit), body, (0, x))[1]
 
 
-# How two 4×4 values may meet data, (T, 4), whose shape remains.
+# Ways to combine two 4×4 values with data, (T, 4), that preserve the shape.
 _MEETINGS = {
     "dot": lambda w, v, x: x @ w,
     "dot, dot": lambda w, v, x: jnp.tanh(x @ w) @ v,
@@ -187,8 +187,8 @@ def _normal(rng, *shape):
 def check(layers, *, length=3, count=1, tangent=False, seed=0):
     """Compares the two methods on the program that `layers` describe.
 
-    In float64 where they differ in float32, as second derivatives of powers near 0 do: what a rule
-    has wrong is wrong there, too.
+    If they differ in float32, float64 decides. Second derivatives of powers near 0 differ in
+    float32, while the error of a wrong rule persists in float64.
     """
     try:
         _check(layers, length, count, tangent, seed, np.float32)
@@ -215,9 +215,9 @@ def _check(layers, length, count, tangent, seed, dtype):
         got, want = both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch)
         jax.effects_barrier()
     most = max(seen, default=1.0)
-    if most > 8.0:  # near M, where a gradient is clipped by its terms
+    if most > 8.0:  # near M, where the term norms clip the gradient
         reject()
-    # Per-example gradients are rounded to the narrow type, those of the sum are not.
+    # Per-example gradients are rounded to the narrow type, but those of the sum are not.
     narrow = any("bfloat16" in str(layer) for layer in layers)
     if any(np.any(leaf) for leaf in want):
         close(got, want, 0.03 if narrow else 3e-5 + bounds.gamma(64) * most**2)

@@ -1,4 +1,4 @@
-"""What a traced loss may hold: book-keeping reads it as `jax.grad` does, or refuses."""
+"""Tests that ghost clipping reads traced losses as `jax.grad` does, or refuses them."""
 
 import functools
 
@@ -30,7 +30,7 @@ _IDS = jnp.array([[0, 7, 2], [1, -9, 3], [-1, 0, 1], [4, 5, 0], [3, 3, 3]])
 
 
 def _program(batch, **params):
-    """Registers a loss of parameters drawn by shape, or given, on a batch."""
+    """Registers a loss with parameters, given or drawn by shape, and a batch."""
 
     def register(loss):
         drawn = {k: _normal(*p, seed=7) if isinstance(p, tuple) else p for k, p in params.items()}

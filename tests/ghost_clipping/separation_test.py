@@ -1,4 +1,4 @@
-"""Losses that would mix the examples they are mapped over are refused; others are not."""
+"""Tests that losses which would mix mapped examples are refused, and others accepted."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def _in_a_scan(x):
 
 
 def _ruled(mix, at):
-    """w @ x, whose derivative has x as `mix` makes it of those of a batch."""
+    """Computes w @ x with a derivative in which `mix` changes x across the batch."""
     product = jax.custom_vjp(lambda w, x: w @ x)
     forward = lambda w, x: (w @ x, mix(x) if at == "forward" else x)  # noqa: E731
     backward = lambda x, g: (g * (mix(x) if at == "backward" else x), jnp.zeros_like(x))  # noqa: E731
@@ -62,14 +62,14 @@ def _ruled_forward(mix):
 
 
 def _of_parameters(mix):
-    """w itself, whose cotangents are mixed although no example is an operand."""
+    """Returns w, with cotangents that mix although no operand is an example."""
     same = jax.custom_vjp(lambda w: w)
     same.defvjp(lambda w: (w, None), lambda _, g: (mix(g),))
     return same
 
 
 def _twice(mix):
-    """w @ x with an exact gradient, whose own derivative mixes."""
+    """Computes w @ x with an exact gradient whose derivative mixes examples."""
     inner = _ruled_forward(mix)
     product = jax.custom_vjp(lambda w, x: w @ x)
     product.defvjp(
@@ -84,7 +84,7 @@ def _mean(x):
 
 
 def _with_option(loss):
-    """A loss traced where every custom_vjp is an object, whose rules no program shows."""
+    """A loss traced where every custom_vjp is an object, so programs do not show its rules."""
 
     def traced(w, x):
         jax.config.update("jax_custom_vjp3", True)
@@ -134,7 +134,7 @@ MIXING = {
 
 
 def _moved(method, loss, **random):
-    """The sum with an axis "runs" around, as `vmap` and `shard_map` make."""
+    """Returns the sum inside an axis "runs", as in `vmap` and `shard_map`."""
     grad_fn = dpoptax.clipped_grad(loss, CLIP, method=method)
     sums = lambda batch: grad_fn(POINTS, batch, **random).sum  # noqa: E731
     return jax.vmap(sums, axis_name="runs")(BATCH[None])[0]
@@ -150,7 +150,7 @@ def test_what_may_mix_examples_is_refused(name, method):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_a_derivative_counts_where_it_is_taken(method):
-    """At γ = 0 DiSK differentiates a gradient: by a rule that no other method comes to."""
+    """DiSK at γ = 0 differentiates a gradient, using a rule that no other method reaches."""
     loss = _twice(_centred)
     dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
     tx = dpoptax.disk(kappa=0.7, gamma=0.0)
@@ -193,7 +193,7 @@ def test_what_is_the_same_for_all_examples_or_one_by_one_is_not(method):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_a_series_that_goes_on_until_the_last_example_has_enough_terms(method):
-    """Before JAX 0.12 one example moved the values of the others by 3e-5 of them."""
+    """Such a series is refused: before JAX 0.12 one example changed others by a relative 3e-5."""
 
     def loss(w, x):
         a, b, y = x
@@ -221,7 +221,7 @@ def test_what_jax_hides_itself_is_not_refused(method):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_eigenvalues_that_all_examples_are_rotated_for_together_are_refused(method, monkeypatch):
-    """TPUs rotate all matrices of a batch until the last is diagonal."""
+    """TPUs rotate all matrices of a batch until the last one is diagonal."""
 
     def loss(w, x):
         square = jnp.outer(w * x, w * x) + jnp.diag(w)

@@ -1,4 +1,4 @@
-"""Parameters whose gradients a loss makes exactly zero, as below batch normalization, are named."""
+"""Tests that parameters with exactly zero gradients, as before batch normalization, are named."""
 
 import functools
 import warnings
@@ -162,7 +162,7 @@ def _turned_before_it_is_subtracted(p, x):
 
 
 class _Linen(nn.Module):
-    """A layer, batch normalization, and one more layer."""
+    """A layer, batch normalization, and a second layer."""
 
     first: nn.Module
     norm: nn.Module
@@ -173,7 +173,7 @@ class _Linen(nn.Module):
 
 
 def _moved(params):
-    """Parameters none of which is zero, as biases are at first."""
+    """Returns parameters without zeros; initial biases would be zero."""
     return jax.tree.map(lambda x: x + 0.1, params)
 
 
@@ -213,7 +213,7 @@ def _conv():
     return nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0))
 
 
-# Made when a test asks for them: their parameters are drawn by compiled programs.
+# Created on demand, because compiled programs draw the parameters.
 _CASES |= {
     "linen": lambda: (*_linen(nn.Dense(3), _VECTOR), _VECTOR, _OF_LINEN),
     "linen, variance by itself": lambda: (

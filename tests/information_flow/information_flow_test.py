@@ -1,4 +1,4 @@
-"""What a step shows: every way around the noise is seen, and none is seen where none is."""
+"""Tests of `dpoptax.information_flow`: every path around the noise is reported, and no others."""
 
 import dataclasses
 import functools
@@ -31,14 +31,14 @@ def loss_fn(params, example):
     return jnp.sum((params - example) ** 2)
 
 
-# Compiled, so that all tests share what is traced of them.
+# Compiled, so that all tests share the traces.
 GRAD_FN = jax.jit(dpoptax.clipped_grad(loss_fn, CLIP))
 GAUSSIAN = dpoptax.gaussian_noise(**NOISE)
 GAUSSIAN = GAUSSIAN._replace(update=jax.jit(GAUSSIAN.update))
 
 
 def flow_of(shows=None, *, noise=None, clip=CLIP, grads=None, behind=()):
-    """Of a step that returns parameters, state and what `shows` makes of all it has."""
+    """Returns the flow of a step that returns parameters, state and the result of `shows`."""
     tx = optax.chain(GAUSSIAN if noise is None else noise, *behind, optax.adam(0.1))
     grad_fn = GRAD_FN if clip is CLIP else dpoptax.clipped_grad(loss_fn, clip)
 
@@ -128,7 +128,7 @@ def rounds(params, opt_state, batch, mask, clipped):
 
 
 def rounds_by_reference(params, opt_state, batch, mask, clipped):
-    """What the rounds write decides how many there are."""
+    """The values written in the rounds decide the number of rounds."""
     ref = jax.new_ref(9.0)
 
     def turn(n):
@@ -139,7 +139,7 @@ def rounds_by_reference(params, opt_state, batch, mask, clipped):
 
 
 def a_round_later(params, opt_state, batch, mask, clipped):
-    """What the first round writes the third shows."""
+    """The third round shows a value that the first round wrote."""
 
     def shift(carry, row):
         first, second = carry
@@ -159,7 +159,7 @@ def by_reference(params, opt_state, batch, mask, clipped):
 
 
 def by_reduction(params, opt_state, batch, mask, clipped):
-    """The last number of a row: a reduction whose result is its second operand."""
+    """Returns the last number of a row by a reduction that returns its second operand."""
     return jax.lax.reduce(batch, 0.0, lambda a, b: b, (0, 1))
 
 
@@ -198,7 +198,7 @@ def test_what_goes_around_the_noise_is_named(leak):
 
 
 def test_the_table_names_the_line():
-    """The user's own, where it is the user's own that computed it."""
+    """The table names the user's line wherever the user's code computed the value."""
     text = str(flow_of(losses))
     assert "private" in text.splitlines()[1]
     assert "information_flow_test.py" in text
@@ -235,7 +235,7 @@ def test_noise_that_is_drawn_twice_hides_nothing(compiled):
 
 
 def twice(params, state, batch, mask, *, then=lambda state: state):
-    """The releases of two batches, from one state."""
+    """Returns the releases of two batches from one state."""
 
     def release(state, batch):
         grads = GRAD_FN(dpoptax.gradient_points(state, params), batch, mask)
@@ -256,7 +256,7 @@ def in_loops(params, state, batch, mask):
 
 
 def side_by_side(params, state, batch, mask):
-    """Several points with one key: the noise of all is the same."""
+    """Releases at several points with one key, so all have the same noise."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def release(params):
@@ -267,7 +267,7 @@ def side_by_side(params, state, batch, mask):
 
 
 def groups_side_by_side(params, state, batch, mask):
-    """A key for each group of points: the noise is the same within each."""
+    """Releases groups of points with one key per group, so noise repeats within a group."""
 
     def group(key):
         return side_by_side(params, dataclasses.replace(state, key=key), batch, mask)
@@ -312,13 +312,13 @@ def test_noise_that_is_drawn_twice_is_seen(step):
 
 @jax.jit
 def released_with(key, total, params):
-    """Returns the release of a sum with noise of the key; traced once for all tests."""
+    """Returns the release of a sum with the noise of a key; traced once for all tests."""
     tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
     return tx.update(total, tx.init(params))[0]
 
 
 def with_keys(params, key, batch, mask, *, run):
-    """What `run` makes of a function from a key to a release, whose noise is of that key."""
+    """Passes `run` a function that maps a key to a release with that key's noise."""
     total = GRAD_FN(dpoptax.gradient_points((), params), batch, mask)
     return run(functools.partial(released_with, total=total, params=params), key)
 
@@ -336,13 +336,13 @@ def indexed(release, keys, turns=4):
 
 
 def swapped(release, key):
-    """Two keys that change places."""
+    """Exchanges two keys in each turn."""
     keys = tuple(jax.random.split(key))
     return jax.lax.scan(lambda k, _: (k[::-1], release(k[0])), keys, length=3)[1]
 
 
 def split_on(release, key, *, used=lambda key, sub: sub):
-    """A key that is split in each turn, in two loops and behind them."""
+    """Splits a key in each turn of two loops and again after them."""
 
     def turn(key, _):
         key, sub = jax.random.split(key)
@@ -370,13 +370,13 @@ def two_of_three(release, key):
 
 
 def from_to(release, key, *ends):
-    """Loops over numbers that are folded in."""
+    """Loops over numbers that are folded into the key."""
     add = lambda t, total: total + release(jax.random.fold_in(key, t))  # noqa: E731
     return [jax.lax.fori_loop(*end, add, jnp.zeros(3)) for end in ends]
 
 
 def begun_anew(release, key):
-    """A count that begins anew after some turns."""
+    """A count that restarts after some turns."""
 
     def turn(t, _):
         return jnp.where(t == 2, 0, t + 1), release(jax.random.fold_in(key, t))
@@ -385,7 +385,7 @@ def begun_anew(release, key):
 
 
 def kept_by_chance(release, key):
-    """A key that is split on in some turns."""
+    """A key that advances by a split only in some turns."""
 
     def turn(key, _):
         after, sub = jax.random.split(key)
@@ -469,7 +469,7 @@ def test_keys_of_an_array_are_different_where_that_is_known(run):
 
 
 def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
-    """Its count is a number in the program, of one type in one place and converted in another."""
+    """The count of a new state is a literal, converted in one place and not in another."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, batch, mask):
@@ -494,7 +494,7 @@ def test_noise_of_a_key_that_is_the_first_value_of_a_program_is_seen():
 
 
 def several_turns(params, state, batch, mask, *, loop, kept):
-    """Steps in a loop; what `kept` makes of the state behind a step goes into the next."""
+    """Runs steps in a loop; `kept` selects the state that enters the next step."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def turn(carry):
@@ -515,12 +515,12 @@ def counted(turn, carry):
 
 
 def now_and_then(turn, carry):
-    """Not in each turn, by a choice that looks at the parameters."""
+    """Takes a step only in some turns, depending on the parameters."""
     return scanned(lambda c: jax.lax.cond(c[0][0] < 1.0, turn, lambda c: c, c), carry)
 
 
 def again_now_and_then(turn, carry):
-    """From the first state, then."""
+    """Like `now_and_then`, but from the first state each time."""
 
     def step(now):
         return jax.lax.cond(now[0][0] < 1.0, turn, lambda now: (now[0], carry[1]), now)
@@ -533,7 +533,7 @@ def until(turn, carry):
 
 
 def in_epochs(turn, carry):
-    """Each epoch but the first goes on from the parameters alone."""
+    """Each epoch keeps only the parameters of the previous one."""
     return scanned(lambda epoch: (scanned(turn, (epoch[0], carry[1]))[0], epoch[1]), carry)
 
 
@@ -582,7 +582,7 @@ def test_two_stages_begun_in_a_step_have_keys_of_their_own(again):
     ],
 )
 def test_runs_side_by_side_have_keys_of_their_own(folded, again):
-    """Where each run draws twice; of one key, those of one may be those of the next."""
+    """Each run draws twice. If the runs shared one key, their draws could coincide."""
 
     def step(params, keys, runs, batch, mask):
         def release(key):
@@ -661,7 +661,7 @@ SECRETS = {
 
 @pytest.mark.parametrize("name", [None, *SECRETS])
 def test_only_the_state_of_a_noise_stage_may_hold_a_secret(name):
-    """They were secret anywhere, so that a step that showed its batch's size had no `private`."""
+    """A step that returns its batch size is reported as private; it was once taken for a secret."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, state, data, indices, mask):
@@ -678,20 +678,20 @@ def test_only_the_state_of_a_noise_stage_may_hold_a_secret(name):
 
 
 def centred(points, batch, mask):
-    """A loss that looks at all examples through the mean that it closes over."""
+    """A loss that sees all examples through the mean in its closure."""
     mean = batch.mean(0)
     loss = lambda params, example: loss_fn(params, example - mean)  # noqa: E731
     return dpoptax.clipped_grad(loss, CLIP)(points, batch, mask)
 
 
 def looked_ahead(points, batch, mask):
-    """A point that is moved by the data."""
+    """A point moved by the data."""
     moved = dpoptax.gradient_points((), points.points[0] + batch.mean(0))
     return dpoptax.clipped_grad(loss_fn, CLIP)(moved, batch, mask)
 
 
 def moved_by_a_sum(points, batch, mask):
-    """A point that is moved by a clipped sum without noise."""
+    """A point moved by a clipped sum without noise."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
     total = grad_fn(points, batch, mask).sum
     moved = dpoptax.gradient_points((), points.points[0] - total)
@@ -699,7 +699,7 @@ def moved_by_a_sum(points, batch, mask):
 
 
 def moved_by_losses(points, batch, mask):
-    """A point that is moved by what comes beside the sum."""
+    """A point moved by the auxiliary outputs of the sum."""
     loss = lambda params, example: (loss_fn(params, example), example)  # noqa: E731
     _, examples = dpoptax.clipped_grad(loss, CLIP, has_aux=True)(points, batch, mask)
     moved = dpoptax.gradient_points((), points.points[0] - examples.sum(0))
@@ -707,7 +707,7 @@ def moved_by_losses(points, batch, mask):
 
 
 def moved_by_derivatives(points, batch, mask):
-    """A point that is moved by a derivative of a clipped sum, which has no bound."""
+    """A point moved by a derivative of a clipped sum, which has no bound."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
     total = lambda params: grad_fn(dpoptax.gradient_points((), params), batch, mask).sum  # noqa: E731
     _, change = jax.jvp(total, points.points[:1], points.points[:1])
@@ -730,13 +730,13 @@ def standardised(points, batch, mask):
 
 
 def mixed_up(points, batch, mask):
-    """Mixup: an example is in two rows, and moves both."""
+    """Mixup: an example is part of two rows and changes both."""
     batch = 0.7 * batch + 0.3 * batch[jax.random.permutation(jax.random.key(1), len(batch))]
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
 
 
 def repeated(points, batch, mask):
-    """Each example in two rows, for two ways to alter it."""
+    """Each example in two rows, for two augmentations."""
     batch, mask = jnp.concatenate([batch, -batch]), jnp.concatenate([mask, mask])
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
 
@@ -748,14 +748,14 @@ def normalised_per_example(points, batch, mask):
 
 
 def keyed_by_place(points, batch, mask):
-    """Randomness by place in the batch: one example more changes that of all behind it."""
+    """Randomness by position: an added example changes that of all later examples."""
     loss = lambda params, x, key: loss_fn(params, x + jax.random.normal(key, x.shape))  # noqa: E731
     grad_fn = dpoptax.clipped_grad(loss, CLIP)
     return grad_fn(points, batch, mask, key=KEY, ids=jnp.cumsum(mask))
 
 
 def labels_of_others(points, batch, mask):
-    """Labels in another order than what they are of."""
+    """Labels in a different order than their examples."""
     loss = lambda params, pair: loss_fn(params, pair[0]) * pair[1]  # noqa: E731
     labels = batch[:, 0][jax.random.permutation(jax.random.key(1), len(batch))]
     return dpoptax.clipped_grad(loss, CLIP)(points, (batch, labels), mask)
@@ -766,7 +766,7 @@ def masks_of_others(points, batch, mask):
 
 
 def several_at_once(points, batch, mask):
-    """Rows of one example, which jax.vmap takes for a batch each."""
+    """Rows of one example, each treated as a batch by jax.vmap."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
     sums = jax.vmap(lambda row: grad_fn(points, row, jnp.ones(1, bool)))(batch[:, None])
     return jax.tree.map(lambda x: x[0], sums)
@@ -800,7 +800,7 @@ def scaled_by_rows(points, batch, mask):
 
 
 def in_microbatches(points, batch, mask, size=4):
-    """Per-example gradients from a loop over parts, laid side by side."""
+    """Per-example gradients from a loop over parts, concatenated."""
     one = lambda row: jax.grad(loss_fn)(points.points[0], row)  # noqa: E731
     grads = jax.lax.map(one, batch, batch_size=size)
     return dpoptax.extend.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
@@ -836,7 +836,7 @@ def centred_on_devices(points, batch, mask):
 
 
 def differentiated_on_devices(points, batch, mask):
-    """By parameters that all devices have: `jax.grad` adds up what they find."""
+    """Differentiates by parameters replicated on all devices, so `jax.grad` sums over devices."""
     return on_devices(points, batch, mask, vma=True)
 
 
@@ -847,7 +847,7 @@ def test_what_devices_add_up_joins_examples(grads):
 
 
 def rows_of(draw):
-    """The flow of a step that looks its batch up in all data, by what `draw` makes of indices."""
+    """Returns the flow of a step that draws its batch from all data; `draw` indexes them."""
     tx = dpoptax.gaussian_noise(**NOISE)
     grad_fn = dpoptax.clipped_grad(lambda params, example: loss_fn(params, example[0]), CLIP)
 
@@ -987,19 +987,19 @@ select = tables.selected_grad(looked_up_loss, SELECTING, where=lambda params: pa
 
 
 def update(found, state):
-    """The release and the next state."""
+    """Returns the release and the next state."""
     return SELECTED.update(found.sum, state, found.params)
 
 
 def flow_of_rows(step):
-    """Of a function of state, batch and mask."""
+    """Returns the flow of a function of state, batch and mask."""
     batch = (jnp.zeros((8, 2), jnp.int32), jnp.zeros(8))
     return information_flow(step, SELECTED.init(TABLE), batch, MASK, private_argnums=(1, 2))
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_selected_rows_are_a_release(again):
-    """As long as no others are selected by the same randomness."""
+    """Selected rows are a release, unless the same randomness selects other rows."""
 
     def step(state, batch, mask):
         first = select(state, TABLE, batch, mask)

@@ -1,7 +1,8 @@
-"""Where a batch's examples are: what is said to keep them apart does, on every one of these.
+"""Tests of the analysis of batch rows: rows reported as separate do not depend on each other.
 
-Each function gets a batch with a row for each example. Where the analysis says that a row of its
-result is of one example, the others are changed, to nan too, and the row must not move by a bit.
+Each function gets a batch with one row per example. Where the analysis reports that a row of the
+result belongs to one example, the others are changed, also to NaN. The row must stay equal bit for
+bit.
 """
 
 import jax
@@ -31,7 +32,7 @@ def batch(seed=0):
 
 
 def labels_of(fn, *given, public=()):
-    """Those of the results; public arguments come first."""
+    """Returns the labels of the results; public arguments come first."""
     traced = jax.make_jaxpr(fn)(*public, *given)
     labels = [
         Label(number=("argument", i), entries=DISTINCT_FACTS)
@@ -181,12 +182,12 @@ def test_rows_that_are_said_to_be_of_one_example_are(name):
 
 
 def overlapping(w, x, *_):
-    """Windows that reach into the rows before."""
+    """Windows that overlap the previous rows."""
     return lax.reduce_window(x, 0.0, lax.add, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0)))
 
 
 def windows_apart(w, x, *_):
-    """Windows of six of rows with a space behind each, as many as there are rows."""
+    """Windows of six rows with gaps, as many windows as rows."""
     return lax.reduce_window(
         x, 0.0, lax.add, (6, 1, 1), (1, 1, 1), "VALID", base_dilation=(2, 1, 1)
     )
@@ -197,7 +198,7 @@ def shifted(w, x, *_):
 
 
 def in_turns(w, x, *_):
-    """Other rows in each turn, side by side."""
+    """Different rows in each turn, side by side."""
     keys = jax.random.split(KEY, 3)
     orders = lax.scan(lambda c, key: (c, x[jax.random.permutation(key, ROWS)]), 0, keys)[1]
     return jnp.moveaxis(orders, 1, 0)
@@ -214,7 +215,7 @@ def kept_in_a_reference(w, x, *_):
 
 
 def from_other_devices(w, x, *_):
-    """Row by row, with the row of another device at the same turn."""
+    """Processes row by row, with the row of another device in the same turn."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def local(part):
@@ -298,7 +299,7 @@ def test_a_start_is_cut_off_elsewhere_where_there_are_fewer_rows():
 
 def test_rows_of_a_turn_are_not_laid_out_over_other_axes_on_both_of_its_sides():
     def summed(x, y):
-        """Of other examples in each turn: (2, 2, 6) and (3, 2, 4), the turns in the middle."""
+        """Sums different examples per turn: (2, 2, 6) and (3, 2, 4), the turns in the middle."""
         parts = jnp.moveaxis(x.reshape(2, 2, 6), 1, 0), jnp.moveaxis(y.reshape(3, 2, 4), 1, 0)
         turn = lambda carry, part: (carry, part[0].reshape(3, 4) + part[1])  # noqa: E731
         return lax.scan(turn, 0, parts)[1]
@@ -307,7 +308,7 @@ def test_rows_of_a_turn_are_not_laid_out_over_other_axes_on_both_of_its_sides():
     assert label.rows is None
 
 
-# Operations on an array of any shape, at random: `pick` chooses a whole number below another.
+# Random operations on an array of any shape; `pick` chooses an integer below its argument.
 def reshaped(x, pick):
     shape, rest = [], x.size
     for _ in range(3):
@@ -382,7 +383,7 @@ OPERATIONS = [
 
 
 def examples_at(rows, shape):
-    """Of each entry of an array the number that its place stands for."""
+    """Returns, for each entry of an array, the number of its example."""
     places, number = np.indices(shape), np.zeros(shape, int)
     for digit in rows.digits:
         number = number * (shape[digit.axis] // digit.run) + places[digit.axis] // digit.run
@@ -391,7 +392,7 @@ def examples_at(rows, shape):
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 190), marks=pytest.mark.slow)])
 def test_random_programs_make_of_rows_what_is_said(seeds):
-    """And often enough rows are kept that this says something."""
+    """Reported rows of random programs are correct, and enough rows are reported."""
     kept = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)

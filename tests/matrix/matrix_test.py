@@ -1,4 +1,4 @@
-"""Correlated noise: its covariance, the sampler that keeps examples apart, and its price."""
+"""Tests of correlated noise: covariance, the sampler that separates participations, price."""
 
 import dataclasses
 import functools
@@ -82,7 +82,7 @@ def test_the_factory_may_be_called_under_jit(strategy):
             np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6)
 
 
-# Products of poles, all but as near to the unit circle as is allowed.
+# Products of poles as close to the unit circle as allowed, up to rounding.
 @pytest.mark.parametrize(
     "coefficients", [(1.0, -0.9995), (1.0, -2.34, 1.83, -0.478), (1, -1.9, 0.93)]
 )
@@ -107,7 +107,7 @@ def test_the_noise_of_a_step_comes_to_what_its_bound_says():
         taps /= np.linalg.norm(taps)
         impulse = reciprocal(taps / taps[0], 1000) / taps[0]
         np.testing.assert_allclose(_settled_noise(taps), np.linalg.norm(impulse), rtol=1e-9)
-        assert _settled_noise(np.append(taps, 1.1 * taps[0])) == np.inf  # poles multiply to 1.1
+        assert _settled_noise(np.append(taps, 1.1 * taps[0])) == np.inf  # the poles multiply to 1.1
 
 
 @pytest.mark.parametrize("steps", [1, 2, 300])
@@ -125,7 +125,7 @@ def test_the_noise_of_a_step_from_buffers_comes_to_what_its_bound_says(steps):
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, dataclasses.replace(BISR, steps=9)])
 def test_what_is_priced_is_what_float32_computes(strategy):
     noising = strategy.noising_matrix()
-    with jax.enable_x64(True):  # the numbers of the noise, and arithmetic that rounds them no more
+    with jax.enable_x64(True):  # the values of the noise, without further rounding
         rows, state = [], noising.init_multiply(jnp.zeros(9))
         for white in jnp.eye(9):
             row, state = noising.multiply_next(white, state)
@@ -136,7 +136,7 @@ def test_what_is_priced_is_what_float32_computes(strategy):
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
-    """As who keeps an optimizer's state in bfloat16 does: the noise were another than is priced."""
+    """A state cast to bfloat16 would give noise that differs from the priced noise."""
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     _, state = tx.update(total, tx.init(jnp.zeros(3)))
@@ -147,8 +147,9 @@ def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_buffers_of_other_parameters_are_refused(strategy):
-    """Restored for one number from three, a release was of three, whose differences were noise of
-    the step before, and of nothing else.
+    """A state of three numbers is refused for one: it once released three.
+
+    Their differences contained only the noise of the step before.
     """
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     three, one = (dpoptax.extend.trust_clipped(jnp.zeros(n), CLIP) for n in (3, 1))
@@ -171,7 +172,7 @@ def test_no_product_of_the_noise_is_at_a_platforms_default_precision(strategy):
 
 @dataclasses.dataclass(frozen=True)
 class _Kept(matrix.BandedInverseToeplitz):
-    """The same strategy by the buffers of its noising matrix."""
+    """The same strategy implemented by the buffers of its noising matrix."""
 
     @property
     def redrawn(self):
@@ -208,7 +209,7 @@ def test_memory_does_not_grow_with_the_bands():
 
     few, many = memory(2), memory(64)
     assert few[0] == many[0] < 20
-    assert many[1] <= few[1] + 1024  # 62 weights more, and no copy of 240 kB
+    assert many[1] <= few[1] + 1024  # 62 more weights, and no copy of 240 kB
 
 
 def test_more_bands_of_the_inverse_root_leave_less_noise_in_the_sums_at_equal_privacy():
@@ -239,7 +240,7 @@ def test_one_band_is_gaussian_noise():
 def test_columns_have_norm_one_at_most(strategy):
     norms = np.linalg.norm(_dense(strategy, 24), axis=0)
     np.testing.assert_allclose(norms[0], 1.0)
-    # The numbers that the noise is made with are rounded; price and noise have the same ones.
+    # The coefficients are rounded, and the price uses the same rounded coefficients as the noise.
     assert norms.max() <= 1 + (0 if strategy is BANDED else 1e-6)
 
 
@@ -271,7 +272,7 @@ def test_records_take_part_in_their_turn_only_and_with_their_probability():
     np.testing.assert_allclose(turns.sum(axis=1) / 100, 10.0, rtol=0.1)
     share = turns.max(axis=0)[turns.max(axis=0) > 0] / 100
     np.testing.assert_allclose(share.mean(), sampler.participation_probability, rtol=0.05)
-    assert 0.02 < share.std() < 0.07  # binomial: 0.04
+    assert 0.02 < share.std() < 0.07  # the binomial value is 0.04
     again = sampler.sample(37)
     np.testing.assert_array_equal(again.indices, sampler.sample(37).indices)
     other = _cyclic(dataset_size=203, batch_size=10, seed=1).sample(37)
@@ -315,7 +316,7 @@ def test_fixed_participation_has_the_sensitivity_of_the_worst_pattern(strategy, 
     )
     assert got <= float(bound) * (1 + 1e-5)
     if strategy is BANDED and cycle_length >= 3:
-        return  # then the amplified event is stated, at q = 1 the same
+        return  # here the amplified event is stated, which is equal at q = 1
     event = strategy.under(sampler).dp_event(3.0, 24)
     np.testing.assert_allclose(event.event.noise_multiplier, 3.0 / want, rtol=1e-6)
 
@@ -400,7 +401,7 @@ def test_epsilon_is_read_from_the_state():
 
 
 def test_a_strategy_under_a_sampler_prices_no_state():
-    # Independent noise would be priced as that of the strategy: ε = 1.7 where it is 4.4.
+    # Independent noise would be priced like that of the strategy: ε = 1.7 instead of 4.4.
     sampler = _cyclic(batch_size=250)
     for tx in (dpoptax.gaussian_noise, functools.partial(dpoptax.correlated_noise, BUFFERED)):
         state = tx(noise_multiplier=1.0, batch_size=250, key=KEY).init(jnp.zeros(2))
@@ -461,8 +462,8 @@ def test_a_training_loop_with_a_filter_behind_the_noise():
         (lambda: matrix.BandedToeplitz((1.0, -1.0)), "on or outside the unit circle"),
         (lambda: matrix.BandedToeplitz((1.0, -0.9999)), "100 times that which hides an example"),
         (lambda: matrix.BandedToeplitz(np.poly([0.9] * 6)), "float32 would round off the latter"),
-        # Stable but for the rounding of its coefficients: after 800 steps a threshold on one
-        # release passed 0.97 of the runs without an example and 0.008 of those with it.
+        # Stable except for the rounding of its coefficients. After 800 steps, a threshold on one
+        # release passed 97 % of the runs without an example and 0.8 % of those with it.
         (lambda: matrix.BandedToeplitz(np.poly([0.99] * 4)), "in float32, a pole on or outside"),
         (lambda: matrix.BufferedToeplitz((1.0,), (0.1,), 8), r"decays in \[0, 1\)"),
         (lambda: matrix.BufferedToeplitz((0.5,), (0.1, 0.2), 8), "as many of one"),

@@ -1,4 +1,4 @@
-"""LP-Adam, DP-AdamBC and GaLore: the pseudo-code, the limits of Adam, and the known noise."""
+"""Tests of LP-Adam, DP-AdamBC and GaLore: pseudo-code, limits of Adam, and known noise."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ FILTER = dpoptax.filters.preset("doppler-second-order")
 
 
 def _loss(x, example):
-    """Smooth and non-convex, in a matrix x: a tanh regression with a ripple."""
+    """A smooth non-convex loss of a matrix x: tanh regression with a ripple."""
     u, v = example
     return 0.5 * jnp.sum((jnp.tanh(u @ x) - v) ** 2) + 0.1 * jnp.sum(jnp.cos(2.0 * x))
 
@@ -30,7 +30,7 @@ def problem():
 
 
 def _run(problem, optimizer):
-    """The iterates x_0 … x_T with the given noise added to the mean clipped gradient."""
+    """Returns x_0 … x_T with the given noise added to the mean clipped gradient."""
     x0, u, v, noise = problem
     grad_fn = dpoptax.clipped_grad(_loss, dpoptax.l2_clip(CLIP))
 
@@ -121,7 +121,7 @@ def test_bias_correction_recovers_the_second_moment_of_the_signal():
     np.testing.assert_allclose(
         biased[-1], signal / jnp.sqrt(signal**2 + stddev**2), rtol=0.05, atol=0.01
     )
-    assert float(jnp.abs(corrected[-1]).max()) < 1.1  # the floor holds where there is no signal
+    assert float(jnp.abs(corrected[-1]).max()) < 1.1  # the floor applies without a signal
 
 
 def test_bfloat16_parameters_keep_a_moving_second_moment():

@@ -1,4 +1,4 @@
-"""Gradients through a public linear map before the clip: the bound, the sum, and the way back."""
+"""Tests of gradients through a public linear map before clipping: bound, sum, and inverse map."""
 
 import functools
 
@@ -40,7 +40,7 @@ def _factor(kind, shape, seed, spread=2.0):
         return scale(*shape)
     if kind == "matrix":
         return dpoptax.extend.Sides(matrix(int(np.prod(shape[:-1]))), matrix(shape[-1]))
-    # A scale along each axis, of which all but the last are rows.
+    # A scale along each axis; all axes except the last are rows.
     ones = [(1,) * i + (n,) + (1,) * (len(shape) - i - 1) for i, n in enumerate(shape)]
     return dpoptax.extend.Diagonal(tuple(scale(*one) for one in ones))
 
@@ -56,7 +56,7 @@ def _state(factors, params, **options):
 
 
 def _mapped(factor, g):
-    """The map of one gradient, in float64, by its definition."""
+    """Maps one gradient in float64, by definition."""
     g = np.asarray(g, np.float64)
     if isinstance(factor, dpoptax.extend.Sides):
         rows, columns = np.asarray(factor.rows, float), np.asarray(factor.columns, float)
@@ -67,7 +67,7 @@ def _mapped(factor, g):
 
 
 def _brute_force(loss, params, factors, batch, clip_norm):
-    """Σ clip(T g) of formed gradients, and what T⁻¹ makes of it: Σ factor(‖T g‖) g."""
+    """Returns Σ clip(T g) from formed gradients, and its image under T⁻¹, Σ factor(‖T g‖) g."""
     gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
     given = jax.tree.structure(params).flatten_up_to(factors)
     leaves, structure = jax.tree.flatten(jax.tree.map(np.float64, gradients))
@@ -125,7 +125,7 @@ def _tied(lookup_first):
 
 @pytest.mark.parametrize(("lookup_first", "size"), [(True, 1e-20), (False, 1.0)])
 def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
-    """One product has one-hot factors and others, and they share their powers of two."""
+    """A product has one-hot and other factors, which share their powers of two."""
     params, rng = floats(np.full((6, 4), size)), np.random.default_rng(0)
     batch = jax.device_put(np.arange(5)), floats(rng.normal(size=(5, 4)))
     loss, factors = _tied(lookup_first), _factor("side", (6, 4), 0, 100.0)
@@ -148,7 +148,7 @@ def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
 
 
 def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
-    """θ = s ⊙ θ′: the gradient by θ′ is s ⊙ ∇ℓ(θ)."""
+    """The gradient by θ′ is s ⊙ ∇ℓ(θ) if θ = s ⊙ θ′."""
     params, batch = mlp_params(1), mlp_batch(1, 5)
     scales = jax.tree.map(
         lambda p: floats(1.0 + np.abs(np.sin(np.arange(p.size))).reshape(p.shape)), params
@@ -185,7 +185,7 @@ def _noise(clip, sigma=0.0, batch_size=5):
 
 @pytest.mark.parametrize("name", slow_but(("adaptive", "hyperspherical"), CLIPS))
 def test_every_geometry_acts_on_the_mapped_gradient(name):
-    """One example: what is released is its mapped gradient, clipped, and mapped back."""
+    """The release of one example is its mapped gradient, clipped and mapped back."""
     clip, params, batch = CLIPS[name], mlp_params(0), mlp_batch(0, 1)
     tx = optax.chain(
         _noise(clip, batch_size=1), dpoptax.extend.linear_map(_factors("side", params))
@@ -199,7 +199,7 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
         params, jax.tree.map(lambda x: np.asarray(x)[0], batch)
     )
     own = points.__class__(points.points, points.weights, reference=points.reference)
-    # The same geometry on the mapped gradient, which is the gradient of a linear loss.
+    # The same geometry applied to the mapped gradient, written as the gradient of a linear loss.
     linear = lambda p, _: optax.tree.vdot(p, mapped)  # noqa: E731
     encoded = jax.jit(dpoptax.clipped_grad(linear, clip))(own, np.zeros(1, np.float32))
     want = points.linear_map.returned(encoded.decode(encoded.sum))
@@ -274,7 +274,7 @@ def test_a_release_may_stay_mapped():
         np.testing.assert_array_equal(released["w"], 0.5)
 
 
-# The bound is on what is summed, behind the map, whatever the data and the map.
+# The bound applies to the sum after the map, for any data and any map.
 ATTACKED = {
     **{(program, "side"): 1e4 for program in ("regression", "convolution", "scanned", "tied")},
     ("regression", "matrix"): 2.0,
@@ -334,7 +334,7 @@ def test_the_audits_search_finds_nothing_above_the_bound_either():
 
 @pytest.mark.parametrize("value", slow_but((np.inf,), [np.inf, np.nan, 1e30]))
 def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
-    """Such a map is refused where it is made; one that was put in by hand is no hole either."""
+    """The factory refuses such maps; a map inserted by hand does not break the bound either."""
     params, batch = mlp_params(0), mlp_batch(0, 4)
     leaves = len(jax.tree.leaves(params))
     hostile = dpoptax.extend.LinearMap(

@@ -1,4 +1,4 @@
-"""DOPPLER within Adam as a method of the trainer, with GaLore's projection."""
+"""Tests of DOPPLER within Adam as a trainer method, with GaLore's projection."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def test_with_adams_momentum_it_is_adam():
 
 
 def test_the_known_noise_is_taken_off():
-    """White noise of the stated deviation has nothing left: the floor of v̂ divides it."""
+    """White noise of the stated deviation does not leave a signal; the floor of v̂ divides it."""
     grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
     plain, corrected = (LPAdam("none", noise_corrected=c).direction(1.0) for c in (False, True))
     norms = []
@@ -42,7 +42,7 @@ def test_the_known_noise_is_taken_off():
 
 
 def test_galore_goes_on_from_a_checkpoint(tmp_path):
-    """The state has empty arrays in place of the projections of vectors."""
+    """The state has empty arrays instead of projections for vectors."""
     config = TrainConfig(
         method=LPAdam("doppler-first-order-1", noise_corrected=True, rank=4),
         model="linear",

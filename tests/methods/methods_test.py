@@ -1,4 +1,4 @@
-"""Every method against its paper's pseudo-code: 50 steps, a non-convex problem, given noise."""
+"""Tests every method against its paper's pseudo-code: 50 steps, non-convex, given noise."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ STEPS, BATCH, DIM, ETA, CLIP = 50, 4, 6, 0.3, 0.8
 
 
 def _loss(x, example):
-    """Smooth and non-convex: a tanh regression with a ripple."""
+    """A smooth non-convex loss: tanh regression with a ripple."""
     u, v = example
     return 0.5 * (jnp.tanh(u @ x) - v) ** 2 + 0.1 * jnp.sum(jnp.cos(2.0 * x + u))
 
@@ -44,7 +44,7 @@ def _oracle_arguments(problem):
 
 
 def _injected_noise(noise):
-    """The noise stage with the noise given: row t is added to the mean of step t."""
+    """The noise stage with given noise: row t is added to the mean of step t."""
 
     def init_fn(params):
         del params
@@ -58,7 +58,7 @@ def _injected_noise(noise):
 
 
 def _run(problem, method, learning_rate=ETA, clip=CLIP):
-    """The iterates x_0 … x_T of the method behind clipped_grad."""
+    """Returns the iterates x_0 … x_T of the method after clipped_grad."""
     x0, u, v, noise = problem
     tx = optax.chain(_injected_noise(noise), method, optax.sgd(learning_rate))
     grad_fn = dpoptax.clipped_grad(_loss, dpoptax.l2_clip(clip))
@@ -161,7 +161,7 @@ def test_disk_without_noise_and_clipping_is_nesterov(problem):
         return np.asarray(grads.mean(0))
 
     kappa = 0.4
-    # In m = η g̃, the filter is Nesterov's momentum 1 − κ with step ηκ.
+    # In m = η g̃, the filter is Nesterov's momentum 1 − κ with step size ηκ.
     want = disk_oracle.nesterov(
         x0,
         STEPS,

@@ -1,4 +1,4 @@
-"""The oracles against known algorithms: what the library is compared with must itself be right."""
+"""Tests of the oracles against known algorithms."""
 
 import functools
 
@@ -40,7 +40,7 @@ def test_problem_gradients_and_hessian_products_are_those_of_its_loss():
 
 
 def test_doppler_filters_as_scipy_does():
-    """Recovers the filter's output from the iterates, and its input by running it again."""
+    """Reconstructs the filter's output from the iterates, and its input by filtering again."""
     inputs, outputs = [], []
     recorded = []
 
@@ -151,12 +151,12 @@ def test_disk_with_one_gradient_is_nesterov_with_a_longer_look_ahead():
         disk.nesterov, X0, 12, gradient, eta=eta * kappa, mu=1 - kappa, first=eta * gradient(X0)
     )
     np.testing.assert_allclose(actual, nesterov(look_ahead=(1 - kappa) / kappa), atol=1e-12)
-    # The paper's appendix A.4 states it with Nesterov's own look-ahead: that is another method.
+    # Appendix A.4 of the paper states it with Nesterov's look-ahead, which is another method.
     assert np.abs(actual - nesterov(look_ahead=1 - kappa)).max() > 1e-4
 
 
 def test_lp_adam_without_filter_is_adam_but_for_epsilon():
-    """With a = -0.9 as the filter it is Adam with β1 = 0.9; at a tiny ε sum and maximum agree."""
+    """LP-Adam with the filter a = -0.9 is Adam with β1 = 0.9 if ε is tiny."""
     actual = lp_adam.lp_adam(
         X0,
         BATCHES,
@@ -199,7 +199,7 @@ def test_lp_adam_projects_matrices_to_low_rank_and_back():
     )
     steps = np.diff(x, axis=0)
     assert [np.linalg.matrix_rank(step, tol=1e-9) for step in steps] == [2] * 6
-    # Between two projections the column space stays.
+    # The column space is constant between two projections.
     assert np.linalg.matrix_rank(np.hstack(steps[:3]), tol=1e-9) == 2
     assert np.linalg.matrix_rank(np.hstack(steps), tol=1e-9) == 4
 

@@ -1,4 +1,4 @@
-"""What every transform promises: jit equals eager, dtypes, scan, donation, checkpoints, masks."""
+"""Tests the contract of all transforms: jit, dtypes, scan, donation, checkpoints and masks."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ def _curvature(params):
     return jax.tree.map(lambda p: 1.0 + jnp.abs(p.astype(jnp.float32)), params)
 
 
-# Transforms of the noise stage take a ClippedSum, all others take privatized gradients.
+# Transforms of the noise stage take a ClippedSum; all others take privatized gradients.
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
     "geodp": lambda: dpoptax.contrib.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
@@ -123,7 +123,7 @@ def _run(name, update, params, steps=4):
 
 @functools.cache
 def _compiled(name):
-    """The update that the tests of a transform share; the state is donated, as in training."""
+    """Returns a transform's update, shared by its tests; the state is donated, as in training."""
     return jax.jit(ALL[name]().update, donate_argnums=1)
 
 
@@ -160,7 +160,7 @@ def test_the_state_is_stable_under_scan(name, dtype):
         return (optax.apply_updates(params, out), state), None
 
     state = tx.init(params)
-    # Of shapes and types alone, so that nothing need be compiled.
+    # Uses only shapes and types, so nothing is compiled.
     steps = jax.ShapeDtypeStruct((3,), jnp.float32)
     (_, last), _ = jax.eval_shape(lambda *of: jax.lax.scan(body, *of), (params, state), steps)
     chex.assert_trees_all_equal_shapes_and_dtypes(last, state)
@@ -218,12 +218,12 @@ def test_masked_trees(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_linear_in_its_scale(name):
-    """A method that rescaled gradients by stealth would shift every tuned learning rate."""
+    """A method that silently rescaled gradients would shift every tuned learning rate."""
     if name.startswith("inner_outer"):
         return
     update, params = _compiled(name), jax.tree.map(jnp.zeros_like, _params())
     ones, state = jax.tree.map(jnp.ones_like, params), METHODS[name]().init(params)
     for _ in range(5):
         out, state = update(ones, state, params)
-    (vector,) = out["b"]  # a matrix that Muon makes orthogonal has a scale of its own
+    (vector,) = out["b"]  # a matrix orthogonalized by Muon has a different scale
     np.testing.assert_allclose(vector, 1.0, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Scales that follow earlier releases: the algorithm, step by step, and what it may not do."""
+"""Tests of scales that follow earlier releases: the algorithm, step by step, and its limits."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 def _run(options, each, shape, loss, clip_norm):
-    """Our iterates, with a noise stage, and the noise that it drew, in the mapped space."""
+    """Returns our iterates with a noise stage, and its noise in the mapped space."""
     x0 = np.random.default_rng(3).normal(size=shape).astype(np.float32)
     sigma = 0.3
     noise = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=SIZE, key=jax.random.key(0))
@@ -93,7 +93,7 @@ def _scales(tx, releases, params):
     state, update = tx.init(params), jax.jit(tx.update)
     for release in releases:
         updates, state = update(release, state, params)
-        jax.tree.map(np.testing.assert_array_equal, updates, release)  # they pass through
+        jax.tree.map(np.testing.assert_array_equal, updates, release)  # they pass through unchanged
     ones = jax.tree.map(jnp.ones_like, params)
     return dpoptax.gradient_points(state, params).linear_map.forward(ones)
 
@@ -122,7 +122,7 @@ def test_the_noise_keeps_its_power_and_the_scale_its_range(each):
 
 
 def _after_noisy_steps(tx, strengths, stddev):
-    """Signal and scale of each layer at the end, the noise being that of a step with scales."""
+    """Returns the final signal and scale of each layer, with the noise of a scaled step."""
     params = {k: jnp.zeros((20, 10)) for k in strengths}
 
     def step(state, key):
@@ -147,7 +147,7 @@ def test_layers_get_signals_of_one_size_where_the_noise_is_known():
         dpoptax.contrib.scale_then_privatize(stddev=stddev, **options), strengths, stddev
     )
     assert equal.max() < 1.25 * equal.min()
-    # What is not told the noise takes it for signal.
+    # Without the noise level, the transform treats noise as signal.
     other = _after_noisy_steps(dpoptax.contrib.scale_then_privatize(**options), strengths, stddev)
     assert other.max() > 1.3 * other.min()
 

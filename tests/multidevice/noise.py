@@ -1,4 +1,4 @@
-"""Noise on eight virtual devices: that of one device bit for bit, whatever the layout."""
+"""Tests that noise on eight virtual devices equals that on one, bit for bit, in every layout."""
 
 import dataclasses
 import functools
@@ -33,19 +33,19 @@ CHECKSUMS = re.compile(r" = \(?u32\[\](, u32\[\])*\)? all-reduce\(")
 
 
 def collectives(text):
-    """The lines of a program that talk to other devices, but for the seal's few integers."""
+    """Returns a program's lines with collectives, except the few integers of the seal."""
     found = [line for line in text.splitlines() if COLLECTIVE.search(line)]
     return [line for line in found if not CHECKSUMS.search(line)]
 
 
 def noise_on(total):
-    """The noisy mean of a sum."""
+    """Returns the noisy mean of a sum."""
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
     return tx.update(dpoptax.extend.trust_clipped(total, CLIP), tx.init(total))[0]
 
 
 def released(total):
-    """The same compiled, and the text of its program."""
+    """Returns the compiled noisy mean, and the text of its program."""
     program = jax.jit(noise_on).lower(total).compile()
     return program(total), program.as_text()
 
@@ -56,13 +56,13 @@ def zeros():
 
 @pytest.fixture(scope="module")
 def alone():
-    """The noise on one device."""
+    """Returns the noise on one device."""
     return released(zeros())[0]
 
 
 @pytest.mark.parametrize("spec", [P(), P("data")], ids=["whole", "part"])
 def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
-    """Each device would add the same noise to a part of its own: places are those of the whole."""
+    """Positions refer to the whole array, so each device would add the same noise to its part."""
     mesh = make_mesh((8,), ("data",), KINDS[0])
     total = floats(np.zeros((8, 4)))
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
@@ -126,7 +126,7 @@ def test_same_bits_without_collectives_and_in_the_layout_of_the_sum(kind, device
     jax.tree.map(np.testing.assert_array_equal, noisy, alone)
     assert not collectives(text)
     if layout != "replicated":
-        # A device draws its own part only: nothing as large as the whole is in its program.
+        # Each device draws only its part, so its program has no array of the full size.
         assert not re.search(r"(u32|f32)\[8,48,40\]", text)
         assert noisy["w"].sharding.is_equivalent_to(total["w"].sharding, 3)
 
@@ -143,7 +143,7 @@ SPLIT = [(KINDS[0], "first axis"), (KINDS[1], "last axis")]
     ids=str,
 )
 def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
-    """Sealed in one program and noised in another; a change on one device breaks it."""
+    """A sum sealed in one program can be noised in another; a change on one device breaks it."""
     mesh = make_mesh((8,), ("data",), kind)
     rng = np.random.default_rng(0)
     whole = {name: floats(rng.normal(size=s)) for name, s in SHAPES.items()}
@@ -196,14 +196,14 @@ def training_loss(params, example):
 
 @functools.cache
 def trained_alone(method):
-    """Parameters after three steps on one device."""
+    """Returns the parameters after three steps on one device."""
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
     tx, params = optax.chain(noise, METHODS[method]), {"w": normal(0, (8, 4))}
     return train(tx, dpoptax.clipped_grad(training_loss, CLIP), params, tx.init(params))[0]
 
 
 def train(tx, grad_fn, params, state):
-    """Three steps on a fixed batch."""
+    """Takes three steps on a fixed batch."""
     batch = normal(1, (16, 8))
 
     @jax.jit

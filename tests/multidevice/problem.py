@@ -1,4 +1,4 @@
-"""One loss with all kinds of layers, and the meshes to split it over."""
+"""A loss with all kinds of layers, and the meshes to shard it over."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ FSDP = {
 
 
 def make_params(seed=0):
-    """Embedding, convolution, attention and dense parameters; every axis to split is even."""
+    """Returns embedding, convolution, attention and dense parameters; sharded axes are even."""
     shapes = {
         "embedding": (11, 8),
         "kernel": (3, 3, 1, 8),
@@ -35,7 +35,7 @@ def make_params(seed=0):
 
 
 def make_batch(seed, size):
-    """Images, tokens and labels."""
+    """Returns images, tokens and labels."""
     rng = np.random.default_rng(seed)
     return {
         "image": rng.normal(size=(size, 5, 5, 1)).astype(np.float32),
@@ -45,7 +45,7 @@ def make_batch(seed, size):
 
 
 def loss_fn(params, example, key=None):
-    """Cross-entropy of one example."""
+    """Computes the cross-entropy of one example."""
     numbers = ("NHWC", "HWIO", "NHWC")
     image = example["image"][None]
     pixels = lax.conv_general_dilated(image, params["kernel"], (1, 1), "SAME", None, None, numbers)
@@ -60,13 +60,13 @@ def loss_fn(params, example, key=None):
 
 
 def conv_params():
-    """Parameters of `conv_loss`."""
+    """Returns the parameters of `conv_loss`."""
     params = make_params()
     return {"kernel": params["kernel"], "dense": params["dense"][:8]}
 
 
 def conv_loss(params, example):
-    """A small loss with a convolution, for checks that need no more."""
+    """A small loss with a convolution, for checks that need only that."""
     numbers = ("NHWC", "HWIO", "NHWC")
     image = example["image"][None]
     pixels = lax.conv_general_dilated(image, params["kernel"], (1, 1), "SAME", None, None, numbers)
@@ -75,20 +75,20 @@ def conv_loss(params, example):
 
 
 def make_mesh(shape, names, kind):
-    """A mesh over the first of the devices."""
+    """Returns a mesh over the first devices."""
     devices = jax.devices()[: int(np.prod(shape))]
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape), devices=devices)
 
 
 def put(tree, mesh, specs):
-    """`tree` on `mesh`."""
+    """Places `tree` on `mesh`."""
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, tree)
     return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
 
 
 def assert_close(got, want, atol=1e-6):
-    """Equal leaf by leaf, from whatever devices they are on."""
+    """Checks that trees are equal leaf by leaf, on any devices."""
     jax.tree.map(
         lambda g, w: np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=0, atol=atol),
         got,
@@ -97,6 +97,6 @@ def assert_close(got, want, atol=1e-6):
 
 
 def largest_error(got, want):
-    """The largest difference of two trees."""
+    """Returns the largest difference between two trees."""
     errors = jax.tree.map(lambda g, w: np.abs(np.asarray(g) - np.asarray(w)).max(), got, want)
     return max(jax.tree.leaves(errors))

@@ -1,4 +1,4 @@
-"""The scaling table for few devices: compiled programs do what the arithmetic says."""
+"""Tests of the scaling table for few devices: compiled programs match the arithmetic."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_compiled_step_does_what_the_arithmetic_says(split):
         assert cost.sent == pytest.approx(PROBLEM.traffic(devices), rel=0.01)
         kinds = {"all-gather": 2, "reduce-scatter": 2} if split else {"all-reduce": 1}
         assert cost.counts == kinds
-    # More devices than there are: lowered only, and the same bytes.
+    # For more devices than available, the program is only lowered; the bytes are the same.
     lowered = measure(PROBLEM, 16, split)
     assert lowered.flops is None
     assert lowered.sent == pytest.approx(PROBLEM.traffic(16), rel=0.01)

@@ -1,4 +1,4 @@
-"""Shrinkage of kernels that are split over devices: that of one device, and split again."""
+"""Tests that shrinkage of sharded kernels equals that on one device, and stays sharded."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Clipped sums on eight virtual devices: those of one device, in every layout."""
+"""Tests that clipped sums on eight virtual devices equal those on one device, in every layout."""
 
 import re
 
@@ -38,7 +38,7 @@ IDS = 7 * np.arange(EXAMPLES) % 1000
 
 
 def points_at(params, other):
-    """Two points, as DiSK and DP-PMLF have them."""
+    """Returns two points, as in DiSK and DP-PMLF."""
     return dpoptax.GradientPoints((params, other), (1.5, -0.5))
 
 
@@ -49,7 +49,7 @@ def batch():
 
 @pytest.fixture(scope="module")
 def want(batch):
-    """The sum on one device, with per-example gradients in one piece."""
+    """Returns the sum on one device, from per-example gradients without micro-batches."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, method="vmap")
     with no_room():
         return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY, ids=IDS).sum
@@ -57,7 +57,7 @@ def want(batch):
 
 @pytest.fixture(scope="module")
 def conv_want(batch):
-    """The same of `conv_loss` at one point, by the default method."""
+    """Returns the same for `conv_loss` at one point, by the default method."""
     points = dpoptax.gradient_points((), conv_params())
     return dpoptax.clipped_grad(conv_loss, CLIP)(points, batch, MASK).sum
 
@@ -92,7 +92,7 @@ def test_split_parameters(kind, axes, batch, want):
     specs = FSDP | {"dense": P(("data", "model")), "bias": P("model")}
     place = lambda seed: put(make_params(seed), mesh, specs)  # noqa: E731
     points = points_at(place(0), place(1))
-    given = specs if kind == KINDS[0] else None  # explicit axes know by themselves
+    given = specs if kind == KINDS[0] else None  # explicit axes carry their specs
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, axis_name=axes, param_specs=given)
     total = jax.jit(grad_fn)(points, batch, MASK, key=KEY, ids=IDS).sum
     assert_close(total, want)
@@ -110,7 +110,7 @@ def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_record_has_its_own_key_on_every_device(kind):
-    """Keys by record, and a seal that fits the sum that leaves the devices."""
+    """Keys depend on the record, and the seal fits the sum that leaves the devices."""
 
     def noisy(w, x, key):
         return jnp.sum(jnp.sin(w * x)) * jax.random.normal(key)
@@ -169,7 +169,7 @@ def test_tangents_and_references_travel(kind, batch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "each"), [(KINDS[0], "entry"), (KINDS[1], "side")], ids=str)
 def test_a_linear_map_travels_and_takes_split_sums_back(kind, each, batch):
-    """Scales made of a release that is split like the parameters."""
+    """Checks scales computed from a release that is sharded like the parameters."""
     noise = dpoptax.gaussian_noise(noise_multiplier=0.0, batch_size=EXAMPLES, key=KEY)
     tx = optax.chain(noise, dpoptax.contrib.scale_then_privatize(each=each))
 
@@ -191,8 +191,8 @@ def test_a_linear_map_travels_and_takes_split_sums_back(kind, each, batch):
     assert_close(two_steps(split, **options), alone, atol=1e-5)
 
 
-# The three ways to get a wrong sum or wrong noise without any error. Each shows the naive program
-# go wrong, so that the test would notice if its case stopped being one.
+# Three ways to get a wrong sum or wrong noise without an error. Each test first shows that the
+# naive program is wrong, so it would notice if the case disappeared.
 
 
 def test_convolutions_partitioned_by_the_compiler_are_wrong_and_ours_are_right(batch):
@@ -259,11 +259,11 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
     found = re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(", text)
     if not split_params:
         assert found == ["all-reduce"]
-    else:  # a gather for each split parameter, of the parameter itself; sums are scattered
+    else:  # one all-gather per sharded parameter; sums are reduce-scattered
         counts = {kind: found.count(kind) for kind in set(found)}
         assert counts.pop("all-gather") <= 2
         assert counts.pop("reduce-scatter") <= 2
-        assert counts.pop("all-reduce") == 1  # of the seal: an integer from each device
+        assert counts.pop("all-reduce") == 1  # for the seal: an integer from each device
         (line,) = [line for line in text.splitlines() if " all-reduce(" in line]
         assert "u32[" in line
         assert "f32[" not in line.split(" all-reduce(")[0]
@@ -277,7 +277,7 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
 
 @pytest.mark.parametrize("devices", [2, 8])
 def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
-    """Terms that cancel in the gradient, beside others; see adversary_test.py."""
+    """Checks terms that cancel in the gradient, next to other examples; see adversary_test.py."""
     mesh = make_mesh((devices,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(

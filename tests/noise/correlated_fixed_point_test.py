@@ -1,4 +1,4 @@
-"""Correlated noise in whole numbers: the recursion to the last bit, and what one example moves."""
+"""Tests of correlated noise in integers: the exact recursion, and the move by one example."""
 
 import dataclasses
 import fractions
@@ -32,14 +32,14 @@ def noise(strategy, **changes):
 
 
 def rounded(numerator):
-    """numerator/2¹¹ to the nearest integer, halves up, of a Python integer."""
+    """Rounds numerator/2¹¹ to the nearest integer, halves up, for a Python integer."""
     return math.floor(fractions.Fraction(numerator, 2**11) + fractions.Fraction(1, 2))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("extreme", [False, True])
 def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monkeypatch):
-    """Also where every number is as far out as a discrete Gaussian can be."""
+    """Releases match exactly, also where every number is as extreme as the law allows."""
     step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     drawn, rng = [], np.random.default_rng(0)
 
@@ -65,7 +65,7 @@ def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monk
         past = [now, *past]
         want = [round(float(s) / step) + y for s, y in zip(total, now, strict=True)]
         np.testing.assert_array_equal(mean, np.float32(want) * np.float32(step) / 8)
-    if extreme:  # by themselves such numbers would not have been that far out
+    if extreme:  # without correlation the numbers would be less extreme
         assert max(map(abs, past[0])) > 17 * steps_of(1.5 * 0.5, step)
 
 
@@ -84,14 +84,14 @@ def test_the_product_is_exact_to_the_ends_of_int32():
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_no_example_moves_the_noise_of_its_band_by_more_than_is_hidden(strategy):
-    """Searched for: differences Δ of the sum, and fractions φ of the other steps' products.
+    """Searches for differences Δ of the sum and fractions φ of the other steps' products.
 
-    Who sees the releases and takes the example for absent has y + Δ in the place of y for the noise
-    of its step, and so is off by Δ, and in the band's other steps by round(φ + cΔ) − round(φ), in
-    what the recursion started from. More than half of the room for it is used.
+    An adversary who assumes that the example is absent computes y + Δ instead of y for the noise of
+    its step. That noise is off by Δ. In the other steps of the band, the inputs of the recursion
+    are off by round(φ + cΔ) − round(φ). More than half of the allowed room is used.
     """
     taps, d = fixed.multiples(strategy), 400
-    # Fractions that are just above a whole number, or just below, in as many steps as can be.
+    # Fractions just above or just below an integer, in as many steps as possible.
     deltas, fractions = np.arange(1, 2**14), np.arange(2048)
     off = np.array([k * deltas % 2048 for k in taps]) / 2048
     worst = deltas[np.argmax(np.sum(np.where(off, np.maximum(1 - off, off), 0) ** 2, 0))]
@@ -106,7 +106,7 @@ def test_no_example_moves_the_noise_of_its_band_by_more_than_is_hidden(strategy)
         assert np.abs(there - here - k * worst / 2048).max() < 1
         moved.append(d * float(np.max(np.abs(there - here))) ** 2)
     found = math.sqrt(sum(moved))
-    g = 0.5 / (math.sqrt(d) * (worst - 1))  # so Δ is what C = 0.5 and rounding can do
+    g = 0.5 / (math.sqrt(d) * (worst - 1))  # so Δ is the largest that C = 0.5 and rounding allow
     total = dpoptax.extend.trust_clipped(jnp.zeros(d), CLIP)
     room = fixed.stddev_of_band(strategy, total, 1.0, g) / g
     proportional = math.hypot(1, *(k / 2048 for k in taps)) * math.sqrt(d) * worst
@@ -138,7 +138,7 @@ def test_noise_has_the_covariance_of_the_strategy():
 
 
 def test_a_new_state_may_be_donated():
-    """Which it may not where two of its arrays are one."""
+    """A new state can be donated, because its arrays do not share buffers."""
     tx = noise(STRATEGIES["optimal"])
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     mean, state = jax.jit(tx.update, donate_argnums=1)(total, tx.init(jnp.zeros(3)))
@@ -220,7 +220,7 @@ def test_a_state_of_another_scale_or_kind_is_refused():
         state = noise(STRATEGIES["given"], fixed_point_clip=clip).init(jnp.zeros(3))
         with pytest.raises(ValueError, match="The state was made for"):
             stage.update(total, state)
-        # As a checkpoint is restored: arrays of one, statics of the other.
+        # As after restoring a checkpoint: arrays from one state, static fields from the other.
         own = stage.init(jnp.zeros(3))
         mixed = dataclasses.replace(own, imprint=state.imprint)
         mean, _ = stage.update(total, mixed)

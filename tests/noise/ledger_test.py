@@ -1,4 +1,4 @@
-"""The ledger of values: what the arrays of a state say, whatever structure they are put into."""
+"""Tests that the ledger follows the arrays of a state in any structure."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ def spent(state):
 
 
 def put_into(arrays_of, structure_of):
-    """The arrays of one state in the structure of another: what a restore does."""
+    """Returns the arrays of one state in the structure of another, as a restore does."""
     return jax.tree.unflatten(jax.tree.structure(structure_of), jax.tree.leaves(arrays_of))
 
 
@@ -93,7 +93,7 @@ def test_old_arrays_in_a_chain_with_another_batch_size_or_strategy_are_refused()
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_run_goes_on_with_the_kind_of_noise_that_it_was_begun_with(begun):
-    """A step that is run again would be released with other noise, and counted once."""
+    """A change of the noise is refused: a repeated step would be released with two noises."""
 
     def noise(fixed_point):
         options = {"noise_multiplier": 1.0, "batch_size": 10, "key": jax.random.key(0)}
@@ -146,7 +146,7 @@ def test_an_edited_count_is_refused():
 
 
 def test_what_no_count_tells_apart_is_not_released():
-    """Behind the largest int32 count and key would stay, and two releases have the same noise."""
+    """Releases stop at the largest int32, beyond which count, key and noise would repeat."""
     tx = chain()
     noise, rest = tx.init(PARAMS)
     mean, state = after(tx, 1, (count_releases(noise, 2**31 - 2, 0), rest))
@@ -176,7 +176,7 @@ def test_averaged_states_are_refused():
 
 
 def test_two_stages_with_one_key_are_refused():
-    """Their noise is equal where their sums have one shape: the difference has none."""
+    """Stages with one key are refused: sums of one shape get equal noise, and it cancels."""
     _, first = after(chain(1.0), 2)
     _, second = after(chain(2.0), 2)
     with pytest.raises(
@@ -303,7 +303,7 @@ for state in states:
     ids=["flax first", "dpoptax first", "flax after the states"],
 )
 def test_flax_serializes_states_in_any_order_of_imports(program):
-    """States that are older than flax's import need one more call of an `init`."""
+    """States that exist before flax is imported need one more call of an `init`."""
     subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=300)
 
 

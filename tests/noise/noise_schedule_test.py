@@ -1,4 +1,4 @@
-"""Noise that follows a schedule: each release with its phase's noise, and priced with it."""
+"""Tests of scheduled noise: each release has the noise of its phase and is priced with it."""
 
 from fractions import Fraction
 
@@ -36,7 +36,7 @@ def clipped():
 
 
 def releases(tx, steps, *, jit=True):
-    """Those of `steps` updates, and the last state."""
+    """Returns the releases of `steps` updates, and the last state."""
     update = jax.jit(tx.update) if jit else tx.update
     state, found = tx.init(PARAMS), []
     for _ in range(steps):
@@ -50,7 +50,7 @@ def after(tx, steps):
 
 
 def composed(*parts):
-    """The event of so many steps of each noise multiplier."""
+    """Returns the event with a number of steps at each noise multiplier."""
     return dpa.ComposedDpEvent([SAMPLER.dp_event(*part) for part in parts if part[1]])
 
 
@@ -59,7 +59,7 @@ def composed(*parts):
 def test_each_release_is_that_of_the_stage_with_its_multiplier(fixed_point, jit):
     found, _ = releases(stage(fixed_point=fixed_point), len(SIGMAS), jit=jit)
     for step, (mean, sigma) in enumerate(zip(found, SIGMAS, strict=True)):
-        # All of these multipliers have one grid.
+        # All of these multipliers share one grid.
         constant = releases(stage(sigma, fixed_point=fixed_point), step + 1, jit=jit)[0][step]
         chex.assert_trees_all_close(mean, constant, rtol=0 if fixed_point else 1e-6)
 
@@ -117,9 +117,9 @@ def test_full_batches_have_the_mu_of_all_releases():
 
 @pytest.mark.parametrize("relation", events.RELATIONS)
 def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
-    """The pair of each took a hundredth of a second to build, at each question of a calibration."""
+    """Full-batch phases are joined; a pair for each phase took 10 ms per calibration query."""
     sigmas = np.linspace(30, 10, 300)
-    # Beside a sampled release, whose pair they are composed with.
+    # The phases are also composed with a sampled release.
     other = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))
     whole = [dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma), 3) for sigma in sigmas]
     joined = dpa.GaussianDpEvent(float((3 * sigmas**-2.0).sum() ** -0.5))
@@ -137,7 +137,7 @@ def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
         assert len(built) == 2 * (1 + len(beside))
         (priced,) = {event for event, *_ in built} - {joined, other}
         exact = sum(3 / Fraction(sigma) ** 2 for sigma in sigmas.tolist())
-        assert Fraction(priced.noise_multiplier) ** 2 * exact <= 1  # never more noise than there is
+        assert Fraction(priced.noise_multiplier) ** 2 * exact <= 1  # the noise is not overstated
 
 
 def test_many_phases_that_hide_nothing_together_have_no_epsilon():
@@ -181,7 +181,7 @@ def test_a_schedule_of_one_multiplier_is_that_multiplier():
 
 
 def test_the_ledger_has_the_least_multiplier():
-    """Of which the stage makes its grid, and knows what is too small for float32."""
+    """The stage derives its grid from the least multiplier and checks it for float32 underflow."""
     assert after(stage(), 0).mechanism.noise_multiplier == 1.1
     with pytest.raises(ValueError, match="flushed to zero"):
         after(stage({0: 1.0, 5: 1e-40}), 1)

@@ -1,4 +1,4 @@
-"""The noise stage: the right distribution, fresh every time, and a ledger that counts it."""
+"""Tests of the noise stage: distribution, fresh noise in every step, and the ledger's count."""
 
 import chex
 import jax
@@ -17,7 +17,7 @@ CLIP = dpoptax.l2_clip(2.0)
 
 
 def _release(params, *, steps=1, multiplier=1.5, batch_size=4, key=0, total=None):
-    """The releases of `steps` updates on a sum of zeros, and the last state."""
+    """Returns the releases of `steps` updates on a zero sum, and the last state."""
     tx = dpoptax.gaussian_noise(
         noise_multiplier=multiplier, batch_size=batch_size, key=jax.random.key(key)
     )
@@ -151,7 +151,7 @@ def test_noise_that_would_be_flushed_to_zero_beside_a_sum_is_refused(fixed_point
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_derivative_through_the_noise_is_refused(adaptive):
-    """Noise is a constant to it: it would be that of the clipped sum, which is private."""
+    """Noise is a constant, so the derivative would be that of the clipped sum, which is private."""
     stage = {"noise_multiplier": 1e3, "batch_size": 4, "key": jax.random.key(0)}
     clip = dpoptax.adaptive_clip(1.0) if adaptive else dpoptax.l2_clip(1.0)
     noise = (
@@ -183,10 +183,10 @@ def test_the_key_is_required():
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA does on CPU")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="tests XLA's behavior on CPU")
 @pytest.mark.parametrize("kind", ["plain", "fixed point", "correlated"])
 def test_noise_that_two_results_read_is_drawn_once(kind):
-    """A filter's output and its buffer do not each repeat the draw."""
+    """A filter's output and its buffer share one draw of noise."""
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
     if kind == "correlated":
         noise = dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0, 0.5)), **options)

@@ -1,4 +1,4 @@
-"""Adaptive clipping: the threshold finds its quantile, and the pair costs one release."""
+"""Tests of adaptive clipping: the threshold reaches its quantile; the pair costs one release."""
 
 import dataclasses
 import math
@@ -106,7 +106,7 @@ def test_the_ledger_states_the_joint_cost():
     (ledger,) = dpoptax.ledgers(tx.init(jnp.zeros(3)))
     assert ledger.mechanism == dpoptax.extend.Mechanism(1.5, 8)
     gradient_multiplier = 1.5 / (1 - 0.04) ** 0.5
-    count_multiplier = 2 * 1.5 / (2 * 0.04**0.5)  # over the sensitivity 1/2 of the centred count
+    count_multiplier = 2 * 1.5 / (2 * 0.04**0.5)  # over the sensitivity 1/2 of the centered count
     joint = (gradient_multiplier**-2 + count_multiplier**-2) ** -0.5
     np.testing.assert_allclose(ledger.mechanism.noise_multiplier, joint, rtol=1e-12)
 
@@ -177,11 +177,11 @@ def test_norms_from_book_keeping_give_the_same_pair(name):
         got, want = bookkeeping_test.both(network, wide, at, batch, mask)
         assert isinstance(got, dpoptax.extend.CountedGradient)
         bookkeeping_test.close(got, want)
-    assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, without the masked
+    assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, except masked ones
 
 
 def _middle_norm(network, points, batch):
-    """Half of the gradients that count are longer, and none is near."""
+    """Returns a norm that half of the counted gradients exceed, with no norm close to it."""
 
     def norm(example, key):
         args = (example, key) if network.keyed else (example,)
@@ -215,7 +215,7 @@ def test_book_keeping_counts_extreme_and_broken_examples_as_the_reference_does(s
 
 
 def test_counts_of_more_examples_than_are_added_exactly_are_refused():
-    """What one changes in their rounding is in no bound; formed, it is in that of the sum."""
+    """The rounding of such counts has no bound; formed gradients are within the sum's bound."""
     clip = dpoptax.adaptive_clip(0.1)
     batch = jax.ShapeDtypeStruct((2**16 + 1, 2), jnp.float32)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(0.1))

@@ -1,26 +1,26 @@
-"""The papers' algorithms in NumPy, line by line, with the noise given from outside.
+"""NumPy transcriptions of the papers' algorithms, line by line, with given noise.
 
 Comments give the line numbers of the paper. Arrays are float64. `gradient(x, example)` is the
-gradient of one example's loss, `batches` a list of batches, each a list of examples, and `noise`
-has one row a step, with the noise's final standard deviation. Every run returns the iterates
-x_0 … x_T as rows. Where a paper has a slip, the comment at the line says what stands there.
+gradient of one example's loss. `batches` is a list of batches, each a list of examples. `noise` has
+one row per step, with the final standard deviation of the noise. Every run returns the iterates x_0
+… x_T as rows. Where a paper has an error, a comment quotes the printed line.
 """
 
 import numpy as np
 
 
 def clip(g, clip_norm):
-    """Scale g down to norm `clip_norm` where it is longer."""
+    """Scales g down to norm `clip_norm` if it is longer."""
     return g * min(1.0, clip_norm / max(np.linalg.norm(g), 1e-300))
 
 
 def private_mean(gradients, clip_norm, noise):
-    """Clip each, average, add noise."""
+    """Clips each gradient, averages them and adds noise."""
     return np.mean([clip(g, clip_norm) for g in gradients], axis=0) + noise
 
 
 class Recursion:
-    """Past values of m, g and of the bias correction, as the papers store and combine them."""
+    """Stores and combines past values of m, g and the bias correction, as in the papers."""
 
     def __init__(self, b, a, shape):
         self.b, self.a = list(b), list(a)
@@ -30,7 +30,7 @@ class Recursion:
         self.c_g = [0.0] * len(self.b[1:])
 
     def __call__(self, g):
-        """Return m_t / c_t for the input g_t."""
+        """Returns m_t / c_t for the input g_t."""
         gs, cs = [g, *self.g], [1.0, *self.c_g]
         m = sum(b * x for b, x in zip(self.b, gs, strict=True))
         m = m - sum(a * x for a, x in zip(self.a, self.m, strict=True))

@@ -1,14 +1,14 @@
-"""DP-AdaFEST (Ghazi et al., 2023, Algorithm 1) in NumPy, example by example, without noise.
+"""DP-AdaFEST (Ghazi et al., 2023, Algorithm 1) in NumPy, by example and without noise.
 
-Gradients are cut to the rows that were selected, and then clipped.
-The model is the mean of the looked-up rows, times weights, plus a bias; half the squared error.
+Gradients are restricted to the selected rows and then clipped. The model is the mean of the
+looked-up rows, times weights, plus a bias. The loss is half the squared error.
 """
 
 import numpy as np
 
 
 def contributions(lookups, size, bound):
-    """The contribution map of one example: its rows, cut to an l2 norm of √bound."""
+    """The contribution map of one example: its rows, clipped to an l2 norm of √bound."""
     rows = sorted({int(j) for j in np.ravel(lookups) if 0 <= j < size})
     counts = np.zeros(size)
     counts[rows] = 1.0
@@ -17,7 +17,7 @@ def contributions(lookups, size, bound):
 
 
 def gradient(params, lookups, target):
-    """The gradients by table, weights and bias of one example."""
+    """Returns one example's gradients by table, weights and bias."""
     table, weights, bias = params["table"], params["weights"], params["bias"]
     inside = [int(j) for j in lookups if 0 <= j < len(table)]
     mean = sum((table[j] for j in inside), np.zeros(table.shape[1])) / len(lookups)
@@ -29,7 +29,7 @@ def gradient(params, lookups, target):
 
 
 def step(params, lookups, targets, mask, *, threshold, bound, clip_norm, batch_size, rate):
-    """One step, and the rows that were selected."""
+    """Takes one step; also returns the selected rows."""
     size = len(params["table"])
     used = [i for i in range(len(targets)) if mask[i]]
     counts = sum((contributions(lookups[i], size, bound) for i in used), np.zeros(size))

@@ -11,7 +11,7 @@ def sgd(eta):
 
 
 def disk(x0, batches, gradient, *, kappa, gamma, optimizer_update, clip_norm, noise):
-    """Lines 1–9. `optimizer_update(x, g)` is line 7 and may keep a state of its own."""
+    """Lines 1–9. `optimizer_update(x, g)` is line 7 and may hold state."""
     x = np.array(x0, np.float64)
     filtered, d = None, np.zeros_like(x)  # line 2
     c = (1 - kappa) / (kappa * gamma)
@@ -80,9 +80,9 @@ def kalman_recursion(p, steps, *, var_w, var_v, var_h):
 def nesterov(x0, steps, full_gradient, *, eta, mu, look_ahead, first):
     """Eq. (16): m_t = μm_{t-1} + η∇F(x_t - look_ahead·m_{t-1}), x_{t+1} = x_t - m_t.
 
-    Nesterov's method has look_ahead = μ. The paper equates DiSK at γ = (1 - κ)/κ with it, under
-    η = κ and μ = 1 - κ; but DiSK with SGD of step η' has m = η'g̃, thus η = η'κ and a look-ahead
-    of μ/(1 - μ), longer than μ. `first` is m_0, for DiSK starts at g̃_0 = g_0.
+    Nesterov's method has look_ahead = μ. The paper equates it with DiSK at γ = (1 - κ)/κ, under η =
+    κ and μ = 1 - κ. But DiSK with SGD of step η' has m = η'g̃, thus η = η'κ and a look-ahead of
+    μ/(1 - μ), longer than μ. `first` is m_0, because DiSK starts at g̃_0 = g_0.
     """
     x, m = np.array(x0, np.float64), np.asarray(first, np.float64)
     iterates = [x, x - m]

@@ -26,11 +26,11 @@ def lp_adam(
     interval=1,
     noise_variance=0.0,
 ):
-    """Lines 1–26; with `rank` the GaLore lines, for a matrix x of (rows, columns).
+    """Lines 1–26; with `rank` also the GaLore lines, for a matrix x of (rows, columns).
 
-    `beta` is the weight of the *new* square, as line 14 prints it. `noise_variance` is subtracted
-    from the second moment before the root, which is DP-AdamBC (Tang et al. 2024) and not part of
-    the listing.
+    `beta` is the weight of the *new* square, as printed in line 14. `noise_variance` is subtracted
+    from the second moment before the root. This is DP-AdamBC (Tang et al. 2024), which the listing
+    does not contain.
     """
     x = np.array(x0, np.float64)
     low = x.shape if rank is None else (rank, x.shape[1])
@@ -44,8 +44,8 @@ def lp_adam(
             g = projector.T @ g  # line 10
         v = (1 - beta) * v + beta * g**2  # line 14: of the unfiltered gradient
         m = recursion(g)  # lines 15–17
-        # Line 18 prints v_t/(1 - β^t), which does not belong to line 14: there the weights of the
-        # squares sum to 1 - (1 - β)^{t+1}, t counting from 0.
+        # Line 18 prints v_t/(1 - β^t), which does not fit line 14. There the weights of the squares
+        # sum to 1 - (1 - β)^{t+1}, with t counted from 0.
         v_hat = v / (1 - (1 - beta) ** (t + 1))
         root = np.sqrt(np.maximum(v_hat - noise_variance, 0.0))
         d = m / np.maximum(root, eps)  # line 19: the maximum, not Adam's sum

@@ -1,4 +1,4 @@
-"""DP-PMLF, Algorithm 1: per-sample momentum before the clip, a low-pass filter after the noise."""
+"""DP-PMLF, Algorithm 1: per-example momentum before the clip, a low-pass filter after the noise."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from tests.oracles import Recursion, private_mean
 def pmlf(x0, batches, gradient, *, eta, clip_norm, length, beta, b, a, noise):
     """Lines 1–14.
 
-    The paper leaves open what the window holds before step k - 1. Here it holds x_0, which is the
-    same as renormalising the weights over the iterates that exist when those equal x_0.
+    The paper does not define the window before step k - 1. Here it holds x_0. This is equivalent to
+    renormalizing the weights over the existing iterates if those equal x_0.
     """
     x = np.array(x0, np.float64)
     recursion = Recursion(b, a, x.shape)

@@ -11,14 +11,14 @@ def loss_fn(x, example):
 
 
 def gradient(x, example):
-    """The gradient of `loss_fn` in x."""
+    """Returns the gradient of `loss_fn` in x."""
     z, y = example
     s = np.tanh(z @ x)
     return (s - y) * (1 - s**2) * z - 0.1 * np.sin(2 * x)
 
 
 def hessian_product(x, example, d):
-    """The Hessian of `loss_fn` in x, times d."""
+    """Returns the Hessian of `loss_fn` in x, times d."""
     z, y = example
     s = np.tanh(z @ x)
     curvature = (1 - s**2) ** 2 - 2 * s * (1 - s**2) * (s - y)
@@ -26,13 +26,13 @@ def hessian_product(x, example, d):
 
 
 def batches(seed, *, steps=50, batch_size=6, d=8):
-    """`steps` batches of examples (z, y), float64."""
+    """Returns `steps` batches of examples (z, y) in float64."""
     rng = np.random.default_rng(seed)
     return [[(rng.normal(size=d), rng.normal()) for _ in range(batch_size)] for _ in range(steps)]
 
 
 def as_arrays(batch):
-    """One batch as the arrays (B, d) and (B,) that a JAX loss maps over."""
+    """Returns one batch as the arrays (B, d) and (B,) that a JAX loss maps over."""
     return jnp.stack([jnp.asarray(z, jnp.float32) for z, _ in batch]), jnp.array(
         [y for _, y in batch], jnp.float32
     )

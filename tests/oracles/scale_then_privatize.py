@@ -1,8 +1,8 @@
 """Scale-then-privatize (Ganesh, McMahan, Thakurta 2025), Algorithm 8, with this library's options.
 
-The steps are those that jax_privacy's documentation gives of the algorithm: s = 1/(√v_{t−1} + ε),
-clip s ⊙ g, noise, divide by s, Adam's update of v. Beside it: v is bias-corrected, ε is relative to
-the root mean square of the roots, and s may be normalized to Σ 1/s² = d.
+The steps follow jax_privacy's documentation: s = 1/(√v_{t−1} + ε), clip s ⊙ g, add noise, divide by
+s, and update v as in Adam. In addition, v is bias-corrected and ε is relative to the root mean
+square of the roots. The scales s may be normalized to Σ 1/s² = d.
 """
 
 import numpy as np
@@ -11,13 +11,13 @@ from tests.oracles import private_mean
 
 
 def denominator(v_hat, eps, power):
-    """d of one scale for each entry."""
+    """Returns d for one scale per entry."""
     root = np.maximum(v_hat, 0.0) ** power
     return root + eps * np.sqrt(np.mean(root**2))
 
 
 def of_sides(v_hat, eps, power):
-    """d of a kernel (R, C), one scale for each row and column, from the factors of Adafactor."""
+    """Returns d of a kernel (R, C), one scale per row and column, from Adafactor's factors."""
     rows, columns, mean = v_hat.mean(axis=1), v_hat.mean(axis=0), v_hat.mean()
     typical = np.sqrt(np.mean((np.outer(rows, columns) / mean) ** (2 * power)))
     sides = np.outer((rows / mean) ** power + eps, (columns / mean) ** power + eps)
@@ -29,7 +29,7 @@ def scale_then_privatize(
     eps, scale_b2, power=0.5, normalized=False, every=1, noise_variance=0.0,
     denominator=denominator,
 ):  # fmt: skip
-    """Iterates of Adam behind the scales; x is an array of any shape."""
+    """Returns the iterates of Adam after scaling; x is an array of any shape."""
     x = np.array(x0, np.float64)
     m, v, v_scale, total = (np.zeros(x.shape) for _ in range(4))
     s, iterates = np.ones(x.shape), [x]

@@ -1,10 +1,10 @@
-"""Wavelet scattering as Andreux et al. (2020) define it, one path at a time."""
+"""Wavelet scattering as defined by Andreux et al. (2020), one path at a time."""
 
 import numpy as np
 
 
 def gabor(shape, sigma, theta, xi, slant):
-    """The Gabor function g(u) e^{i ξ·u} on all images of the plane's pixel u in `shape`, summed."""
+    """Sums the Gabor function g(u) e^{i ξ·u} over all images of the plane's pixel u in `shape`."""
     turn = np.array([[np.cos(theta), -np.sin(theta)], [np.sin(theta), np.cos(theta)]])
     curvature = turn @ np.diag([1.0, slant**2]) @ turn.T / (2 * sigma**2)
     direction = xi * np.array([np.cos(theta), np.sin(theta)])
@@ -19,7 +19,7 @@ def gabor(shape, sigma, theta, xi, slant):
 
 
 def wavelet(shape, j, t, angles):
-    """The Morlet wavelet of scale 2^j along angle t, in space, of sum 0."""
+    """Returns the Morlet wavelet of scale 2^j along angle t, in space, with sum 0."""
     theta = (int(angles - angles / 2 - 1) - t) * np.pi / angles
     sigma, slant = 0.8 * 2**j, 4 / angles
     wave = gabor(shape, sigma, theta, 3 / 4 * np.pi / 2**j, slant)
@@ -28,7 +28,7 @@ def wavelet(shape, j, t, angles):
 
 
 def convolved(x, filter_in_space, resolution):
-    """x ∗ filter, where x has 1/2^resolution of the filter's pixels, which is cut to its band."""
+    """Returns x ∗ filter, where x has 1/2^resolution of the filter's pixels and limits its band."""
     spectrum = np.fft.fft2(filter_in_space).real
     for axis in (0, 1):
         size = spectrum.shape[axis] // 2**resolution
@@ -39,7 +39,7 @@ def convolved(x, filter_in_space, resolution):
 
 
 def scattering(image, scales=2, angles=8):
-    """The coefficients (channels, height / 2^scales, width / 2^scales) of one grey image."""
+    """Returns coefficients (channels, height / 2^scales, width / 2^scales) of one gray image."""
     side = 2**scales
     border = [(side, side + -size % side) for size in image.shape]
     x = np.pad(image.astype(float), border, mode="reflect")
@@ -62,7 +62,7 @@ def scattering(image, scales=2, angles=8):
 
 
 def normalised(features, groups, epsilon=1e-5):
-    """Group normalisation of one example, channels first."""
+    """Group normalization of one example, channels first."""
     grouped = features.reshape(groups, -1)
     mean, variance = grouped.mean(1, keepdims=True), grouped.var(1, keepdims=True)
     return ((grouped - mean) / np.sqrt(variance + epsilon)).reshape(features.shape)

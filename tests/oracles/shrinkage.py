@@ -1,4 +1,4 @@
-"""Shrinkage under known noise, transcribed from the papers in their own normalisation."""
+"""Shrinkage under known noise, transcribed in the papers' normalization."""
 
 import numpy as np
 
@@ -11,13 +11,13 @@ def optimal_shrinker(y, beta):
 
 
 def spike(y, beta):
-    """Their eq. (2) inverted: the signal's singular value x that is seen at y > 1 + √β."""
+    """Inverts their eq. (2): the signal's singular value x observed at y > 1 + √β."""
     inside = y**2 - beta - 1
     return np.sqrt((inside + np.sqrt(inside**2 - 4 * beta)) / 2)
 
 
 def product_of_cosines(y, beta):
-    """Their eq. (3): β and 1 in the left and the right cosine, at the signal's x."""
+    """Their eq. (3): the left cosine with β times the right cosine with 1, at the signal's x."""
     if y < 1 + np.sqrt(beta):
         return 0.0
     x = spike(y, beta)
@@ -27,7 +27,7 @@ def product_of_cosines(y, beta):
 
 
 def of_singular_values(function, matrix, stddev):
-    """U diag(√n σ f(s/(√n σ))) Vᵀ, with n the longer side; without the unit for cosines."""
+    """Returns U diag(√n σ f(s/(√n σ))) Vᵀ, with n the longer side; cosines have no unit."""
     short, long = sorted(matrix.shape)
     unit = np.sqrt(long) * stddev
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
@@ -37,21 +37,21 @@ def of_singular_values(function, matrix, stddev):
 
 
 def james_stein(g, stddev):
-    """James and Stein's estimator of the mean of g, its positive part."""
+    """James and Stein's positive-part estimator of the mean of g."""
     if g.size <= 2:
         return g
     return max(0.0, 1 - (g.size - 2) * stddev**2 / np.sum(g**2)) * g
 
 
 class RunningMean:
-    """m_t = Σ β^i g_{t−i} / Σ β^i by its weights, and √Σw², the noise that is left in it."""
+    """Computes m_t = Σ β^i g_{t−i} / Σ β^i from its weights, and √Σw², the remaining noise."""
 
     def __init__(self, decay):
-        """No gradients seen."""
+        """Starts without gradients."""
         self.decay, self.seen = decay, []
 
     def __call__(self, g):
-        """The mean after one gradient more."""
+        """Returns the mean after one more gradient."""
         self.seen.append(g)
         weights = self.decay ** np.arange(len(self.seen))
         weights /= weights.sum()

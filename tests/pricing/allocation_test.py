@@ -1,4 +1,4 @@
-"""Random allocation: who is drawn when, and what it costs, against exact counts and brute force."""
+"""Tests of random allocation: draws and prices, against exact counts and brute force."""
 
 import collections
 import dataclasses
@@ -32,7 +32,7 @@ DELTA = 1e-5
 
 
 def participation(sampler, index=0):
-    """(T, N) 0/1: who is in which step of a period."""
+    """Returns a (T, N) 0/1 matrix of the records in each step of a period."""
     found = np.zeros((sampler.period, sampler.dataset_size), int)
     for t in range(sampler.period):
         indices, mask = sampler.sample(index * sampler.period + t)
@@ -55,7 +55,7 @@ class TestDraws:
         assert size < 6 or batch == size or not np.array_equal(first, second)
 
     def test_all_sets_of_k_steps_are_alike_and_records_are_independent(self):
-        # Two halves of the records, so that the joint law of a pair is counted too.
+        # Two halves of the records, so that the joint law of pairs is also counted.
         sets, pairs = collections.Counter(), collections.Counter()
         for seed in range(400):
             drawn = participation(RandomAllocationSampler(8, 4, seed=seed, participations=2))
@@ -65,7 +65,7 @@ class TestDraws:
         assert len(sets) == 6
         assert stats.chisquare(list(sets.values())).pvalue > 1e-3
         assert len(pairs) == 36
-        # Pairs that overlap in a record are nearly independent.
+        # Pairs that share a record are nearly independent.
         assert stats.chisquare(list(pairs.values())).pvalue > 1e-3
 
     def test_large_groups_are_ordered_by_the_keyed_permutation(self):
@@ -86,7 +86,7 @@ class TestDraws:
         observed = np.histogram(counts, edges)[0]
         expected = 2000 * np.diff(stats.binom.cdf(edges - 0.5, 40, 0.25))
         assert stats.chisquare(observed, expected).pvalue > 1e-3
-        # Not those of batches that are dealt out, which all have 10.
+        # Batches dealt out evenly, all of size 10, have another law.
         assert stats.chisquare(np.histogram([10] * 2000, edges)[0], expected).pvalue < 1e-6
 
     def test_draws_beyond_the_padding_are_cut_to_a_uniform_subset(self):
@@ -119,7 +119,7 @@ class TestDraws:
 
 
 def deltas(sigma, period, steps, epsilons, interval=1e-4):
-    """(2, epsilons): δ(P‖Q) and δ(Q‖P) of the code's dominating pair."""
+    """Returns δ(P‖Q) and δ(Q‖P) of the code's dominating pair, (2, epsilons)."""
     made = random_allocation.pair(sigma, period, steps, interval)
     return np.array(
         [
@@ -130,7 +130,7 @@ def deltas(sigma, period, steps, epsilons, interval=1e-4):
 
 
 def integrated_deltas(sigma, epsilons):
-    """The same of T = 2 by quadrature over both coordinates, from the densities themselves."""
+    """Returns the same for T = 2, by quadrature of the densities over both coordinates."""
     step = 0.01 * sigma
     x = np.arange(-9 * sigma, 1 + 9 * sigma, step)
     zero, one = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
@@ -145,7 +145,7 @@ def integrated_deltas(sigma, epsilons):
 
 
 def sampled_ratios(sigma, period, participations, size, seed):
-    """L under Q and under P by its definition, a mean over all sets of `participations` steps."""
+    """Samples L under Q and P by definition, as a mean over all sets of `participations` steps."""
     sets = np.array(list(itertools.combinations(range(period), participations)))
     rng = np.random.default_rng(seed)
     noise = rng.normal(0, sigma, (size, period))
@@ -160,7 +160,7 @@ def sampled_ratios(sigma, period, participations, size, seed):
 
 
 def sampled_delta(under_q, under_p, epsilon):
-    """δ in both directions, with standard errors."""
+    """Returns δ in both directions, with standard errors."""
     rows = (
         np.maximum(1 - math.exp(epsilon) / under_p, 0),
         np.maximum(1 - math.exp(epsilon) * under_q, 0),
@@ -229,12 +229,12 @@ class TestLoss:
 
     @pytest.mark.parametrize("sigma", [0.446, 0.953, 2.302, 5.482])
     def test_a_delta_below_double_precision_of_one_is_proved(self, sigma):
-        """Mass that the grid leaves out is not lost in the rounding of a sum to 1."""
+        """Mass outside the grid is not lost when the sum rounds to 1."""
         delta, q = 2.0**-64, 0.5
         event = RandomAllocationDpEvent(noise_multiplier=sigma, period=2, steps=1)
-        # Where the sum is below 1 by rounding no ε is proved.
+        # If rounding puts the sum below 1, no ε is proved.
         odds = math.exp(min(price(event, delta=delta), 700.0)) - 1 + q
-        edge = sigma**2 * math.log(odds / q) + 0.5  # where a step of Poisson sampling says e^ε
+        edge = sigma**2 * math.log(odds / q) + 0.5  # a step of Poisson sampling has ratio e^ε here
         there, away = stats.norm.sf(edge - 1, scale=sigma), stats.norm.sf(edge, scale=sigma)
         assert q * there - odds * away <= delta
 
@@ -261,7 +261,7 @@ class TestLoss:
 class TestRenyi:
     @pytest.mark.parametrize(("sigma", "period", "steps"), [(1.0, 3, 3), (0.8, 4, 2)])
     def test_whole_orders_against_all_products(self, sigma, period, steps):
-        # E[(Σ w)^a] by multiplying out: independent factors, E[w^j] = exp(j (j − 1)/(2σ²)).
+        # Expands E[(Σ w)^a] with independent factors, E[w^j] = exp(j (j − 1)/(2σ²)).
         logs = random_allocation.log_moments(sigma, period, steps)
         for order in (1, 2, 3, 5):
             total = 0.0
@@ -306,7 +306,7 @@ class TestPrice:
         unamplified = price(dpa.GaussianDpEvent(sigma / math.sqrt(epochs)))
         assert ours < unamplified
         assert ours < price(event, "rdp") < unamplified
-        # An epoch composed of what its steps cost each, once an attacker knows the others.
+        # An epoch priced by composing its steps, as if an attacker knew the other steps.
         one = dpa.PoissonSampledDpEvent(1 / period, dpa.GaussianDpEvent(sigma))
         assert ours < 1.05 * price(dpa.SelfComposedDpEvent(one, period * epochs))
 
@@ -373,11 +373,11 @@ class TestPrice:
             ValueError, match="delta=1e-05 must be above 1e-05.*largest batch is full"
         ):
             price(event(1e-5), accountant)
-        # Of a sampler: a union bound over the steps of the period.
+        # For a sampler: a union bound over the steps of the period.
         sampler = RandomAllocationSampler(1000, 100, seed=0, max_batch_size=160)
         (inner,) = [sampler.dp_event(1.0, 10).bound.event]
         assert inner.overflow == pytest.approx(10 * stats.binom.sf(159, 1000, 0.1))
-        # What is left out of a sum that nobody sees costs nothing.
+        # Truncation in a step that is not released costs nothing.
         _, rest = sampler.dp_event(1.0, 13).bound.events
         assert rest.overflow == pytest.approx(3 * stats.binom.sf(159, 1000, 0.1))
 
@@ -400,7 +400,7 @@ class TestCalibration:
         run = {"delta": DELTA, "steps": 100, "sampler": self.SAMPLER}
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
         assert 0.9998 * 2 <= accounting.epsilon(noise_multiplier=sigma, **run) <= 2
-        # Less noise than Poisson sampling needs, or about as much.
+        # Needs less noise than Poisson sampling, or about as much.
         poisson = {**run, "sampler": PoissonSampler(1000, 50, seed=0)}
         assert accounting.epsilon(noise_multiplier=sigma, **poisson) > 1.98
 
@@ -421,7 +421,7 @@ class TestCalibration:
 
 
 def released(noises, steps):
-    """States of noise stages after as many releases each."""
+    """Returns states of noise stages after the given numbers of releases."""
     params, states = jnp.zeros(3), []
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
     for noise, count in zip(noises, steps, strict=True):
@@ -455,7 +455,7 @@ class TestLedger:
         state = released(self.noises(), [1, 2])
         with pytest.raises(ValueError, match="steps of a RandomAllocationSampler depend"):
             accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
-        # Every second step of two groups is of one of them.
+        # With two groups, every second step belongs to one of them.
         with pytest.raises(ValueError, match="steps of a CyclicPoissonSampler depend"):
             accounting.epsilon_spent(state, matrix.CyclicPoissonSampler(100, 10, 0, 1, 2), 1e-3)
         without_turns = matrix.CyclicPoissonSampler(100, 10, seed=0)
@@ -463,7 +463,7 @@ class TestLedger:
             assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0
 
     def test_stages_that_take_turns_are_priced_as_the_one_with_the_least_noise(self):
-        """Of two groups, or two steps of rest, a record may meet the even steps' stage alone."""
+        """A record may meet only one of the stages, with two groups or with a separation of two."""
         noises = [
             dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(i))
             for i, sigma in enumerate((2.0, 20.0))
@@ -475,7 +475,7 @@ class TestLedger:
             MinSeparationSampler(20, 10, seed=0, separation=2),
         ):
             assert accounting.epsilon_spent(state, sampler, delta) >= met * (1 - 1e-9)
-        # Where steps are independent of each other no stage's are worse than both at once.
+        # If steps are independent, no alternation is worse than both stages in each step.
         poisson = PoissonSampler(20, 10, seed=0)
         joint = dpa.SelfComposedDpEvent(poisson.dp_event((1 / 4 + 1 / 400) ** -0.5, 1), 4)
         assert accounting.epsilon_spent(state, poisson, delta) == pytest.approx(
@@ -550,5 +550,5 @@ class TestTrainer:
             assert plan.permitted_steps == 12
             bounds = plan.bounds([4, 8, 12])
             assert bounds[4] <= bounds[8] <= bounds[12] == plan.epsilon(12)
-        # What the accountant does not know of as chance costs noise.
+        # Randomness that the accountant does not use costs noise.
         assert plans["monte_carlo"].noise_multiplier < 0.8 * plans["pld"].noise_multiplier

@@ -1,4 +1,4 @@
-"""Composition of privacy losses: against sums in closed form, at any delta and number of steps."""
+"""Tests of composition of privacy losses against closed-form sums, for any δ and step count."""
 
 import math
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ from tests.helpers import event_epsilon
 
 
 def _coin(interval, towards):
-    """Losses of +h with probability `towards`, else -h."""
+    """Returns losses of +h with probability `towards`, else -h."""
     masses = {1: towards, -1: 1 - towards}
     return PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, interval)
 
 
 def _log_delta(interval, towards, steps, epsilon):
-    """log E[(1 - exp(eps - S))+] of that many coins: a binomial sum in logarithms."""
+    """Returns log E[(1 - exp(eps - S))+] for a number of coins, a binomial sum in logarithms."""
     heads = np.arange(steps + 1)
     sums = interval * (2 * heads - steps)
     log_mass = special.gammaln(steps + 1) - special.gammaln(heads + 1)
@@ -42,7 +42,7 @@ def test_the_epsilon_of_coins_has_no_larger_delta_and_hardly_a_smaller(
     if found == 0:
         assert _log_delta(interval, towards, steps, 0.0) <= math.log(delta)
         return
-    # 10^5 logarithms of factorials are right to some 1e-10.
+    # Logarithms of factorials up to 10^5 are accurate to about 1e-10.
     over = _log_delta(interval, towards, steps, found) - math.log(delta)
     assert -1e-4 < over < 1e-9 or found == pytest.approx(steps * interval, rel=1e-4)
 
@@ -62,7 +62,7 @@ def test_several_kinds_of_steps_are_composed_at_once():
 
 
 def test_a_rare_large_loss_makes_the_window_hardly_wider():
-    # As of a truncated Poisson draw, whose batch was cut.
+    # As from a truncated Poisson draw.
     interval, steps = 1e-2, 4000
     usual = {1: 0.505, -1: 0.495}
     rare = {**usual, 500: 1e-22}
@@ -84,8 +84,8 @@ def test_an_infinite_loss_is_in_delta():
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-13])
 def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(delta):
-    # The truth is between Poisson sampling's own Renyi bound, and a run of which it is a part: an
-    # example takes part in all steps with a probability of 0.9999^1000.
+    # The true value is at most the Rényi bound of Poisson sampling. It is at least the ε of a run
+    # in which an example takes part in all steps, which has probability 0.9999^1000.
     steps, q, sigma = 1000, 0.9999, 40.0
     least = event_epsilon(dpa.GaussianDpEvent(sigma / steps**0.5), delta / q**steps)
     run = {"noise_multiplier": sigma, "sampling_probability": q, "steps": steps, "delta": delta}
@@ -94,7 +94,7 @@ def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(d
 
 
 def test_the_least_epsilon_is_found_where_delta_hardly_changes():
-    # A rounding above δ up to 0.9, where the logarithms of both are one.
+    # Up to ε = 0.9, δ is one rounding step above the target, and the two logarithms are equal.
     calls = []
 
     def delta(epsilon):

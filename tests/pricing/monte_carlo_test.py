@@ -1,4 +1,4 @@
-"""Privacy by Monte Carlo: the pair, the estimator and its confidence, against brute force."""
+"""Tests of privacy by Monte Carlo: pair, estimator and confidence, against brute force."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocat
 
 DELTA = 1e-5
 RELATION = dpa.NeighboringRelation.REPLACE_SPECIAL
-# Chain, column, steps: a k of T, one over two periods with bands across them, rest after a step.
+# Chain, column, steps: k of T, 1 of T over two periods with bands across them, and separation.
 SMALL = {
     "1 of 2": (AllocationChain(2, 1), (0.8, 0.6), 2),
     "2 of 3": (AllocationChain(3, 2), (0.9, 0.4), 3),
@@ -27,7 +27,7 @@ SMALL = {
 
 
 def paths(chain, steps):
-    """{x: its probability}, from the chain's definition."""
+    """Returns {x: probability} from the definition of the chain."""
     found = {((), state): chance for state, chance in chain.start().items()}
     for step in range(steps):
         grown = {}
@@ -50,14 +50,14 @@ def toeplitz(column, steps):
 
 
 def mixture(case):
-    """The centres C x and their weights."""
+    """Returns the centers C x and their weights."""
     chain, column, steps = case
     law = paths(chain, steps)
     return np.array(list(law)) @ toeplitz(column, steps).T, np.array(list(law.values()))
 
 
 def quadrature(centres, weights, sigma, epsilons, points=81):
-    """(2, epsilons) δ(P‖Q), δ(Q‖P) of the mixture of N(centres, σ²I) by summation over a grid."""
+    """Returns δ(P‖Q) and δ(Q‖P) of the mixture of N(centers, σ²I), summed on a grid."""
     steps = centres.shape[1]
     axes = [np.linspace(-7 * sigma, centres[:, t].max() + 7 * sigma, points) for t in range(steps)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, steps)
@@ -74,7 +74,7 @@ def quadrature(centres, weights, sigma, epsilons, points=81):
 
 
 def true_epsilon(centres, weights, sigma, delta, points=81):
-    """The ε at δ of the greater of both directions, by interpolation of log δ."""
+    """Returns the larger ε at δ of the two directions, by interpolation of log δ."""
     epsilons = np.linspace(0, 6 / sigma, 61)
     deltas = quadrature(centres, weights, sigma, epsilons, points).max(axis=0)
     return float(np.interp(-math.log(delta), -np.log(deltas), epsilons))
@@ -120,7 +120,7 @@ def test_draws_of_every_proposal_are_unbiased_and_bounded(name, direction, power
         assert values.min() >= 0
         assert values.max() <= math.exp(proposal.log_bound(epsilon)) + 1e-12
         error = values.std() / math.sqrt(len(values))
-        # The grid of four steps has a relative error of about a thousandth.
+        # The grid for four steps has a relative error of about 0.001.
         assert abs(values.mean() - expected) <= 4.5 * error + 2e-3 * expected
 
 
@@ -133,13 +133,13 @@ def test_epsilon_is_above_the_true_one_by_little(name):
     truth = true_epsilon(centres, weights, sigma, delta, 161 if case[2] == 2 else 121)
     found = epsilon_bound(Run(*case, sigma), delta, most=50.0)
     assert truth < found < 1.03 * truth
-    # The claim for half the noise that it was made for is disproved.
+    # Half of the noise refutes the claim.
     halved = quadrature(centres, weights, sigma / 2, [found])
     assert halved.max() > 10 * delta
 
 
 def test_an_adversary_who_adapts_gains_nothing():
-    """T = 2: what the record adds in the second step is chosen by what the first one showed."""
+    """An adaptive choice of the record's second contribution gains nothing, at T = 2."""
     c, sigma = np.array([0.8, 0.6]), 0.9
     epsilons = np.array([0.2, 0.5, 1.0, 2.0])
     centres, weights = mixture(SMALL["1 of 2"])
@@ -160,7 +160,8 @@ def test_an_adversary_who_adapts_gains_nothing():
         lambda y: np.where(y > 0.4, 1.0, -0.3),
         lambda y: np.tanh(3 * y),
     ):
-        # In the first step 1 was added, of which c_1 shows in the second; or choose(y_1) there.
+        # Either the first step adds 1, of which c_1 appears in the second, or the second adds
+        # choose(y_1).
         p = q * (ratio(c[0], c[1]) + ratio(0.0, c[0] * choose(first))) / 2
         for row, (a, b) in enumerate(((p, q), (q, p))):
             found = np.array([np.maximum(a - math.exp(e) * b, 0).sum() * cell for e in epsilons])
@@ -170,7 +171,7 @@ def test_an_adversary_who_adapts_gains_nothing():
 
 
 def test_a_negative_entry_of_the_strategy_is_refused():
-    """Then the pair does not dominate: two steps' parts in opposite directions add up."""
+    """Opposite contributions of two steps add up, so a pair with a negative entry fails."""
     with pytest.raises(ValueError, match="an entry of -0.5: with random participation"):
         participation_chains.lattice(AllocationChain(4, 1), (1.0, -0.5), 4)
 
@@ -185,7 +186,7 @@ def test_wealth_passes_a_wrong_claim_no_more_often_than_stated():
         for _ in range(1500):
             values = size * (rng.random(1000) < odds)
             bet = min(math.sqrt(-2 * math.log(failure) / (1000 * mean * size)), 1 / size)
-            # A claim that δ is below its true value, and one that it is below twice that.
+            # A claim that δ is below its true value, and a claim that it is below twice that value.
             for times in (1.0, 2.0):
                 test = monte_carlo.Test(proposal, times * mean, 0.0, 1000, bet)
                 passed = test.log_wealth(values[values > 0]) >= -math.log(failure)
@@ -198,7 +199,7 @@ def test_wealth_passes_a_wrong_claim_no_more_often_than_stated():
 
 @pytest.mark.slow
 def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
-    """With a failure of a tenth in the place of 10^-11, and other draws each time."""
+    """Uses a failure probability of 0.1 instead of 10^-11, and new draws each time."""
     delta = 1e-3
     centres, weights = mixture(SMALL["1 of 2"])
     run, failed = Run(*SMALL["1 of 2"], 1.1), 0
@@ -212,7 +213,7 @@ def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
 
 
 def test_questions_have_draws_of_their_own(monkeypatch):
-    """Else who calibrates asks for what these draws think well of, and no test is fresh."""
+    """Each query has its own draws; a calibration would select values that shared draws favor."""
     drawn = []
 
     def kept(*args, **kwargs):
@@ -239,7 +240,7 @@ class TestAgainstWhatIsKnown:
 
     def test_balls_in_bins_with_independent_noise(self):
         composed, drawn = self.prices(RandomAllocationSampler(100, 10, seed=0), 30, 1.0)
-        # The proven bound is itself above the truth, by the grids it is computed on.
+        # The proven bound exceeds the true value because of its grids.
         assert 0.998 * composed < drawn < 1.02 * composed
 
     def test_a_single_step_is_poisson_sampling(self):
@@ -248,7 +249,7 @@ class TestAgainstWhatIsKnown:
         poisson = accounting.epsilon(
             noise_multiplier=1.0, steps=1, delta=DELTA, sampling_probability=0.1
         )
-        # With other draws, as of another δ, it is 1.015 to 1.021 times as large.
+        # With other draws, e.g. for another δ, it is 1.015 to 1.021 times as large.
         assert poisson <= drawn < 1.03 * poisson
 
     @pytest.mark.slow
@@ -258,9 +259,9 @@ class TestAgainstWhatIsKnown:
         poisson = accounting.epsilon(
             noise_multiplier=1.0, steps=20, delta=DELTA, sampling_probability=0.1
         )
-        # That a batch is cut, with probability 10⁻¹⁸ a step, is paid for from a thousandth of δ.
+        # A thousandth of δ covers truncation, which has probability 10⁻¹⁸ per step.
         assert poisson <= drawn == composed <= poisson * (1 + 2e-4)
-        # Of the two the accountant takes the lesser; alone the drawn one is just above.
+        # The accountant takes the smaller of the two; without it, the drawn bound is just above.
         alone = epsilon_bound(Run(sampler.chain, (1.0,), 20, 1.0), DELTA, most=2 * poisson)
         assert poisson < alone < 1.03 * poisson
 
@@ -278,7 +279,7 @@ class TestAgainstWhatIsKnown:
         for sigma in (0.2, 1.0, 30.0):
             composed, drawn = self.prices(strategy.under(sampler), 4, sigma)
             assert drawn <= composed
-        # Full batches leave no chance.
+        # Full batches are not random.
         full = strategy.under(RandomAllocationSampler(10, 10, seed=0))
         composed, drawn = self.prices(full, 4, 1.0)
         assert 0.999 * composed < drawn <= composed
@@ -323,10 +324,11 @@ class TestUse:
     def test_the_overflow_of_batches_is_paid_for(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         event = self.PRICED.dp_event(1.0, 12)
-        # Others fill a batch more often than one is cut, whose probability is 10⁻¹⁸ a step.
+        # Full batches are more frequent than truncation, which has probability 10⁻¹⁸ per step.
         assert event.overflow == 12 * self.PRICED.sampler.full_probability < 1e-15
         free = accounting.epsilon(sampler=self.PRICED, **run)
-        # Too frequent an overflow leaves what "pld" proves, whatever a full batch leaves out.
+        # If overflow is too frequent, the "pld" bound remains, regardless of truncation in a full
+        # batch.
         full = dataclasses.replace(self.PRICED.sampler, max_batch_size=12)
         costly = dataclasses.replace(self.PRICED, sampler=full)
         unamplified = accounting.epsilon(sampler=costly, **{**run, "accountant": "pld"})
@@ -344,7 +346,7 @@ class TestUse:
         replaced = dpa.NeighboringRelation.REPLACE_ONE
         with pytest.raises(ValueError, match="a record that is replaced by another"):
             accountants.epsilon_of(event, DELTA, "monte_carlo", replaced)
-        # Two runs compose by what bounds each.
+        # Two runs compose by their bounds.
         twice = accountants.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "pld", RELATION)
         assert twice > accountants.epsilon_of(event, DELTA, "pld", RELATION)
 

@@ -1,4 +1,4 @@
-"""How noise is drawn: Box and Muller's pairs from both words of each hash."""
+"""Tests of Gaussian noise by the Box–Muller method from both words of each hash."""
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,12 @@ def same_bits(actual, expected):
 
 
 def transcribed(key, size):
-    """Box and Muller (1958) in float64, on the words of JAX's own threefry-2x32."""
+    """Box and Muller (1958) in float64, on the words of JAX's threefry-2x32."""
     half = -(-size // 2)
     counters = np.concatenate([np.ones(half, np.uint32), np.arange(half, dtype=np.uint32)])
     words = jex_random.threefry_2x32(jax.random.key_data(key), jnp.asarray(counters))
     first, last = np.asarray(words).astype(np.int64).reshape(2, -1)
-    within = (last & (2**30 - 1)) ^ 2**29  # of the quadrant: 30 bits with a sign, from −2²⁹ on
+    within = (last & (2**30 - 1)) ^ 2**29  # in the quadrant: 30 bits with a sign, from −2²⁹ on
     angle = np.pi / 2 * within / 2**30
     x = radius(first, last) * np.cos(angle) * np.where(last >> 31, -1, 1)
     y = radius(first, last) * np.sin(angle) * np.where(last >> 30 & 1, -1, 1)
@@ -68,11 +68,11 @@ def test_values_are_those_of_the_formula(size, seed):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bits_depend_on_key_and_shape_alone(shape):
-    """Eager and in larger programs, mapped and in loops."""
+    """Draws agree eagerly, in larger programs, under vmap and in loops."""
     keys = jax.random.split(jax.random.key(3), 2)
     draw = lambda key: box_muller.normal(key, shape)  # noqa: E731
     want = [draw(key) for key in keys]
-    assert len(np.unique(np.abs(np.stack(want)))) > 1.999 * want[0].size  # no number twice
+    assert len(np.unique(np.abs(np.stack(want)))) > 1.999 * want[0].size  # hardly any repeats
     assert same_bits(jax.jit(lambda k: 2 * draw(k) + 1)(keys[0]), 2 * want[0] + 1)
     for stacked in (jax.jit(jax.vmap(draw))(keys), jax.jit(lambda k: jax.lax.map(draw, k))(keys)):
         assert same_bits(stacked, jnp.stack(want))
@@ -97,7 +97,7 @@ def test_the_two_numbers_of_a_pair_are_independent():
     for i, (a, b) in enumerate(pairs):
         assert abs(np.corrcoef(a, b)[0, 1]) < limit, i
     within = stats.kstest((x + 0.02 * y**2)[:200_000], "norm").pvalue
-    assert within < 1e-3, "the tests see what they should not miss"
+    assert within < 1e-3, "the test would miss a dependence between the two"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -109,7 +109,7 @@ def test_moments_of_many_draws(seed):
 
 
 def test_noise_is_independent_across_leaves_steps_and_keys_and_of_what_jax_draws():
-    """The last by counters of its own: both words of a hash and their sum are not independent."""
+    """JAX's draws have separate counters, because the two words of a hash are dependent."""
     zeros = {"a": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
     step_keys = [jax.random.fold_in(jax.random.key(0), step) for step in range(2)]
     leaf_keys = [key for step_key in step_keys for key in jax.random.split(step_key, 2)]
@@ -153,7 +153,7 @@ def test_float64_noise_has_all_bits_of_float64():
 
 
 def test_a_run_that_was_begun_with_other_noise_is_refused(monkeypatch):
-    """A step that is run again has the noise that it had."""
+    """A resumed run must repeat a step with the noise that the step had."""
     zeros = jnp.zeros(3)
     with monkeypatch.context() as before:
         before.setitem(ledger._DRAWN, False, "otherwise")

@@ -1,4 +1,4 @@
-"""Noise by ChaCha20: the RFC's own test vectors, and every stage that takes such a key."""
+"""Tests of ChaCha20 noise: the RFC's test vectors, and every stage that accepts such a key."""
 
 import dataclasses
 
@@ -67,7 +67,7 @@ def test_blocks_are_those_of_the_rfc(key, counter, nonce, block, looped):
 
 
 def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
-    """Of a run: steps, leaves, the fingerprint and the numbers of each, by their nonces."""
+    """Nonces separate the steps, leaves, fingerprint and numbers of a run."""
     seen, chacha = [], chacha20.chacha20
 
     def recorded(key, counters, nonce, *, looped=False):
@@ -85,7 +85,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
     noise = [place for place in seen if place[2] == 2]
     assert len(noise) == len(set(noise)) == 3 * 7
     assert len({key for key, *_ in noise}) == 3 * 2
-    # Keys are used for one thing each: to make keys of, or noise.
+    # Each key has one use: deriving keys, or noise.
     uses = {(key, use) for key, _, use, *_ in seen}
     assert len(uses) == len({key for key, _ in uses})
 
@@ -105,7 +105,7 @@ def test_every_stage_takes_a_key_of_the_system(name):
         assert stats.kstest(np.concatenate(means) / (2.0 * 0.5 / 4), "norm").pvalue > 1e-4
     (ledger,) = dpoptax.ledgers(state)
     assert ledger.releases == 2
-    # As a file has it, and after it the same noise as without.
+    # Serializing the state preserves the noise that follows.
     stored = serialization.msgpack_serialize(serialization.to_state_dict(state))
     again = serialization.from_state_dict(state, serialization.msgpack_restore(stored))
     jax.tree.map(

@@ -1,4 +1,4 @@
-"""The discrete Gaussian has the law, digit by digit, that docs/developers/fixed-point.md proves."""
+"""Tests that the discrete Gaussian has exactly the law proved in docs/developers/fixed-point.md."""
 
 import math
 
@@ -27,14 +27,14 @@ def density(x, stddev):
 
 
 def mass(stddev):
-    """Σ over the integers, by Poisson's formula: its second term is below 2⁻⁹⁰."""
+    """Sums over the integers by Poisson's formula; its second term is below 2⁻⁹⁰."""
     return (
         mpmath.sqrt(2 * mpmath.pi) * stddev * (1 + 2 * mpmath.exp(-2 * (mpmath.pi * stddev) ** 2))
     )
 
 
 def law_of(table):
-    """The probabilities of |Z|, in units of 2⁻⁹⁵, that words which are all as likely give."""
+    """Returns the probabilities of |Z| under uniform words, in units of 2⁻⁹⁵."""
     bits, columns = table
     law = [0] * 2**bits
     for k, words in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
@@ -46,7 +46,7 @@ def law_of(table):
 
 @pytest.mark.parametrize("stddev", STDDEVS)
 def test_a_table_has_the_law_of_a_discrete_gaussian(stddev):
-    """Of |Z|: the sign is a bit of its own, and changes nothing at 0."""
+    """Checks |Z|; a separate bit gives the sign and has no effect at 0."""
     law = law_of(dg._table(stddev))
     assert sum(law) == 2**95
     squares = sum(factor**2 for factor in dg._factors(stddev))
@@ -55,21 +55,21 @@ def test_a_table_has_the_law_of_a_discrete_gaussian(stddev):
     want = [(1 + (k > 0)) * density(k, alone) / mass(alone) for k in range(len(law))]
     distance = sum(abs(p - mpmath.mpf(c) / 2**95) for p, c in zip(want, law, strict=True)) / 2
     assert distance + (1 - sum(want)) / 2 < 2.0**-80 / 2
-    # One count that is wrong by a part in 2⁴⁸ would show.
+    # A relative error of 2⁻⁴⁸ in one count would be visible.
     off = mpmath.mpf(law[1]) / 2**95 * (1 + mpmath.mpf(2) ** -48)
     assert abs(want[1] - off) > 2.0**-80
 
 
 @pytest.mark.parametrize(("smoothing", "closest"), [(dg.SMOOTHING, 2.0**-90), (1.0, 2.0**-26)])
 def test_two_draws_add_up_to_a_discrete_gaussian(smoothing, closest, monkeypatch):
-    """To a part in 2⁹⁰, everywhere; not where the parts are too far apart."""
+    """The law agrees everywhere to 2⁻⁹⁰, but not if the parts are too far from each other."""
     monkeypatch.setattr(dg, "SMOOTHING", smoothing)
     stddev = 64.3
     a, b = dg._factors(stddev)
     alone = mpmath.mpf(stddev) / mpmath.sqrt(a * a + b * b)
     worst = 0
     for n in (*range(0, 20), 64, 129, 255, 400):
-        # a x + b y = n: x = n + b t and y = −n − a t, likeliest about t = −n (a + b)/(a² + b²).
+        # a x + b y = n: x = n + b t and y = −n − a t, most likely near t = −n (a + b)/(a² + b²).
         around = -n * (a + b) // (a * a + b * b)
         chances = [
             density(n + b * t, alone) * density(n + a * t, alone)
@@ -89,7 +89,7 @@ def test_continuous_noise_that_is_rounded_at_random_is_a_discrete_gaussian(n, of
     continuous = mpmath.mpf(6)
     stddev = mpmath.sqrt(continuous**2 + rounding**2)
 
-    # The sum over the integers about any centre, by Poisson's formula.
+    # The sum over the integers about any center, by Poisson's formula.
     def around(x):
         wave = 2 * mpmath.exp(-2 * (mpmath.pi * rounding) ** 2) * mpmath.cos(2 * mpmath.pi * x)
         return mpmath.sqrt(2 * mpmath.pi) * rounding * (1 + wave)
@@ -105,7 +105,7 @@ def test_continuous_noise_that_is_rounded_at_random_is_a_discrete_gaussian(n, of
 
 
 def by_hand(words, stddev):
-    """Z of three words, with integers of any length."""
+    """Computes Z from three words, with Python integers."""
     bits, columns = dg._table(stddev)
     number = words[0] << 64 | words[1] << 32 | words[2]
     entry = number >> (95 - bits) & (2**bits - 1)
@@ -117,7 +117,7 @@ def by_hand(words, stddev):
 
 @pytest.mark.parametrize("stddev", STDDEVS)
 def test_words_are_compared_with_all_their_bits(stddev):
-    """At the share of an entry, and one below and above it in each word."""
+    """Checks the threshold of an entry, and one below and above it in each word."""
     bits, columns = dg._table(stddev)
     rng = np.random.default_rng(0)
     words = []

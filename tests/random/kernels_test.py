@@ -1,4 +1,4 @@
-"""How much a compiler is given to do: as much for many layers of one shape as for few."""
+"""Tests that the number of compiled programs depends on shapes, not on the number of layers."""
 
 import re
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.optimized
 
 
 def _programs(layers):
-    """The distinct programs that XLA's fusions of a private step are."""
+    """Returns the distinct programs of XLA's fusions in a private step."""
 
     def loss_fn(params, x):
         for kernel, bias in params:
@@ -42,7 +42,7 @@ def _programs(layers):
 
 def test_more_layers_of_one_shape_are_few_programs_more():
     few, many = len(_programs(10)), len(_programs(18))
-    assert many - few < 2, f"10 layers are {few} programs, 18 are {many}"
+    assert many - few < 2, f"10 layers need {few} programs, 18 need {many}"
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.vmap(f, 1)])

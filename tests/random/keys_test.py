@@ -1,4 +1,4 @@
-"""What is taken for a key, and what is refused with the line to write, wherever keys are taken."""
+"""Tests that every function with a key accepts the same kinds and reports the line to write."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def _game():
     return auditing.canary_gradient(tx, CLIP, {"w": jnp.zeros(2)}, sampler)
 
 
-# Each gives something that depends on the key, or that only a key makes possible.
+# Each result depends on the key or requires one.
 TAKERS = {
     "gaussian_noise": lambda key: _started(dpoptax.gaussian_noise(**RELEASE, key=key)),
     "clip_and_noise": lambda key: _started(dpoptax.clip_and_noise(CLIP, **RELEASE, key=key)),

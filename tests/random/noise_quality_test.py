@@ -1,4 +1,4 @@
-"""The noise is what it says it is, far into the tails and over whole runs; fixed point and keys."""
+"""Tests of noise quality: deep tails, whole runs, fixed point and keys."""
 
 import itertools
 import math
@@ -54,7 +54,7 @@ def test_tails_to_five_standard_deviations(stage, count):
 
 
 def _values_of_jax():
-    """All 2²³ values that a float32 normal of JAX has, each as likely."""
+    """Returns all 2²³ equally likely values of a float32 normal of JAX."""
     bits = np.arange(2**23, dtype=np.uint32) | np.uint32(0x3F800000)
     uniform, low = bits.view(np.float32) - np.float32(1), np.nextafter(np.float32(-1), 0)
     uniform = np.maximum(low, uniform * (np.float32(1) - low) + low)
@@ -62,7 +62,7 @@ def _values_of_jax():
 
 
 def _tail_of_box_muller(edges):
-    """P[x > edge] for the radii that there are and an angle that is even, for edges from 4 on."""
+    """Returns P[x > edge] for edges from 4, with the available radii and a uniform angle."""
     first = np.arange(int(2**32 * math.exp(-8.0)) + 1, dtype=np.uint32)
     last = np.random.default_rng(0).integers(0, 2**32, first.size, dtype=np.uint32)
     radii = math.sqrt(2) * np.float64(box_muller._polar(first, last)[0])
@@ -71,14 +71,14 @@ def _tail_of_box_muller(edges):
 
 
 def _delta(mass, width, sigma, delta):
-    """δ of one release at the ε that goes with `delta`, as bins of the noise tell it."""
+    """Returns δ of one release at the ε that corresponds to `delta`, from bins of the noise."""
     epsilon = helpers.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
     moved = np.roll(mass, round(1 / (sigma * width)))
     return np.maximum(moved - math.exp(epsilon) * mass, 0).sum()
 
 
 def test_gaps_in_the_tails_of_jax_random_normal_show_in_delta_and_there_are_none_here():
-    """To who sees a fiftieth of a standard deviation, and one coordinate that an example moves."""
+    """Assumes a resolution of 0.02 standard deviations and one coordinate moved by an example."""
     width = 0.02
     edges = np.arange(-500, 501) * width
     jax_normal = np.histogram(_values_of_jax(), edges)[0] / 2**23
@@ -101,7 +101,7 @@ def _spread(last, multiplier):
 
 
 def _pairs(rng, count, multiplier):
-    """The pairs of random words, with another multiplier: of 0 they lie on 2³² circles."""
+    """Returns pairs from random words with another multiplier; with 0 they lie on 2³² circles."""
     first, last = rng.integers(0, 2**32, (2, count))
     u = (first % 2**31 + _spread(last, multiplier)) / 2**32
     radius = np.sqrt(-2 * np.where(first >> 31, np.log1p(-u), np.log(u)))
@@ -111,7 +111,7 @@ def _pairs(rng, count, multiplier):
 
 
 def _is_none(x, y, multiplier, resolution):
-    """Whether a pair in the tails, seen to this resolution, can be told not to be noise."""
+    """Returns whether a pair in the tails, at this resolution, is recognizably not noise."""
     x, y = (np.rint(z / resolution) * resolution for z in (x, y))
     radius, reach = math.hypot(x, y), resolution / math.sqrt(2) + 2e-6
     middle, half = (a * 2**31 / np.pi for a in (math.atan2(abs(y), abs(x)), reach / radius))
@@ -136,7 +136,7 @@ def _is_none(x, y, multiplier, resolution):
     ],
 )
 def test_no_pair_in_the_tails_tells_what_it_was_added_to(size, resolution, runs, of_circles):
-    """An example moves each by 1/√d standard deviations: σ = 1. Circles would tell it."""
+    """Pairs of noise on circles would reveal a move of 1/√d per number at σ = 1; ours do not."""
     told = dict.fromkeys(itertools.product(("circles", "ours"), (False, True)), 0)
     for name, multiplier in (("circles", 0), ("ours", box_muller._SPREAD)):
         rng = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def test_no_two_of_a_million_steps_have_a_key_in_common():
 
 
 def _train_with_key_checker(tx):
-    """Three steps, donated as in training; JAX's checker raises where a key is used twice."""
+    """Takes three steps with donation; JAX's checker raises if a key is used twice."""
     params, batch = helpers.mlp_params(1), helpers.mlp_batch(0, 4)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
 
@@ -181,7 +181,7 @@ def _train_with_key_checker(tx):
 
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_no_key_is_used_twice(fixed_point, monkeypatch):
-    # The checker does not see through what hashes a key's data.
+    # The checker cannot follow hashes of a key's data.
     def once(keys, rows):
         drawn = jax.vmap(lambda key: jax.random.normal(key, ()))(keys)[rows.array]
         matrix = jnp.broadcast_to(drawn[:, None], rows.shape)
@@ -270,7 +270,7 @@ def test_the_grid_leaves_room_for_the_sum_and_for_the_noise():
 
 
 def test_fixed_point_noise_that_leaves_the_integers_is_refused():
-    """σ√d of 10¹⁰: clamped to int32, it had a ninth of the stated standard deviation."""
+    """Clamping noise of σ√d = 10¹⁰ to int32 left a ninth of the stated standard deviation."""
     with pytest.raises(ValueError, match=r"at most .* grid steps.*Decrease `noise_multiplier`"):
         _release(_noise(True, noise_multiplier=1e8), jnp.zeros(10_000))
     with pytest.raises(ValueError, match="must be at least one grid step"):
@@ -314,6 +314,6 @@ def test_keys_from_the_operating_system():
 
 
 def test_keys_from_seeds_are_few():
-    """What `random_key_from_os` is for: the high half of a seed's key is always the same."""
+    """The high half of a seed's key is constant, so `random_key_from_os` exists."""
     data = [np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in range(50)]
     assert len({high for high, _ in data}) == 1

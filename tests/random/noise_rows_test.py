@@ -1,4 +1,4 @@
-"""Noise of many small arrays at once is, to the bit, that of each by itself."""
+"""Tests that noise of many small arrays at once equals that of separate arrays, bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +44,8 @@ def _zeros(shapes):
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("key", KEYS)
 def test_bits_are_those_of_each_array_alone(noise, key):
-    """Outside of programs every leaf is drawn by itself."""
-    quick = (noise, key) == ("normal", "threefry")  # the others take a second a shape to compile
+    """Bits agree with draws outside of jit, where each leaf is drawn separately."""
+    quick = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
     shapes = [*SMALL, *ALONE[:3]] if quick else [*SMALL[4:8], (7, 5), (3, 3, 3, 16), *ALONE[:2]]
     alone = NOISES[noise](_zeros(shapes), KEYS[key])
     together = jax.jit(NOISES[noise])(_zeros(shapes), KEYS[key])
@@ -76,7 +76,7 @@ def test_which_arrays_are_small(shape):
 
 @pytest.mark.parametrize("shape", ALONE, ids=str)
 def test_which_arrays_are_drawn_alone(shape):
-    """Large ones, empty ones, and those that would be mostly padding."""
+    """Large arrays, empty arrays, and those that would be mostly padding are drawn separately."""
     assert not fits(shape, box_muller.halves)
 
 

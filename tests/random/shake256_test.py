@@ -1,4 +1,4 @@
-"""Draws by SHAKE-256: exact laws of given bits, and runs whose numbers are all from ciphers."""
+"""Tests of SHAKE-256 draws: exact laws for given bits, and runs that use only ciphers."""
 
 import dataclasses
 import fractions
@@ -31,7 +31,7 @@ from tests.runs import CONFIG
 
 SEED = bytes(range(32))
 OTHER = bytes(range(1, 33))
-# A right law fails a test at this level for one seed in a thousand, and the seeds are fixed.
+# A correct law fails at this level for one seed in a thousand, and the seeds are fixed.
 ACCEPT = 1e-3
 SAMPLERS = {
     "poisson": sampling.PoissonSampler(40, 10, SEED),
@@ -44,7 +44,7 @@ SAMPLERS = {
 
 
 class Given(Shake256):
-    """The same, of words that are given in the place of hashed ones."""
+    """A generator that returns given words instead of hashed ones."""
 
     def __init__(self, *requests):
         super().__init__(SEED)
@@ -63,7 +63,7 @@ def u64(*words):
 class TestLaws:
     @pytest.mark.parametrize("probability", [0.3, 1 / 3, 256 / 60_000, 1e-9, 2.0**-70, 1.0])
     def test_a_coin_compares_64_bits_with_the_probability_itself(self, probability):
-        """Against whole numbers: heads are the words below ⌊2⁶⁴ p⌋, of which none is lost."""
+        """Heads are exactly the words below ⌊2⁶⁴ p⌋, checked in integers."""
         threshold = int(fractions.Fraction(probability) * 2**64)
         near = {threshold + d for d in (-2, -1, 0, 1)} | {0, 1, 2**64 - 1, 2**48, 2**16}
         words = sorted(w for w in near if 0 <= w < 2**64)
@@ -84,7 +84,7 @@ class TestLaws:
 
     @pytest.mark.parametrize("bound", [1, 2, 3, 2**32 + 1, 2**62 + 1])
     def test_numbers_below_a_bound_have_equally_many_words_each(self, bound):
-        """What is left over beyond the last multiple of the bound is drawn again."""
+        """Words beyond the last multiple of the bound are drawn again."""
         last = 2**64 - 2**64 % bound
         words = [w for w in (0, bound - 1, bound, last - 1, last, 2**64 - 1) if w < 2**64]
         for word in words:
@@ -135,7 +135,7 @@ class TestBits:
         assert len(set(found)) == len(found)
 
     def test_nor_does_a_permutation_that_is_kept(self, monkeypatch):
-        """An epoch's order was made of the words that its batches' places were."""
+        """An epoch's order once came from the same words as the order within its batches."""
         hashed = []
 
         def shake_256(data):
@@ -302,7 +302,7 @@ class TestTrainer:
 
     @pytest.mark.slow
     def test_its_step_is_that_of_a_loop_of_ones_own(self, tmp_path):
-        """Batches by SHAKE-256, noise by ChaCha20, of what the seed is hashed to."""
+        """SHAKE-256 draws the batches and ChaCha20 the noise, both from hashes of the seed."""
         config = dataclasses.replace(self.CONFIG, seed=7, method=methods.DPSGD(), steps=1)
         got = train_and_evaluate(config, tmp_path, progress=False).params
 

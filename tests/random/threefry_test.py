@@ -1,4 +1,4 @@
-"""The hash that all noise is made of is JAX's own, and so are the keys that are split by it."""
+"""Tests that the hash of all noise, and the splitting of its keys, agree with JAX's threefry."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Imports run one way: each wing knows those below it, and none above."""
+"""Tests that imports run in one direction: each part imports only the parts below it."""
 
 import ast
 import functools
@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
-# From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
+# From bottom to top; see CONTRIBUTING.md. A part may import those before it.
 ORDER = (
     "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
     "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
@@ -19,7 +19,7 @@ ORDER = (
     "training.loop", "training.search", "training.audit",
     "cli",
 )  # fmt: skip
-# Within `_ghost_clipping`, likewise.
+# The same order within `_ghost_clipping`.
 GHOST_CLIPPING_ORDER = (
     "cost_model",
     "trace",
@@ -30,14 +30,14 @@ GHOST_CLIPPING_ORDER = (
     "explain",
     "second_moments",
 )
-# What is above the public names uses these and nothing private.
+# Parts above the public names use only public names.
 PUBLIC_ONLY = ("training", "cli")
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
 
 
 def modules(root=ROOT):
-    """Source by dotted name, without the package's own: `_clip.clip`, `filters`, ``."""
+    """Returns sources by dotted name without the package prefix: `_clip.clip`, `filters`, ``."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -46,7 +46,7 @@ def modules(root=ROOT):
 
 
 def wing(module):
-    """The room that a module is in."""
+    """Returns the part that a module belongs to."""
     first, *rest = module.split(".")
     if first == "training" and rest:
         return f"training.{rest[0]}"
@@ -54,7 +54,7 @@ def wing(module):
 
 
 def imports(sources):
-    """Pairs (module, imported module) within the package, those for types alone left out."""
+    """Returns pairs (module, imported module) within the package, except type-only imports."""
     for module, source in sources.items():
         for name in imported(source):
             if name.split(".")[0] == "dpoptax":
@@ -66,7 +66,7 @@ def imports(sources):
 
 @functools.cache
 def imported(source):
-    """Returns the names that a source imports, except those for types alone."""
+    """Returns the names that a source imports, except for types only."""
     tree, names = ast.parse(source), []
     for_types = {
         id(inner)
@@ -85,7 +85,7 @@ def imported(source):
 
 
 def arrows_up(sources):
-    """Imports of a wing by one that is not above it."""
+    """Returns imports of a part by another part that is not above it."""
     rank = {name: i for i, name in enumerate(ORDER)}
     return [
         f"{a or 'dpoptax'} imports {b or 'dpoptax'}"
@@ -95,7 +95,7 @@ def arrows_up(sources):
 
 
 def circle(sources):
-    """Modules that import each other in a circle, or None."""
+    """Returns modules that import each other in a cycle, or None."""
     below = {}
     for a, b in imports(sources):
         if a and b and a != b and not a.startswith(f"{b}."):
@@ -140,7 +140,7 @@ def test_ghost_clipping_reads_in_one_direction():
 
 
 def uninstalled(sources):
-    """Imports of what is not in the wheel."""
+    """Returns imports of modules that the wheel does not contain."""
     found = []
     for module, source in sources.items():
         for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""The benchmark suite runs and reports; no test looks at a time."""
+"""Tests that the benchmark suite runs and reports, without checking times."""
 
 import json
 from functools import partial
@@ -67,7 +67,7 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated")  # By jax_privacy.
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated")  # Raised by jax_privacy.
 def test_private_contenders_compute_the_same_but_for_the_noise(monkeypatch):
     monkeypatch.setattr(contenders, "NOISE_MULTIPLIER", 0.0)
     expected = one_step("optax.contrib")
@@ -204,7 +204,7 @@ class TestStartup:
         spent = {"import": 4.0, "main": 3.7, "processor": 8.0, "first_processor": 3.0}
         times = startup.timed("a.py", "first", spent, summary, 10.0)
         assert sum(times.seconds.values()) == pytest.approx(10.0)
-        assert times.seconds["other"] == pytest.approx(2.9)  # in no phase, and after the command
+        assert times.seconds["other"] == pytest.approx(2.9)  # in none of the phases
         assert times.first_step == pytest.approx(4.0 + 0.4 + 1.5)
         assert times.telemetry == pytest.approx(0.1 / 8)
         header, _, row = startup.table([times]).splitlines()
@@ -237,7 +237,7 @@ class TestTelemetry:
         found = telemetry.kinds(startup.ROOT / "configs" / "digits")
         assert telemetry.Kind("DP-SGD", "poisson", "pld", "example") in found
         assert telemetry.Kind("Correlated noise", "cyclic", "pld", "example") in found
-        assert len(found) == 15 - 1  # with and without a filter, correlated noise is of one kind
+        assert len(found) == 15 - 1  # correlated noise is listed once, with and without a filter
         assert not any(chosen.read for chosen in found.values())
 
     def test_a_config_that_reads_files_is_trained_on_the_digits(self, tmp_path):

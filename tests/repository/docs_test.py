@@ -1,4 +1,4 @@
-"""Tests that the documentation is true: code, the table of combinations, every public name."""
+"""Tests that the documentation is correct: code, the support table, and every public name."""
 
 import ast
 import contextlib
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
-# Pages that take seconds: Monte Carlo prices, two trainings of a table, models that compile slowly.
+# Slow pages: Monte Carlo prices, two trainings of a table, and models that compile slowly.
 LONG = (
     "privacy/index.md",
     "privacy/support.md",
@@ -64,7 +64,7 @@ def _run(text, name):
     for language, body in _blocks(text):
         if language == "text" and printed:
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-            assert same(body + "\n", printed, flags), f"{name} prints\n{printed}not\n{body}"
+            assert same(body + "\n", printed, flags), f"{name} prints\n{printed}instead of\n{body}"
         printed = ""
         if language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -120,7 +120,7 @@ def _public_names(module):
 def test_the_reference_has_every_public_name_once():
     pages = [path.read_text("utf-8") for path in (DOCS / "api").glob("*.md")]
     found = [name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
-    states = {name for name in found if "._" in name}  # on the page of the function they belong to
+    states = {name for name in found if "._" in name}  # on the page of their function
     trainer = {name for name in found if name.startswith("dpoptax.training.")}
     documented = [name for name in found if name not in {*MODULES, *states, *trainer}]
     assert len(documented) == len(set(documented))

@@ -1,4 +1,4 @@
-"""What someone gets who installs the package: its import, its types, its names."""
+"""Tests of the installed package: its import, its types and its names."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ SUBMODULES = (
     "tables",
     "users",
 )
-# Each takes longer to import than the package, or does not come with it.
+# Each takes longer to import than the package, or is an optional dependency.
 FIRST_WHEN_NEEDED = {
     *("chex", "dp_accounting", "flax", "jax_privacy", "matplotlib", "orbax", "pandas", "scipy"),
     *("PIL", "pooch", "sacrebleu", "safetensors", "sklearn", "tokenizers", "tqdm", "tyro"),
@@ -79,7 +79,7 @@ def test_importing_the_package_imports_jax_and_optax_and_little_else():
     assert done.returncode == 0, done.stderr
     before, added = map(set, json.loads(done.stdout))
     assert not {name.split(".")[0] for name in before | added} & FIRST_WHEN_NEEDED
-    # jax and optax bring most of themselves; what is left of others is a handful.
+    # Most of the modules belong to jax and optax; only a few others remain.
     others = {name for name in added if name.split(".")[0] not in ("dpoptax", "jax", "numpy")}
     assert not others, sorted(others)
     assert not any(f"dpoptax.{name}" in added for name in (*SUBMODULES, "training"))
@@ -103,7 +103,8 @@ def test_submodules_are_imported_when_their_names_are_first_used():
 @pytest.mark.parametrize(
     ("program", "most"),
     [
-        # Numbers of modules on top of the package's own, some more than there are.
+        # Limits on the number of modules besides the package's own, slightly above the actual
+        # counts.
         ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.filters.spectrum", 20),
         ("from dpoptax.cli.main import main; main(['--help'])", 60),
         ("from dpoptax.cli.main import main; main(['train', '--help'])", 60),

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and is stored as small as it can be read."""
+"""Tests that every notebook runs from top to bottom and is stored compactly."""
 
 import json
 from pathlib import Path

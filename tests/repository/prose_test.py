@@ -1,4 +1,4 @@
-"""Tests that documents avoid constructions that readers stumble over (docs/developers/style.md)."""
+"""Tests that documents avoid unidiomatic constructions (docs/developers/style.md)."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ PATTERNS = (
 
 
 def _prose(text):
-    """Returns the lines of a page without code, tables and indented blocks."""
+    """Returns the lines of a page, except code, tables and indented blocks."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     text = re.sub(r"`[^`\n]*`", "x", text)
     return [line for line in text.split("\n") if not line.startswith(("|", "    "))]

@@ -1,4 +1,4 @@
-"""The metadata of a release: versions and addresses that are defined once."""
+"""Tests of release metadata: versions and addresses are defined once."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""How the tests themselves are run: which ones, and with which programs compiled before."""
+"""Tests of the test configuration: selection of tests, and the cache of compiled programs."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_slow():
 @pytest.mark.skipif("JAX_COMPILATION_CACHE_DIR" not in os.environ, reason="run without a cache")
 def test_what_one_process_compiled_no_other_compiles_again():
     assert jax.config.jax_compilation_cache_dir == os.environ["JAX_COMPILATION_CACHE_DIR"]
-    number = int.from_bytes(os.urandom(2)) + 0.25  # one that no earlier run of this test had
+    number = int.from_bytes(os.urandom(2)) + 0.25  # a number that no earlier run of this test used
     command = [sys.executable, "-c", PROGRAM, str(number)]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

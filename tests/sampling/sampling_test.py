@@ -1,4 +1,4 @@
-"""Samplers: the distribution of their draws, the events they own, and what bad input gets."""
+"""Tests of samplers: distribution of draws, privacy events, and errors."""
 
 import json
 import pickle
@@ -31,8 +31,8 @@ KINDS = [
     RandomAllocationSampler,
     MinSeparationSampler,
 ]
-# A right sampler fails a test at this level with one seed in a thousand, and the seeds are
-# fixed; a wrong one has to fall below REJECT.
+# A correct sampler fails at this level for one seed in a thousand, and the seeds are fixed. A wrong
+# sampler must fall below REJECT.
 ACCEPT, REJECT = 1e-3, 1e-6
 
 
@@ -41,7 +41,7 @@ def draws(sampler, steps):
 
 
 def membership(drawn, dataset_size):
-    """(steps, dataset_size) 0/1 matrix."""
+    """Returns a (steps, dataset_size) 0/1 matrix."""
     matrix = np.zeros((len(drawn), dataset_size))
     for row, indices in zip(matrix, drawn, strict=True):
         np.add.at(row, indices, 1)
@@ -49,16 +49,16 @@ def membership(drawn, dataset_size):
 
 
 def p_uniform_inclusion(drawn, dataset_size):
-    """Each record is drawn equally often."""
+    """Returns the p-value that each record is drawn equally often."""
     return stats.chisquare(membership(drawn, dataset_size).sum(axis=0)).pvalue
 
 
 def p_independent_pairs(drawn, dataset_size, probability):
-    """How often pairs of records share a step, against independent inclusion."""
+    """Returns the p-value that pairs of records share steps as often as independent ones."""
     x = membership(drawn, dataset_size)
     together = (x.T @ x)[np.triu_indices(dataset_size, 1)]
     expected = len(x) * probability**2
-    # The counts of overlapping pairs are correlated only through the records' own counts.
+    # The counts of pairs that share a record are correlated only through its own count.
     z = (together.mean() - expected) / np.std(
         np.sum(x, axis=1) * (np.sum(x, axis=1) - 1) / len(together) / 2, ddof=1
     )
@@ -66,7 +66,7 @@ def p_independent_pairs(drawn, dataset_size, probability):
 
 
 def p_independent_steps(drawn, dataset_size, probability):
-    """How often a record is in two consecutive steps."""
+    """Returns the p-value of how often a record is in two consecutive steps."""
     x = membership(drawn, dataset_size)
     repeats = int((x[1:] * x[:-1]).sum())
     return stats.binomtest(repeats, x[1:].size, probability**2).pvalue
@@ -151,7 +151,7 @@ def test_fixed_size_subsets_are_uniform(size):
     pairs = membership(drawn, N)
     together = (pairs.T @ pairs)[np.triu_indices(N, 1)]
     if size < N:
-        # Negatively correlated cells: chi-square on pair counts is conservative.
+        # Negatively correlated cells: the chi-square test on pair counts is conservative.
         assert stats.chisquare(together).pvalue > ACCEPT
     assert p_independent_steps(drawn, N, size / N) > ACCEPT
 
@@ -199,7 +199,7 @@ def test_draw_depends_on_seed_and_step_alone(kind):
             np.testing.assert_array_equal(one, other)
     assert not np.array_equal(kind(1000, 50, seed=10).sample(0).indices, forwards[0].indices)
     assert len({tuple(s.indices) for s in forwards}) == 30
-    # (seed, step) pairs that read alike as digits are not the same draw.
+    # (seed, step) pairs with the same digits give different draws.
     assert not np.array_equal(
         kind(1000, 50, seed=1).sample(23).indices, kind(1000, 50, seed=12).sample(3).indices
     )
@@ -232,7 +232,7 @@ def test_one_static_shape(kind, multiple_of):
     ids=lambda sampler: type(sampler).__name__,
 )
 def test_records_of_a_draw_stand_in_random_places(sampler):
-    """So that one record more takes a place that was padded, or another's, and moves no other."""
+    """An added record takes a padded or an occupied position, and moves at most one record."""
     size, padding = sampler.padded_size, sampler.dataset_size
     counts = np.zeros((padding + 1, size))
     for indices, mask in sampler.samples(0, 100):
@@ -275,7 +275,7 @@ def test_default_padding():
 @pytest.mark.parametrize("multiple_of", [1, 4])
 @pytest.mark.parametrize("kind", [PoissonSampler, RandomAllocationSampler, MinSeparationSampler])
 def test_padding_is_never_as_long_as_a_batch_without_any(kind, multiple_of):
-    """By the number of rows the noise stage sees that a draw's mask is missing."""
+    """The noise stage detects a missing mask by the number of rows."""
     sampler = kind(60, 8, seed=0, multiple_of=multiple_of, max_batch_size=8)
     sizes = {int(sampler.sample(t).mask.sum()) for t in range(40)}
     assert max(sizes) == 8
@@ -301,7 +301,7 @@ def test_poisson_event_says_what_sample_does():
         ),
         7,
     )
-    # Where every record fits, nothing is ever cut.
+    # If every record fits, a batch is never truncated.
     assert PoissonSampler(30, 20, seed=0).dp_event(1.5, 7) == dpa.SelfComposedDpEvent(
         dpa.PoissonSampledDpEvent(20 / 30, gaussian), 7
     )

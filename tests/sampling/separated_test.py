@@ -1,4 +1,4 @@
-"""Minimum separation: who is drawn when, by exact counts, and what it costs without Monte Carlo."""
+"""Tests of minimum separation: draws by exact counts, and prices without Monte Carlo."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ DELTA = 1e-5
 
 
 def drawn(sampler, start, steps):
-    """(steps, N) 0/1: who is in which step."""
+    """Returns a (steps, N) 0/1 matrix of the records in each step."""
     found = np.zeros((steps, sampler.dataset_size), int)
     for t in range(steps):
         indices, mask = sampler.sample(start + t)
@@ -30,7 +30,7 @@ def drawn(sampler, start, steps):
 
 
 def fits(counts, law):
-    """The p-value of counts of keys, those that are rare taken together."""
+    """Returns the p-value of counts of keys, with rare keys merged."""
     total = sum(counts.values())
     assert set(counts) <= set(law)
     often = [key for key in law if law[key] * total >= 5]
@@ -66,7 +66,7 @@ class TestDraws:
         assert fits(single, law) > 1e-3
         both = {(a, b): law[a] * law[b] for a, b in itertools.product(law, law)}
         assert fits(pairs, both) > 1e-3
-        # Not the law of another separation.
+        # The law of another separation does not fit.
         other = MinSeparationSampler(size, batch, seed=0, separation=1 if separation > 1 else 2)
         wrong = {x: 0.0 for x in law} | paths(other.chain, steps)
         assert separation == 1 or fits(single, wrong) < 1e-6
@@ -76,10 +76,10 @@ class TestDraws:
         found = drawn(sampler, 37, 40)
         recent = np.array([found[t : t + 5].sum(axis=0).max() for t in range(36)])
         assert recent.max() == 1
-        # A step's batch is binomial, with B on average, from the first step on.
+        # A step's batch is binomial with mean B, from the first step on.
         sizes = found.sum(axis=1)
         assert abs(sizes.mean() - 300) < 4 * math.sqrt(300)
-        # Large groups are in the order of a permutation: neighbours share no more than others.
+        # Large groups follow a permutation: adjacent records share steps as often as any others.
         shared = int((found[0, 1:] * found[0, :-1]).sum())
         assert stats.binomtest(shared, 4999, 0.06**2).pvalue > 1e-3
 
@@ -136,16 +136,16 @@ class TestPrice:
             poisson = accounting.epsilon(
                 sampling_probability=50 / 850, **run, accountant=accountant
             )
-            # A thousandth of δ is for batches that are cut.
+            # A thousandth of δ covers truncated batches.
             assert poisson <= found < 1.001 * poisson
         drawn = accounting.epsilon(sampler=sampler, **run, accountant="monte_carlo")
-        # Nor does rest make it better than the same number of participations by chance alone.
+        # Separation is not cheaper than the same number of purely random participations either.
         assert drawn <= accounting.epsilon(sampler=sampler, **run)
 
     def test_a_full_batch_tells_more_than_the_chance_of_being_in_it(self):
-        """A record in it is there in another's place: an exact pair, against Poisson sampling."""
-        # Batches of one. All others add −1; the record adds 1, or zero where it is replaced. Drawn
-        # beside k others, with probability 0.01, it is kept with 1 / (k + 1).
+        """A record in a full batch replaces another: the exact pair against Poisson sampling."""
+        # Batches of one. All others add −1; the record adds 1, or 0 after replacement. The record
+        # is drawn with probability 0.01, next to k others, and kept with probability 1 / (k + 1).
         k = np.arange(100)
         others, kept = stats.binom.pmf(k, 99, 0.01), 1 / (k + 1)
         y, step = np.linspace(-9, 10, 4001, retstep=True)
@@ -162,7 +162,7 @@ class TestPrice:
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp", "monte_carlo"])
     def test_batches_that_are_cut_are_taken_out_of_delta(self, accountant, monkeypatch):
-        # Draws of Monte Carlo depend on δ: with other draws ε differs by more than this does.
+        # Monte Carlo draws depend on δ, and other draws change ε by more than this effect.
         monkeypatch.setattr(
             monte_carlo,
             "epsilon_bound",
@@ -180,7 +180,7 @@ class TestPrice:
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     def test_the_default_cut_does_not_matter_at_large_epsilons(self, accountant):
-        # By e^ε times the probability of a cut, δ was used up: an error.
+        # Charging e^ε times the probability of truncation used up all of δ, which raised an error.
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
         never = dataclasses.replace(sampler, max_batch_size=1000)
         run = {"noise_multiplier": 0.3, "steps": 40, "delta": DELTA, "accountant": accountant}
@@ -197,7 +197,7 @@ class TestPrice:
 
     @pytest.mark.slow
     def test_correlated_noise_costs_less_than_in_turns_of_groups_where_noise_is_little(self):
-        """As published: better than cyclic Poisson sampling where there is little noise."""
+        """Correlated noise beats cyclic Poisson sampling at low noise, as published."""
         strategy = matrix.BandedToeplitz((1.0, 0.5, 0.25))
         separated = MinSeparationSampler(120, 10, seed=0, separation=3)
         turns = matrix.CyclicPoissonSampler(120, 10, seed=0, cycle_length=3)

@@ -1,4 +1,4 @@
-"""Tables of which few rows are trained: the sum, the selection, its law, its price, its size."""
+"""Tests of tables with few trained rows: sum, selection, its law, price and size."""
 
 import dataclasses
 import itertools
@@ -44,7 +44,7 @@ GRAD_FN = tables.selected_grad(loss_fn, CLIP, where=table_of)
 
 
 def of_user(params, user):
-    """The loss of a user, as one of its own."""
+    """The loss of a user, treated as one example."""
     return dpoptax.users.per_user_loss(loss_fn)(params, user)
 
 
@@ -58,7 +58,7 @@ def some_params(seed=0):
 
 
 def some_lookups(rng, batch=B):
-    """Few rows often, repeated rows, and numbers outside of the table."""
+    """Returns lookups with few frequent rows, repeated rows, and indices outside of the table."""
     lookups = np.minimum(rng.geometric(0.15, (batch, L)) - 1, V + 3)
     lookups[0], lookups[1], lookups[2, 1:] = -1, lookups[1, 0], V
     return lookups.astype(np.int32)
@@ -78,7 +78,7 @@ COUNTED = jax.jit(count_rows, static_argnums=2)
 
 
 def counts_of(lookups, mask=None, selection=SELECTION):
-    """The counts, (V,) in float64, from `count_rows`."""
+    """Returns the counts, (V,) in float64, from `count_rows`."""
     mask = np.ones(len(lookups), bool) if mask is None else mask
     found = COUNTED(jnp.asarray(lookups), jnp.asarray(mask), selection)
     rows, unit = np.asarray(found.rows), 2.0 ** -int(found.bits)
@@ -158,11 +158,11 @@ def test_no_example_moves_the_counts_by_more_than_their_bound(bound):
         with_it, without = np.ones(8, bool), np.arange(8) > 0
         moved = counts_of(lookups, with_it, selection) - counts_of(lookups, without, selection)
         worst = max(worst, float(moved @ moved))
-    assert 0.9999 * bound < worst <= bound  # exactly: the weights are whole numbers
+    assert 0.9999 * bound < worst <= bound  # exact, because the weights are integers
 
 
 def test_no_example_moves_the_sum_by_more_than_the_clip():
-    """Of some rows, with repeated rows, ones outside, huge and infinite numbers, and NaN."""
+    """Checks repeated rows, rows outside of the table, huge and infinite numbers, and NaN."""
     rows = jnp.arange(0, V, 2)
     params = as_arrays(some_params())
     small = {**params, "table": tables.take_rows(params["table"], rows)}
@@ -180,7 +180,7 @@ def test_no_example_moves_the_sum_by_more_than_the_clip():
 
 
 def selected_often(lookups, selection, noise_multiplier, draws=20_000, seed=0):
-    """Whether each row was selected, (draws, V), and the number before the cut."""
+    """Returns the selection of each row, (draws, V), and the number before truncation."""
     counts = count_rows(jnp.asarray(lookups), jnp.ones(len(lookups), bool), selection)
     keys = jax.random.split(jax.random.key(seed), draws)
     rows, number = jax.jit(
@@ -189,12 +189,12 @@ def selected_often(lookups, selection, noise_multiplier, draws=20_000, seed=0):
     assert bool(jnp.all(rows[:, 1:] >= rows[:, :-1]))
     hits = np.zeros((draws, selection.table_size + 1), int)
     np.add.at(hits, (np.arange(draws)[:, None], np.asarray(rows)), 1)
-    assert hits[:, :-1].max() == 1  # no row twice
+    assert hits[:, :-1].max() == 1  # no row is selected twice
     return hits[:, :-1] > 0, np.asarray(number)
 
 
 def law(counts, selection, noise_multiplier):
-    """The probability of each row."""
+    """Returns the probability of each row."""
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
     return stats.norm.sf((selection.threshold - counts) / stddev)
 
@@ -232,17 +232,17 @@ def test_what_is_cut_off_does_not_depend_on_the_data():
 
 
 def test_rows_of_equal_bits_are_cut_off_by_their_numbers_alone(monkeypatch):
-    """Of 10⁵ rows two have equal bits in every other step: looked up or not shows in neither."""
+    """Ties, frequent among 10⁵ rows, are resolved independently of the lookups."""
     bits = jax.random.bits
 
     def equal(key, shape, dtype):
-        ties = len(shape) == 1 and shape[0] > 2  # the others are the noise's own
+        ties = len(shape) == 1 and shape[0] > 2  # other draws belong to the noise
         return jnp.zeros(shape, dtype) if ties else bits(key, shape, dtype)
 
     monkeypatch.setattr(jax.random, "bits", equal)
     selection = tables.RowSelection(table_size=12, capacity=2, threshold=2.0, rows_per_example=2)
     hits, number = selected_often(LOOKUPS + 8, selection, noise_multiplier=0.6)
-    # Nobody looked up rows 0 and 1: where they are in S they are kept, as the first of all.
+    # Rows 0 and 1 were not looked up. If selected, they are kept, because they come first.
     chance = special.ndtr(-2.0 / (0.6 * math.sqrt(2)))
     errors = (hits[:, :2].mean(axis=0) - chance) / math.sqrt(chance / len(hits))
     assert (number > 2).mean() > 0.05
@@ -250,7 +250,7 @@ def test_rows_of_equal_bits_are_cut_off_by_their_numbers_alone(monkeypatch):
 
 
 def test_rows_in_the_tail_of_the_noise_have_their_probability():
-    """At six standard deviations, beyond what a normal number of float32 reaches."""
+    """Checks six standard deviations, beyond the reach of float32 normals."""
     size, stddev = 2**29, 1.0
     selection = tables.RowSelection(table_size=size, capacity=4, threshold=6.0)
     counts = count_rows(jnp.full((8, 1), -1), jnp.ones(8, bool), selection)
@@ -262,7 +262,7 @@ def test_rows_in_the_tail_of_the_noise_have_their_probability():
 
 
 def gaussian_delta(epsilon, noise_multiplier):
-    """δ(ε) of the Gaussian mechanism (Balle and Wang, 2018), for the larger of both directions."""
+    """Returns δ(ε) of the Gaussian mechanism (Balle and Wang, 2018), in the worse direction."""
     mu = 1 / noise_multiplier
     return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
         -mu / 2 - epsilon / mu
@@ -271,7 +271,7 @@ def gaussian_delta(epsilon, noise_multiplier):
 
 @pytest.mark.parametrize("lookups", [[0, 1, 2, 3], [5, 5, -1, 9], [4, 5, 4, 5]])
 def test_the_selection_costs_no_more_than_its_gaussian(lookups):
-    """δ by the sum over all sets of rows, an example added and removed."""
+    """Sums δ over all sets of rows, for an added and a removed example."""
     selection = tables.RowSelection(table_size=6, capacity=6, threshold=1.5, rows_per_example=2)
     others = np.array([[0, 1, 4, -1], [4, 5, -1, -1], [0, 0, 0, 0]], np.int32)
     neighbours = others, np.concatenate([others, np.array([lookups], np.int32)])
@@ -288,7 +288,7 @@ def test_the_selection_costs_no_more_than_its_gaussian(lookups):
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
 @pytest.mark.parametrize("threshold", [0.3, 1.0, 2.0])
 def test_both_releases_of_a_step_cost_no_more_than_the_ledger_says(share, threshold):
-    """One row that only the target looks up; its gradient, of the clip's length, shows if it is."""
+    """Only the target looks up the row; if selected, its gradient has the norm of the bound."""
     sigma, grid = 0.8, np.linspace(-20, 20, 40_001)
     one, other = sigma / math.sqrt(share), sigma / math.sqrt(1 - share)
     chance = stats.norm.sf((threshold - np.array([0.0, 1.0])) / one)
@@ -306,7 +306,7 @@ def test_both_releases_of_a_step_cost_no_more_than_the_ledger_says(share, thresh
 def test_the_two_multipliers_compose_to_that_of_the_ledger(share):
     clip = tables.row_selecting_clip(dpoptax.l2_clip(2.0), SELECTION, share=share)
     sigma = 1.3
-    # Of the gradient: the noise's standard deviation over what an example adds, 2.
+    # For the gradient: the noise's standard deviation over the example's contribution, 2.
     gradient = sigma * clip.sensitivity / 2.0
     rows = sigma / math.sqrt(share)
     step = dpa.ComposedDpEvent([dpa.GaussianDpEvent(rows), dpa.GaussianDpEvent(gradient)])
@@ -534,7 +534,7 @@ def test_a_threshold_no_batch_can_reach_is_refused():
 
 
 def large_arrays(jaxpr, size):
-    """The operations that make an array of at least so many entries."""
+    """Returns the operations that create an array with at least this many entries."""
     for eqn in jaxpr.eqns:
         inside = list(jaxprs_in_params(eqn.params))
         large = any(math.prod(getattr(v.aval, "shape", ())) >= size for v in eqn.outvars)
@@ -685,7 +685,7 @@ def test_the_tails_of_float32_are_those_of_the_normal_distribution():
 
 @pytest.mark.slow
 def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
-    """The likelihood ratio of rows and release of an example that alone looks up two rows."""
+    """Uses the likelihood ratio of rows and release for the only example with two lookups."""
     sigma, share, clip_norm, runs = 0.5, 0.5, 1.0, 40_000
     selection = tables.RowSelection(table_size=V, capacity=16, threshold=1.0, rows_per_example=2)
     clip = tables.row_selecting_clip(dpoptax.l2_clip(clip_norm), selection, share=share)
@@ -723,6 +723,6 @@ def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
 
     curve = auditing.trade_off_curve(score(with_it), score(without), np.linspace(-4, 6, 41))
     assert not curve.refutes(auditing.gaussian_trade_off(1 / sigma))
-    # Neither release alone would allow what was seen.
+    # The observations exceed the claim of each release without the other.
     assert curve.refutes(auditing.gaussian_trade_off(math.sqrt(1 - share) / sigma))
     assert curve.refutes(auditing.gaussian_trade_off(math.sqrt(share) / sigma))

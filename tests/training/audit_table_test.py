@@ -1,4 +1,4 @@
-"""What `dpoptax audit` says of its results: a row for each bound, notes, and the figure."""
+"""Tests of the output of `dpoptax audit`: a row per bound, notes, and the figure."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ CLAIMED = 4.377
 
 
 def _many_runs(mu):
-    """The audit of a Gaussian mechanism that claims μ = 1 and has `mu`."""
+    """Returns the audit of a Gaussian mechanism with `mu` that claims μ = 1."""
     rng = np.random.default_rng(0)
     curve = auditing.trade_off_curve(
         rng.normal(mu, size=40_000), rng.normal(size=40_000), np.linspace(-1.5, 2.5, 24)

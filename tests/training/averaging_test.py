@@ -1,4 +1,4 @@
-"""The average of the parameters: its recursion, and that it is what a run evaluates and keeps."""
+"""Tests of parameter averaging: the recursion, and its use in evaluation and checkpoints."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ GIVEN = {"noise_multiplier": 1.0, "epsilon": None}
 
 
 def recursion(iterates, decay):
-    """x̄ after all iterates, in NumPy."""
+    """Returns x̄ after all iterates, in NumPy."""
     mean = np.asarray(iterates[0], np.float64)
     for t, iterate in enumerate(iterates[1:]):
         kept = min(decay, (1 + t) / (10 + t))
@@ -49,7 +49,7 @@ def test_narrow_parameters_are_averaged_in_float32():
     tx = optax.chain(optax.identity(), average_params(0.999))
     params = {"w": jnp.full(2, 256.0, jnp.bfloat16)}
     state = tx.init(params)
-    for _ in range(100):  # steps of 2 are the least that bfloat16 has there
+    for _ in range(100):  # steps of 2 are the spacing of bfloat16 here
         updates, state = tx.update({"w": jnp.full(2, 2.0, jnp.bfloat16)}, state, params)
         params = optax.apply_updates(params, updates)
     mean = optax.tree.get(state, "averaged_params")["w"]

@@ -1,4 +1,4 @@
-"""Data sets from files in their published formats, and what is said of files that are not."""
+"""Tests of data sets in their published file formats, and of errors for other files."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Features in the place of images: on disk, in plans, runs, comparisons and audits."""
+"""Tests of features instead of images: on disk, in plans, runs, comparisons and audits."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ CONFIG = ExperimentConfig(
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where features are kept, empty."""
+    """An empty folder for features."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return tmp_path / "caches" / "dpoptax" / "features"
 
@@ -137,7 +137,7 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, mo
 
 @pytest.mark.parametrize("wanted", [WANTED, Dictionary(filters=20)])
 def test_an_example_more_changes_no_other_features(wanted):
-    """Bit for bit, wherever the others stand: else their gradients would change with it, too."""
+    """Features of the other examples stay equal bit for bit, at any position."""
     images = np.random.default_rng(0).normal(size=(300, 12, 11, 3)).astype(np.float32)
     with_it = np.concatenate(list(features._parts(images, wanted)))
     without = np.concatenate(list(features._parts(images[1:], wanted)))
@@ -146,7 +146,7 @@ def test_an_example_more_changes_no_other_features(wanted):
 
 @pytest.mark.slow
 def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
-    """Read by rows or held in memory, held out or not."""
+    """Training is equal for features read by rows or kept in memory, held out or not."""
     found = {}
     for limit in (2**28, 0):
         monkeypatch.setattr(features, "IN_MEMORY", limit)
@@ -216,7 +216,7 @@ def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
 def test_a_run_does_not_go_on_with_features_of_other_images(
     folder, tmp_path, in_memory, monkeypatch
 ):
-    """The same labels, and one image that was replaced: the same noise on another gradient."""
+    """A replaced image is refused: the same noise would be added to two different gradients."""
     if not in_memory:
         monkeypatch.setattr(features, "IN_MEMORY", 0)
     loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)

@@ -1,4 +1,4 @@
-"""Published files that are fetched over HTTP, from a server of this process."""
+"""Tests of fetching published files over HTTP, from a server in this process."""
 
 import dataclasses
 import hashlib
@@ -34,7 +34,7 @@ TRAIN_SIZE = {"cifar10": 50, "cifar100": 10}
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder; of a path in `cut` half of what it announces."""
+    """Serves a folder; for paths in `cut`, sends half of the announced length."""
 
     def do_GET(self):
         self.server.asked.append(self.path)
@@ -53,7 +53,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A server of small published files, each under its true name, and `SOURCES` that name it."""
+    """Serves small published files under their true names, with `SOURCES` that list them."""
     folder = tmp_path / "server"
     folder.mkdir()
     publish(folder, tmp_path / "written")
@@ -71,7 +71,7 @@ def server(tmp_path, monkeypatch):
 
 
 def publish(folder, scratch):
-    """Small data sets, in a folder for each, in files of the names that are published."""
+    """Publishes small data sets, one folder each, under their published file names."""
     for name in ("mnist", "fashion_mnist"):
         write_mnist(folder / name)
     for classes in (10, 100):
@@ -89,7 +89,7 @@ def publish(folder, scratch):
 
 
 def redirected(folder, address):
-    """The true table, with the addresses and checksums of the small files."""
+    """Returns the true table with the addresses and checksums of the small files."""
     sources = {}
     for name, files in fetching.SOURCES.items():
         sources[name] = []
@@ -102,7 +102,7 @@ def redirected(folder, address):
 
 
 def contents(folder):
-    """Of all files below `folder`, by their paths."""
+    """Returns the contents of all files below `folder`, by path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -111,7 +111,7 @@ def contents(folder):
 
 
 def tokens(name, folder):
-    """What a data set of texts is read with."""
+    """Returns the `tokens` option of a data set; writes a tokenizer if it has texts."""
     if PUBLISHED[name].kind == "images":
         return Tokens(None, 16)
     write_tokenizer(folder, encoder=PUBLISHED[name].kind == "sentences")

@@ -1,4 +1,4 @@
-"""Fine-tuning by the trainer: published files in, a summary of sentences or of perplexity out."""
+"""Tests of fine-tuning by the trainer, from published files to the summary."""
 
 import dataclasses
 import json
@@ -112,7 +112,7 @@ def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
         data_dir=tmp_path / "data",
         model="linear",
         **{k: v for k, v in SHORT.items() if k not in ("lora_rank", "sequence_length")},
-        microbatch_size=2,  # nine images are no multiple
+        microbatch_size=2,  # nine images are not a multiple
     )
     summary = train_and_evaluate(config, tmp_path / "run", progress=False).summary
     assert summary["test_accuracy"] * 9 == pytest.approx(round(summary["test_accuracy"] * 9))
@@ -144,7 +144,7 @@ def test_a_plan_needs_neither_data_nor_checkpoint():
         steps=10,
     )
     cost = plan_run(config, count_flops=False)
-    # Twelve layers with corrections of query and value, and the head of two classes.
+    # Twelve layers with corrections of query and value, and a two-class head.
     assert cost.num_params == 12 * 2 * 2 * 768 * 16 + 768 * 768 + 768 + 768 * 2 + 2
     assert cost.num_params + cost.num_frozen == 124_647_170 + 12 * 2 * 2 * 768 * 16
     assert cost.dataset_size == 67_349
@@ -153,7 +153,7 @@ def test_a_plan_needs_neither_data_nor_checkpoint():
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_weights_it_began_with_alone(folder, tmp_path):
-    """LoRA's gradients depend on the frozen ones, which no checkpoint holds."""
+    """LoRA's gradients depend on the frozen weights, which checkpoints do not store."""
     shutil.copytree(folder / "roberta", tmp_path / "model")
     config = config_for(folder, "sst2", seed=3)
     config = dataclasses.replace(config, pretrained=tmp_path / "model")

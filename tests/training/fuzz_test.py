@@ -1,4 +1,4 @@
-"""Hostile input to the command line, configs and checkpoints: a message, never a traceback."""
+"""Tests of hostile input to commands, configs and checkpoints: errors without tracebacks."""
 
 import contextlib
 import dataclasses
@@ -34,11 +34,11 @@ hostile = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 class _PlannedError(Exception):
-    """A run got as far as its first step."""
+    """A run reached its first step."""
 
 
 def _plan(config, workdir):
-    """Everything up to the first step, and then a run of no length."""
+    """Runs everything before the first step, and then a run of zero steps."""
     import jax
 
     from dpoptax.training.data.dataset import load_dataset
@@ -52,7 +52,7 @@ def _plan(config, workdir):
 
 
 def _run(*arguments):
-    """The command's exit code; None where it would have trained. Raises what a user would see."""
+    """Returns the exit code, or None if it would train. Raises errors that users would see."""
     error = io.StringIO()
     with (
         contextlib.redirect_stderr(error),
@@ -150,10 +150,10 @@ def begun(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # that a checkpoint was passed over
+@pytest.mark.filterwarnings("ignore")  # about a skipped checkpoint
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "text"])
 def test_damaged_checkpoints(begun, tmp_path, damage):
-    """A damaged file is a clear error, or is passed over; what is restored is what was saved."""
+    """A damaged file is reported or skipped, and restored values equal the saved ones."""
     from dpoptax.training.loop import train_and_evaluate
 
     config, workdir = begun
@@ -174,5 +174,5 @@ def test_damaged_checkpoints(begun, tmp_path, damage):
             victim.write_bytes(content)
         else:
             victim.write_text("not a checkpoint")
-        with contextlib.suppress(ValueError, OSError):  # what the command line prints
+        with contextlib.suppress(ValueError, OSError):  # errors that the command line prints
             assert train_and_evaluate(config, copy, progress=False).summary["steps"] == 2

@@ -1,4 +1,4 @@
-"""Generated texts: the search against brute force, scores against hand-made ones, the trainer."""
+"""Tests of generated texts: search against brute force, scores by hand, and the trainer."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def log_softmax(logits):
 @functools.partial(jax.jit, static_argnames=("beams", "length_penalty"))
 @functools.partial(jax.vmap, in_axes=(0, None, None))
 def table_search(table, beams, length_penalty):
-    """The search where logits depend on the number of a token and on the one before it."""
+    """Searches where logits depend on the position and on the previous token."""
 
     def step(tokens, past, count):
         following = jnp.minimum(count + 1, len(table) - 1)
@@ -49,9 +49,9 @@ TABLES = 2 * np.random.default_rng(0).normal(size=(40, 6, 4, 4)).astype(np.float
 
 
 def reference_search(following, *, beams, length_penalty, max_tokens):
-    """The same by lists of (log-probability, tokens), as the docstring of `beam_search` says it.
+    """Searches by lists of (log-probability, tokens), as in the docstring of `beam_search`.
 
-    `following(tokens)` are the logits of what comes next.
+    `following(tokens)` returns the logits of the next token.
     """
     alive, ended = [(0.0, ())], []
     for count in range(max_tokens):
@@ -102,7 +102,7 @@ def test_one_beam_takes_the_likeliest_token_each_time():
 
 @pytest.fixture(scope="module")
 def tiny():
-    """A GPT-2 of five tokens, with weights large enough to have a will."""
+    """A GPT-2 with five tokens and weights large enough for distinct preferences."""
     model = Gpt2(5, width=8, depth=2, heads=2, hidden=16, positions=12)
     make = jax.jit(functools.partial(models.init_variables, model))
     variables = make(jnp.zeros(3, jnp.int32), jax.random.key(1))
@@ -113,7 +113,7 @@ _apply = jax.jit(models.apply, static_argnums=0)
 
 
 def whole_logits(tiny, tokens):
-    """Of what follows `tokens`, by the model as the training has it: a whole row at once."""
+    """Returns the logits after `tokens`, by the training model on a whole row."""
     row = np.full(tiny[0].positions, END, np.int32)
     row[: len(tokens)] = tokens
     return np.asarray(_apply(*tiny, row))[len(tokens) - 1]
@@ -183,8 +183,8 @@ def test_scores_by_hand():
     assert generation.scores([same[0].lower()], [["something else", *same]]) == perfect
     texts = ["the cat sat on the mat", "a dog ran"]
     references = [["the cat sat on a mat", "a cat sat on the mat"], ["a dog ran away now"]]
-    # Of nine words eight are in a reference ("the" is there once), of longer n-grams all; the
-    # references that are closest in length have 6 + 5 words.
+    # Of nine words, eight occur in a reference ("the" occurs once); all longer n-grams occur. The
+    # references closest in length have 6 + 5 words.
     bleu = 100 * np.exp(1 - 11 / 9) * (8 / 9) ** 0.25
     # Five of six words in order in either reference; all of the text, and 3 of 5 words.
     rouge = 100 * (5 / 6 + 2 * 0.6 / 1.6) / 2
@@ -235,14 +235,14 @@ def test_references_are_grouped_by_their_source(folder):
     assert len(e2e.test["inputs"]) == 7
     dart = load_published("dart", folder, tokens)
     assert [len(references) for _, references in dart.texts] == [2, 2, 2]
-    # A text starts where a target starts in the training.
+    # Generation starts at the position where targets start in training.
     prompts, lengths = tokens.prompts([source for source, _ in dart.texts])
     for row, length, inputs, labels in zip(
         prompts, lengths, dart.test["inputs"][::2], dart.test["labels"][::2], strict=True
     ):
         start = np.flatnonzero(labels != NO_LABEL)[0] + 1
         assert row[length - 1] == inputs[start - 1] == tokens.end
-        if start == length:  # else the row cuts the source to make room for its target
+        if start == length:  # otherwise the row cuts the source to fit its target
             np.testing.assert_array_equal(row[:length], inputs[:start])
 
 
@@ -253,7 +253,7 @@ def test_texts_do_not_depend_on_how_many_are_generated_at_a_time(folder):
     model = config.build_model(0)
     start = config.initial_variables(model, dataset.train["inputs"][0], jax.random.key(0))
     found = []
-    for size in (None, 4):  # six sources are no multiple of four
+    for size in (None, 4):  # six sources are not a multiple of four
         changed = dataclasses.replace(config, microbatch_size=size)
         found.append(generation.Generation(changed, SEARCH, model, dataset)(*start))
     assert found[0] == found[1]

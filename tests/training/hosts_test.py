@@ -1,4 +1,4 @@
-"""Trainer runs over several devices and processes: those of one device, and moved between them."""
+"""Tests of trainer runs over devices and processes: equal to one device, and movable."""
 
 import json
 import os
@@ -62,14 +62,14 @@ def _command(config, workdir, *options):
 
 
 def _environment(devices, **more):
-    # The same sums in another order: nothing here is about what the compiler does with them.
+    # Only the order of sums changes; compiler optimizations are not tested here.
     quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     return {**os.environ, **quick, "XLA_FLAGS": flags, **more}
 
 
 def _together(commands, devices):
-    """Runs commands as the processes of one run, with so many devices each; their outputs."""
+    """Runs commands as processes of one run, each with `devices` devices; returns their outputs."""
     if len(commands) == 1:
         environments = [_environment(devices)]
     else:
@@ -103,7 +103,7 @@ def _together(commands, devices):
 
 
 def _run(processes, devices, config, workdir, *options):
-    """A run by so many processes with so many devices each; its parameters and its summary."""
+    """Trains with several processes and devices; returns the parameters and the summary."""
     _together([_command(config, workdir, *options)] * processes, devices)
     params = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
     return params, json.loads((workdir / "summary.json").read_text())
@@ -124,7 +124,7 @@ def _assert_close(got, want, atol=1e-6):
 
 
 def _reads(log, process):
-    """What batches read: without the spread of records by which data sets are told apart."""
+    """Returns the records read by batches, without those that identify the data set."""
     with open(f"{log}-{process}") as lines:
         found = [int(line) for line in lines]
     for place in np.unique(np.linspace(0, dataset.digits().train_size - 1, 64).astype(int)):
@@ -142,7 +142,7 @@ def _reads(log, process):
     ],
 )
 def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, change, message):
-    """Each would draw or read records of its own, and one could be in two parts of a batch."""
+    """Hosts that draw or read different records are refused: one record could be in two parts."""
     config = tmp_path / "config.py"
     rank = "__import__('jax').process_index()"
     text = CONFIG.format(log=str(tmp_path / "reads"))
@@ -161,7 +161,7 @@ def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, chan
 
 @pytest.mark.slow
 def test_hosts_that_go_on_from_other_checkpoints_are_refused(tmp_path):
-    """Each would take its part of another step's batch, to which it added another step's noise."""
+    """Hosts at different steps are refused: each would add the noise of another step."""
     config = tmp_path / "config.py"
     config.write_text(CONFIG.format(log=str(tmp_path / "reads")).replace('"cnn"', '"mlp"'))
     _run(2, 1, config, tmp_path / "0", "--parallel", "hosts")
@@ -202,7 +202,7 @@ print("refused")
 
 @pytest.mark.slow
 def test_hosts_with_keys_of_their_own_are_refused():
-    """Parameters that all have would get a noise from each, and the sum be released twice."""
+    """Hosts with separate keys are refused: each would release the sum with different noise."""
     outputs = _together([[sys.executable, "-c", OWN_LOOP]] * 2, 1)
     assert all("refused" in output for output in outputs)
 
@@ -219,8 +219,8 @@ def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
     _assert_close(two, alone)
     for field in ("epsilon", "steps", "noise_multiplier", "padded_size"):
         assert summary_of_two[field] == summary[field]
-    # Each process read its own part of the samples; record 0 is also what padding reads. Padding
-    # is at the end, in the part of the last.
+    # Each process reads its own part of the samples. Padding also reads record 0, at the end, in
+    # the part of the last process.
     reads = [[i for i in _reads(log, process) if i] for process in (0, 1)]
     assert sorted(reads[0] + reads[1]) == sorted(i for i in read_alone if i)
     assert min(map(len, reads)) > 0
@@ -228,7 +228,7 @@ def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
     four, _ = _run(1, 4, config, tmp_path / "four", "--parallel", "devices")
     _assert_close(four, alone)
 
-    # Half of the steps by two processes, the rest by one, on other devices.
+    # Two processes run half of the steps; one runs the rest on other devices.
     for processes, devices, options in (
         (2, 1, ("--steps", "2", "--parallel", "hosts")),
         (1, 3, ()),
@@ -243,7 +243,7 @@ def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
 
 @pytest.mark.slow
 def test_hosts_share_the_ciphers_of_a_run(tmp_path):
-    """Noise by ChaCha20, batches by SHAKE-256, and a seed that one of them draws."""
+    """Checks noise by ChaCha20, batches by SHAKE-256, and a seed that one host draws."""
     config = tmp_path / "config.py"
     config.write_text(CONFIG.format(log=str(tmp_path / "reads")))
     ciphered = ("--generator", "chacha20", "--seed")

@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment, while they write a checkpoint too, and started again."""
+"""Tests of runs killed at any moment, including checkpoint writes, and restarted."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, bat
 
 
 def _train(steps, workdir):
-    """The body of a process: the run, with a line for each step of what it is about to release."""
+    """Trains in a process that logs each step before its release."""
     workdir = Path(workdir)
     compile_step = course.compile_step
 
@@ -57,15 +57,15 @@ def _finish(context, steps, workdir):
 
 
 def _writing(workdir):
-    """Whether a checkpoint is being written, by the name of orbax's temporary directories."""
+    """Returns whether a checkpoint is being written, from orbax's temporary directories."""
     return any((workdir / "checkpoints").glob("*tmp*"))
 
 
 def _kill(process, workdir, rng):
-    """Kills at a random moment of the run, or of a write. Whether it was before the end."""
+    """Kills a run at a random moment or during a write; returns whether it was unfinished."""
     log = workdir / "released.log"
     before = log.stat().st_size if log.exists() else 0
-    # Most often after some steps, so that there is progress, and now and then at any moment.
+    # Usually after some steps, for progress, and sometimes at any moment.
     while rng.random() < 0.999 and process.is_alive():
         if log.exists() and log.stat().st_size > before:
             break
@@ -87,7 +87,7 @@ def _kill(process, workdir, rng):
     [(1, 240), *(pytest.param(*k, marks=pytest.mark.slow) for k in ((3, 240), (8, 300)))],
 )
 def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
-    context = multiprocessing.get_context("forkserver")  # imports once: a start costs no more
+    context = multiprocessing.get_context("forkserver")  # imports once, so starts are cheap
     context.set_forkserver_preload(["tests.training.kill_test"])
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
@@ -107,7 +107,7 @@ def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, s
     lines = (killed / "released.log").read_text().split("\n")
     released = {}
     for number, drawn in (line.split() for line in lines if len(line.split()) == 2):
-        # What is released under the noise of step t is always the same.
+        # The release under the noise of step t is always the same.
         assert released.setdefault(number, drawn) == drawn
     expected = dict(
         line.split() for line in (undisturbed / "released.log").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""`dpoptax plan`: what it says of a run is what the run then is."""
+"""Tests that the statements of `dpoptax plan` hold for the run."""
 
 import dataclasses
 import re
@@ -46,7 +46,7 @@ def test_flops_grow_with_the_batch_whatever_the_microbatch():
 
     assert flops(batch_size=512) == pytest.approx(flops(), rel=0.05)
     assert flops(microbatch_size=8) == pytest.approx(flops(), rel=0.2)
-    # Forward and weight gradient: four operations a weight and example, and the softmax.
+    # Forward pass and weight gradient: four operations per weight and example, plus the softmax.
     per_example = flops() * (64 * 4 + 4)
     assert 4 * 640 < per_example < 8 * 640
 
@@ -69,7 +69,8 @@ def test_the_compiled_step_tells_its_working_memory():
 
 
 def test_a_large_epsilon_is_planned_by_rdp(capsys):
-    # The default cut of a draw, times e^12, used up δ: an error.
+    # Charging e^12 times the probability of the default truncation used up δ, which raised an
+    # error.
     plan = ["plan", f"{CONFIGS}/digits/dp_sgd.py", "--epsilon", "12", "--accountant", "rdp"]
     assert main(plan) == 0
     assert "1.1633 of the clip norm" in capsys.readouterr().out
@@ -121,7 +122,7 @@ def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
     in_order = {name: row for name, row in rows.items() if row.sampling == "in_order"}
     assert sorted(in_order) == [name for name in sorted(rows) if name.startswith("in_order/")]
     for row in rows.values():
-        # Given, not calibrated: the accounting of each row is not what is asked here.
+        # Given instead of calibrated, because accounting is not tested here.
         noise = {"noise_multiplier": 9.0, "epsilon": None} if row.method.private else {}
         cost = plan_run(dataclasses.replace(row, accountant="rdp", **noise), count_flops=False)
         assert (cost.num_params, cost.dataset_size, cost.steps) == (26_538, 1_438, row.steps)

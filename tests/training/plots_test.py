@@ -1,4 +1,4 @@
-"""The figure of a comparison: accuracies and differences from DP-SGD."""
+"""Tests of the figure of a comparison: accuracies and differences from DP-SGD."""
 
 import dataclasses
 

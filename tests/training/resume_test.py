@@ -1,4 +1,4 @@
-"""Runs that are stopped, damaged or changed: they go on as if nothing had been, or say why not."""
+"""Tests that stopped, damaged or changed runs resume exactly or explain the refusal."""
 
 import dataclasses
 import json
@@ -32,11 +32,11 @@ from tests.runs import CONFIG
 
 
 class StoppedError(Exception):
-    """The run was stopped on purpose."""
+    """A run stopped on purpose."""
 
 
 def run(workdir, stop_before=None, **changes):
-    """A run, or the part of it before a step."""
+    """Runs all steps, or those before a given step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
             compile_step = course.compile_step
@@ -58,7 +58,7 @@ def run(workdir, stop_before=None, **changes):
 
 
 def outcome(result):
-    """All of a run that must not depend on stops."""
+    """Returns all parts of a run that must not depend on stops."""
     history = [{**entry, "seconds": None} for entry in result.history]
     return result.summary["params_sha256"], result.summary["epsilon"], history
 
@@ -86,11 +86,11 @@ def test_a_workdir_that_cannot_be_made_is_told_before_the_data_are_read(tmp_path
 
 @dataclasses.dataclass(frozen=True)
 class OwnDisk(Disk):
-    """A method of a user's, with the name and the fields of another one."""
+    """A user's method with the name and fields of another one."""
 
 
 def test_a_method_of_ones_own_is_told_from_others_of_its_name():
-    """By module and class; those of dpoptax itself as in all records so far."""
+    """Records name the module and class, except for methods of dpoptax."""
     fields = {"name": "DiSK", "kappa": 0.7, "gamma": 0.5}
     assert Disk(0.7, 0.5).to_dict().items() >= fields.items()
     assert "class" not in Disk(0.7, 0.5).to_dict()
@@ -119,7 +119,7 @@ def own_method(folder, name="one", steps=6):
 
 
 def test_classes_of_one_name_in_two_config_files_are_told_apart(tmp_path):
-    """By the file's name, so that a comparison does not take the runs of one for the other."""
+    """Records name the file, so that a comparison does not confuse runs."""
     one, other = (own_method(tmp_path, name).to_dict() for name in ("a", "b"))
     assert (one["class"], other["class"]) == ("a.Mine", "b.Mine")
 
@@ -157,7 +157,7 @@ def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbe
 
 
 def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkeypatch):
-    shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown, and is run again from step 2
+    shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown and is repeated from step 2
     monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
     with pytest.raises(ConfigError, match="shown step 4 .* go on from step 2 .* same noise"):
         run(stopped)
@@ -171,12 +171,12 @@ def test_what_sums_are_computed_with_is_recorded(undisturbed):
     summary, rows = undisturbed[0].summary, recorded["rows"]
     assert (rows, recorded["devices"]) == (summary["padded_size"], 8)
     assert recorded.items() >= summary["versions"].items()  # NumPy draws batches
-    # What the record need not tell apart, and what it has to.
+    # Numbers of devices that the record may treat as equal, and one that it must not.
     assert tau(WholeBatch(rows)) == tau(WholeBatch(rows, 8)) < tau(WholeBatch(rows, 64))
 
 
 def test_in_fixed_point_the_order_of_sums_is_recorded_too():
-    """Devices add up in another order: for who sees every bit, another sum under the same noise."""
+    """Devices sum in another order: an observer of every bit would see two sums with one noise."""
     mesh = types.SimpleNamespace(size=2, devices=np.array(jax.devices()))
     places = Devices(), types.SimpleNamespace(mesh=mesh)
     found = []
@@ -227,7 +227,7 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
 def test_other_draws_of_copies_are_not_put_under_the_same_noise(
     other, named, tmp_path, monkeypatch
 ):
-    """Steps 1 and 2 were shown, the only checkpoint is of step 0."""
+    """Steps 1 and 2 were shown, and only step 0 has a checkpoint."""
     augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=2, **augmented)
@@ -245,7 +245,7 @@ def test_other_draws_of_copies_are_not_put_under_the_same_noise(
 def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped, monkeypatch):
     for file in (stopped / "checkpoints" / "4" / "state").rglob("*"):
         if file.is_file():
-            _damage_truncate(file)  # and the record stays whole
+            _damage_truncate(file)  # and the record stays intact
     monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
     with (
         pytest.warns(UserWarning, match="going on from step 2"),
@@ -255,7 +255,7 @@ def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped
 
 
 def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp_path, monkeypatch):
-    """Between the two starts that show step 4, the second ends before it gets so far."""
+    """The second of three starts stops before step 4, which the first one showed."""
     for steps in (5, 1):
         with pytest.raises(StoppedError):
             run(tmp_path, stop_before=steps, eval_every=1, checkpoint_every=6)
@@ -265,7 +265,7 @@ def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp
 
 
 def test_no_run_ends_before_a_step_that_it_has_shown(tmp_path):
-    """Its ε would leave out what was released; a budget is as spent as that."""
+    """A run that ends before a shown step is refused: its ε would omit released steps."""
     rare = {"eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=4, **rare)
@@ -292,7 +292,7 @@ def test_a_seed_that_was_given_does_not_become_one_that_nobody_knows(tmp_path, u
     again = run(undisturbed[1], seed=None)
     assert outcome(again) == outcome(undisturbed[0])
     assert again.summary["assumed_secret"] == ["config.seed"]
-    # The other way round it is said from then on.
+    # In the opposite case, the summary reports it from then on.
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, seed=None)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
@@ -314,8 +314,8 @@ def test_a_seed_that_was_given_does_not_become_one_that_nobody_knows(tmp_path, u
         ("l2_clip_norm", 2.0),
         ("learning_rate", 0.5),
         ("model", "mlp"),
-        ("delta", 1e-9),  # metrics.jsonl would have the ε of two
-        ("record_training_metrics", True),  # and the summary would say of the last part alone
+        ("delta", 1e-9),  # metrics.jsonl would mix two values of ε
+        ("record_training_metrics", True),  # the summary would describe only the last part
     ],
 )
 def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, field, value):
@@ -370,7 +370,7 @@ def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, chang
     monkeypatch.setattr(dataset_module.DatasetSpec, "load", other)
     with pytest.raises(ConfigError, match=r"differ from those of the run's first 6 steps"):
         run(undisturbed[1])
-    assert (undisturbed[1] / "summary.json").exists()  # it still says what the run has spent
+    assert (undisturbed[1] / "summary.json").exists()  # it still states the spent budget
 
 
 def test_what_a_checkpoint_keeps_of_the_data_is_keyed_by_the_seed(tmp_path):
@@ -395,7 +395,7 @@ def test_the_budget_holds_across_restarts(tmp_path, undisturbed):
     assert summary["steps"] == permitted
     assert summary["stopped_by_budget"]
     assert summary["epsilon"] <= budget
-    # A larger budget lets it go on; one that is spent already is no budget.
+    # With a larger budget it continues; a budget that is already spent is refused.
     assert run(tmp_path / "parts").summary["steps"] == 6
     with pytest.raises(ConfigError, match=r"has spent in 6 steps"):
         run(tmp_path / "parts", epsilon=budget)
@@ -433,14 +433,14 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
             assert "going on from step 4" in warned[0]
             assert record["step"] == 4
             assert (copy.parent / "unreadable-checkpoint-6").is_dir()
-        else:  # a file that the values do not depend on
+        else:  # a file that does not affect the values
             assert record == want[1]
             jax.tree.map(_assert_same, state, want[0])
     assert fallbacks >= 2
 
 
 def _state_like():
-    """Parameters and optimizer state of the runs here, before any step."""
+    """Returns parameters and optimizer state of these runs before the first step."""
     dataset = dataset_module.load_dataset(CONFIG.dataset)
     model = CONFIG.build_model(dataset.num_classes)
     inputs = dataset.train["inputs"][0]
@@ -462,7 +462,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_run_ends_the
     with pytest.warns(UserWarning, match="going on from step 2"):
         result = run(stopped)
     assert outcome(result) == outcome(undisturbed[0])
-    # What may still be read of it are the noise key and the seed.
+    # It may still contain the noise key and the seed.
     assert (stopped / "unreadable-checkpoint-4").stat().st_mode & 0o077 == 0
 
 
@@ -511,11 +511,11 @@ def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_
     assert not left.exists()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such modes")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lacks POSIX file modes")
 def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    folder.chmod(0o777)  # as copied without its mode, or made by who wants to read what comes
+    folder.chmod(0o777)  # as after a copy without modes, or created by an attacker
     with Checkpoints(folder):
         assert folder.stat().st_mode & 0o077 == 0
     other = types.SimpleNamespace(st_uid=folder.stat().st_uid + 1)
@@ -525,7 +525,7 @@ def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, mo
 
 
 def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, monkeypatch):
-    """A summary would state the ε of fewer steps than the parameters beside it are of."""
+    """The workdir stays locked until all files are written, so summary and parameters match."""
     write, workdir = loop.outputs.write, undisturbed[1]
 
     def meanwhile(*args):

@@ -1,4 +1,4 @@
-"""What each field of a config is part of, and that nothing reads a field it does not depend on."""
+"""Tests of field roles in configs, and that parts read only the fields they depend on."""
 
 import dataclasses
 import functools
@@ -29,9 +29,8 @@ def test_every_field_of_a_config_says_what_it_is_part_of(declared):
 
 
 def test_what_a_method_changes_in_the_release_is_priced():
-    # Of the shipped methods these fields alone may be drawn from a range without a price of their
-    # own: they are of gradient points, of filters and what else follows the release, and of a
-    # method for which no ε is stated.
+    # Only these fields of the shipped methods may be drawn from a range without changing the price.
+    # They affect gradient points, filters and other post-processing, or a method without ε.
     unpriced = {
         each.name
         for method in vars(methods).values()
@@ -45,7 +44,7 @@ def test_what_a_method_changes_in_the_release_is_priced():
 def test_a_range_needs_a_field_without_a_price_in_every_config():
     @dataclasses.dataclass(frozen=True)
     class Own(Disk):
-        kappa: float = 0.7  # says nothing, so it counts as priced
+        kappa: float = 0.7  # without a role, the field counts as priced
 
     ranged = ("method.kappa=uniform:0.1:0.9",)
     (one,) = settings.costs({"disk": TrainConfig(method=Disk())}, ranged)
@@ -56,7 +55,7 @@ def test_a_range_needs_a_field_without_a_price_in_every_config():
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of the test below."""
+    """Settings for the test below."""
 
     steps: int = field(3, Role.STEP)
     seed: int = field(0, Role.KEPT)
@@ -72,7 +71,7 @@ def test_a_part_has_its_fields_and_is_equal_by_them():
 
 
 def _traced(config, key):
-    """The program of a step, with the arrays that it would have compiled in."""
+    """Returns the program of a step, including arrays that would be compiled in."""
     chain = build_chain(config, 1.0, Keys.of(jax.random.key(key)))
     model = config.build_model(10)
     inputs = jax.ShapeDtypeStruct((8, 8, 1), jnp.float32)
@@ -165,7 +164,7 @@ class Float(methods.DPSGD):
     ],
 )
 def test_a_method_whose_noise_is_not_what_the_run_is_priced_for_is_refused(method, message):
-    """Its budget, and the ε that metrics.jsonl shows, would be of other noise."""
+    """Methods with other noise are refused: the budget and the shown ε would not describe it."""
     config = TrainConfig(method=method, fixed_point=isinstance(method, Float))
     with pytest.raises(settings.ConfigError, match=message):
         build_chain(config, 1.0, Keys.of(jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""The second start of a command: what it imports and compiles before its first step."""
+"""Tests of a command's second start: imports and compilation before the first step."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from dpoptax.training.config import TrainConfig
 def get_config():
     return TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, seed=0)
 """
-# Prints what there is when the first step is done, and runs on.
+# Prints the state after the first step and continues.
 WATCHED = """
 import collections, json, sys
 import jax
@@ -94,7 +94,7 @@ def test_keys_take_all_bits_of_a_seed():
 
 
 def test_what_is_compiled_to_begin_a_run_holds_no_key():
-    """Programs are kept on disk: one for all keys, which are among its arguments."""
+    """Stored programs take keys as arguments, so one program serves all keys."""
     params = {"w": jax.numpy.ones((4, 3))}
     plan = privacy.make_plan(CONFIG, 1438)
     of_seed = [

@@ -1,4 +1,4 @@
-"""From the command to the first step: phases, the compilation cache."""
+"""Tests from the command to the first step: phases and the compilation cache."""
 
 import dataclasses
 import json
@@ -114,7 +114,7 @@ class TestSummary:
         dataset = load_dataset("digits")
         plan = make_plan(config, dataset.train_size)
         plan.bounds(evaluated_steps(config, 12))
-        monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounted anew"))
+        monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounting ran again"))
         monkeypatch.setattr("dpoptax.accounting.planned_guarantee", None)
         history = loop.train(config, dataset, plan).history
         assert [entry["step"] for entry in history] == list(range(13))
@@ -123,7 +123,7 @@ class TestSummary:
 class TestCompilationCache:
     @pytest.fixture(autouse=True)
     def no_folder_yet(self, monkeypatch):
-        """The tests' own folder is out of the way."""
+        """Removes the tests' own cache folder from the environment."""
         before = jax.config.jax_compilation_cache_dir
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
         compilation_cache._set("jax_compilation_cache_dir", None)
@@ -182,7 +182,7 @@ class TestCompilationCache:
 
     @pytest.mark.parametrize("attack", ["many runs", "one run"])
     def test_what_is_kept_of_an_audit_holds_no_data_and_no_key(self, attack, tmp_path):
-        """Programs for others are the same ones: they are arguments, and no constants."""
+        """Data and keys are arguments, not constants, so other runs share the same programs."""
         clip, sampler = dpoptax.l2_clip(1.0), sampling.PoissonSampler(64, 64, seed=0)
         grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
 
@@ -245,7 +245,7 @@ class TestCompilationCache:
             compilation_cache.kept_in(shared / "dpoptax" / "compiled"),
         ):
             assert jax.config.jax_compilation_cache_dir is None
-        shared.chmod(0o1777)  # as /tmp: each can only replace what is its own
+        shared.chmod(0o1777)  # like /tmp: users can replace only their own files
         with compilation_cache.kept_in(shared / "dpoptax" / "compiled"):
             assert jax.config.jax_compilation_cache_dir is not None
 

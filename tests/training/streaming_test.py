@@ -1,4 +1,4 @@
-"""Data larger than memory: what a step reads, and what it holds."""
+"""Tests of data larger than memory: reads and memory of a step."""
 
 import time
 import tracemalloc
@@ -54,12 +54,12 @@ def test_a_streamed_run_is_the_resident_one_bit_for_bit(files):
 
 def test_a_step_over_a_hundred_million_records_holds_its_batch_and_no_more(tmp_path):
     records = 10**8
-    # A sparse file: 800 MB of zeros that take no disk.
+    # A sparse file: 800 MB of zeros that take no disk space.
     mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (records,))
     del mapped
     source = memory_mapped(tmp_path)
     sampler = PoissonSampler(records, 1000, seed=0)
-    sampler.sample(0)  # the padded size is computed once
+    sampler.sample(0)  # computes the padded size once
     tracemalloc.start()
     for step in range(5):
         batch, mask = streaming.load_batch(source, sampler.sample(step))
@@ -88,7 +88,7 @@ def test_prefetch_keeps_the_order_runs_two_ahead_and_passes_errors_on():
 
 
 def test_a_grain_source_needs_no_adapter():
-    """`grain.sources.RandomAccessDataSource` asks for these two methods and nothing else."""
+    """`grain.sources.RandomAccessDataSource` requires only these two methods."""
 
     class Source:
         def __len__(self):

@@ -1,4 +1,4 @@
-"""A sweep: what it tries, what its result costs, and that a killed one goes on."""
+"""Tests of sweeps: trials, the price of the result, and resuming after a kill."""
 
 import contextlib
 import dataclasses
@@ -85,7 +85,7 @@ def test_the_best_is_published_as_it_was_trained(finished):
 
 
 def test_the_seeds_of_trials_are_for_the_owner_alone(finished):
-    """Who reads one draws the noise of that trial."""
+    """Only the owner can read the seeds, because a seed reproduces the noise of its trial."""
     workdir, _ = finished
     for name in ("sweep.json", "trials"):
         assert (workdir / name).stat().st_mode & 0o077 == 0
@@ -116,7 +116,7 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
 def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, monkeypatch):
     workdir, results = finished
     monkeypatch.setattr(trials, "train", None)
-    for seed in (0, None):  # of the config, which no trial uses
+    for seed in (0, None):  # the config's seed, which no trial uses
         configs = {"tiny": dataclasses.replace(TINY, seed=seed)}
         again = run_sweep(configs, sweep(workdir, seed=None), progress=False)
         assert again.result == results.result
@@ -128,7 +128,7 @@ def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, 
 
 
 def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
-    """As they are found where another version of the accounting calibrated it."""
+    """Trials are refused if another version of the accounting calibrated their noise."""
     workdir, results = finished
     shutil.copytree(workdir, tmp_path / "out")
     file = tmp_path / "out" / "trials" / results.trials[2].record
@@ -140,12 +140,12 @@ def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Bands(Method):
-    """Noise that is correlated by more than its fields say, as where another version wrote it."""
+    """Noise more correlated than its fields state, as if written by another version."""
 
     name = "Bands"
     by = 0.5
 
-    weight: float = field(0.0, Role.UNPRICED)  # which is not true
+    weight: float = field(0.0, Role.UNPRICED)  # this role is wrong on purpose
 
     @property
     def cycle_length(self):
@@ -161,7 +161,7 @@ CORRELATED = dataclasses.replace(
 
 
 def test_trials_of_another_strategy_than_is_priced_are_refused(tmp_path, monkeypatch):
-    """The multiplier was given, and so the same."""
+    """The multiplier was given, so it is the same."""
     given = {"grid": ("learning_rate=0.5,1",)}
     run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
     monkeypatch.setattr(Bands, "by", 0.25)
@@ -186,7 +186,7 @@ def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
 
 @pytest.mark.parametrize("place", [0, 4])
 def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place):
-    """One that is trained on, and one that is held out: no ε holds for two data sets."""
+    """Changes a training example and a held-out example; ε does not cover two data sets."""
     whole = trials.dataset_of(TINY, held_out=False)
     held_out = trials.dataset_of(TINY, held_out=True)
     assert (whole.train["inputs"][place] == held_out.test["inputs"][0]).all() == (place == 4)
@@ -232,7 +232,7 @@ def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, 
 
 
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
-    """Each would draw a seed, and release trials and a result that the other's ε leaves out."""
+    """Only one process trains; two would release results under separate seeds and ε."""
     out = tmp_path / "out"
     one_trial = {"grid": ("learning_rate=1",), "seed": None}
     real, results = sweep_module.prepare, []
@@ -301,7 +301,7 @@ def sweep_seed(seed, use):
 
 
 def test_random_trials_cost_what_the_costliest_setting_could(tmp_path):
-    """Also where that setting was not drawn."""
+    """The price covers the costliest setting even if it was not drawn."""
     costly = {"tiny": dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)}
     given = {"grid": (), "repetitions": "geometric", "trials": 2}
     price = [
@@ -373,11 +373,11 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
 def test_what_cannot_be_tried_is_named(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         run_sweep(CONFIGS, sweep(tmp_path / "out", **changes), progress=False)
-    assert not (tmp_path / "out").exists()  # what is mended may use the same directory
+    assert not (tmp_path / "out").exists()  # a corrected command may use the same directory
 
 
 def test_held_out_examples_without_a_label_are_refused(tmp_path, monkeypatch):
-    """One of few with a label moves the accuracy by more than the noise on scores is made for."""
+    """Unlabeled examples are refused: with few labels, one moves the accuracy beyond its noise."""
     whole = trials.dataset_of(TINY, held_out=True)
     test = {**whole.test, "labels": np.where(np.arange(287) < 286, -1, whole.test["labels"])}
     other = dataclasses.replace(whole, test=test)
@@ -388,7 +388,7 @@ def test_held_out_examples_without_a_label_are_refused(tmp_path, monkeypatch):
 
 
 def test_all_trials_of_a_sweep_are_not_priced_by_monte_carlo(tmp_path):
-    """Said before the first trial is planned, which may take minutes."""
+    """The error precedes planning, which may take minutes."""
     configs = {"one": dataclasses.replace(TINY, accountant="monte_carlo")}
     with pytest.raises(ConfigError, match="accountant='pld', or repetitions of another kind"):
         prepare(configs, sweep(tmp_path), 0)
@@ -457,7 +457,7 @@ def get_config():
 
 
 def compare_own_parts(folder, on_load="pass", in_function="pass"):
-    """Compares a config file with parts of its own, on two processes; returns the exit code."""
+    """Compares a config file with custom parts on two processes; returns the exit code."""
     (folder / "own.py").write_text(OWN_PARTS.format(on_load=on_load, in_function=in_function))
     options = ["--seeds", "2", "--learning-rates", "0.1", "--processes", "2"]
     return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
@@ -489,7 +489,7 @@ def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
-    """It priced the draws of seed 0."""
+    """A dry run prices the draws of the actual seed; previously it used seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
     drawn = {"grid": (), "random": ("batch_size=int:1:1000",), "trials": 2}
     known = sweep(tmp_path, **drawn)

@@ -1,4 +1,4 @@
-"""Texts and class folders from files in their published formats, and what is said of others."""
+"""Tests of texts and class folders in published file formats, and of errors for others."""
 
 import json
 
@@ -37,7 +37,7 @@ def decoder(tmp_path_factory):
 
 
 def text_of(folder, row):
-    """What a row says, without special tokens."""
+    """Returns the text of a row, without special tokens."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     return tokenizer.decode([int(token) for token in row if token != NO_LABEL])
 
@@ -76,7 +76,7 @@ def test_a_pair_is_marked_as_roberta_was_trained_on(tmp_path, encoder):
 def test_what_is_too_long_is_cut(encoder, decoder):
     (row,) = Tokens(encoder, 8).sentences(["the food was good"], ["bad " * 50])
     assert row[-1] == 2
-    assert "the food" in text_of(encoder, row)  # of a pair, the longer loses
+    assert "the food" in text_of(encoder, row)  # truncation shortens the longer text of a pair
     inputs, labels = Tokens(decoder, 10).continuations(["good " * 50], ["bad " * 50])
     assert inputs.shape == labels.shape == (1, 10)
     assert 4 <= np.sum(labels != NO_LABEL) <= 5
@@ -91,7 +91,7 @@ def test_labels_are_the_tokens_to_come(decoder, length):
     assert len(used)
     following = [i for i in used if i + 1 in used]
     np.testing.assert_array_equal(inputs[0][[i + 1 for i in following]], labels[0][following])
-    assert inputs[0][used[0]] == 0  # <|endoftext|>, from which the target starts
+    assert inputs[0][used[0]] == 0  # <|endoftext|>, where the target starts
     if length == 64:
         assert labels[0][used[-1]] == 0
         assert text_of(decoder, labels[0]) == " was warm"

@@ -1,4 +1,4 @@
-"""The trainer's methods with a clip, noise, loss or optimizer of their own: what ε they state."""
+"""Tests of trainer methods with a custom clip, noise, loss or optimizer, and of their ε."""
 
 import dataclasses
 
@@ -110,7 +110,7 @@ def test_what_is_dp_sgd_with_poisson_sampling_needs_the_noise_of_dp_sgd(name):
     assert plan.epsilon(6) == of_dp_sgd.epsilon(6)
 
 
-# A clip, a loss, a filter and a map of their own.
+# One method each with a custom clip, loss, filter and map.
 EACH = ("adaptive_clip", "augmented_disk", "fixed_point", "singular_values", "scale_then_privatize")
 
 
@@ -153,7 +153,7 @@ def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method)
 
 
 def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
-    # The noise in a released gradient alone is that of σ/√(1 − ρ).
+    # The released gradient has the noise of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
     resolved = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
     params = jnp.zeros(40_000)
@@ -175,7 +175,7 @@ def test_correlated_noise_is_priced_with_its_sampler():
     want = accounting.epsilon(**release, steps=6, sampler=strategy.under(sampler))
     assert summary["epsilon"] == pytest.approx(want)
     assert 0.99 * config.epsilon < want <= config.epsilon
-    # Two turns with probability 3B/N each need more noise than six with B/N.
+    # Two rounds with probability 3B/N each need more noise than six with B/N.
     assert summary["noise_multiplier"] > 1.1 * make_plan(TINY, 1438).noise_multiplier
     assert (summary["sampling"], summary["cycle_length"]) == ("CyclicPoissonSampler", 3)
     said = text("run", plan_run(config))
@@ -204,7 +204,7 @@ def test_groups_smaller_than_the_batch_are_refused():
 
 @pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
 def test_batches_in_order_are_whole_groups_and_unamplified(method):
-    # 22 batches of 64 in an epoch of 1,438; each example is in two of these 30 at most.
+    # 22 batches of 64 form an epoch of 1,438, so each example is in at most two of these 30.
     config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
     plan = make_plan(config, 1438)
     drawn = [int(i) for s in plan.sampler.samples(0, 22) for i in s.indices[s.mask]]
@@ -305,7 +305,7 @@ def test_shifts_are_all_alike_and_bring_in_zeros():
     mirrored = jax.jit(jax.vmap(lambda key: shifted(1, mirrored=True)(example, key)["inputs"]))(
         jax.random.split(jax.random.key(0), 100)
     )
-    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), "edge")  # by one pixel the same as mirrored
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), "edge")  # for one pixel the same as mirroring
     windows = [padded[i : i + 3, j : j + 4] for i in range(3) for j in range(3)]
     found = {i for i, w in enumerate(windows) for m in np.asarray(mirrored) if np.all(m == w)}
     assert found == set(range(9))
@@ -364,12 +364,12 @@ def test_an_audit_does_not_contradict_the_claim(name):
     assert len(rows) == 5
     assert rows[1].name == "one full-batch release, worst example found"
     assert not any(row.violated for row in rows)
-    # The attack on one release sees; a fraction of the claim at so few trials.
+    # With so few trials, the attack on one release proves a fraction of the claim.
     assert rows[0].result.epsilon_lower_bound > 0.1 * rows[0].result.claimed_epsilon
 
 
 def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
-    """By loss distributions the same run would claim four times as much, and nothing be refuted."""
+    """Loss distributions would give four times this ε, which the audit could not refute."""
     config = tiny(
         method=CorrelatedNoise(bands=3),
         sampling="balls_in_bins",
@@ -401,7 +401,7 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
 
 
 def test_a_config_of_a_ciphers_seed_is_audited():
-    """And the model's training begins where that of the config does."""
+    """The audit's model starts from the same initialization as the config's."""
     dataset = load_dataset("digits")
     config = tiny(generator="chacha20", seed=2**255)
     plan = make_plan(config, dataset.train_size)

@@ -1,4 +1,4 @@
-"""Real, short runs of the trainer: what they promise, write and repeat."""
+"""Tests of real, short trainer runs: guarantees, outputs and reproducibility."""
 
 import dataclasses
 import io
@@ -88,7 +88,7 @@ def test_epsilon_is_what_the_accounting_says_of_the_written_numbers(finished):
         accountant="rdp",
     )
     assert summary["epsilon"] == pytest.approx(expected, rel=1e-3)
-    assert summary["epsilon"] > 0.99 * TINY.epsilon  # the calibration wastes none of the budget
+    assert summary["epsilon"] > 0.99 * TINY.epsilon  # the calibration uses nearly the whole budget
 
 
 def test_metrics_file_has_a_line_for_each_evaluation(finished):
@@ -103,7 +103,7 @@ def test_metrics_file_has_a_line_for_each_evaluation(finished):
 
 @pytest.fixture
 def bars(monkeypatch):
-    """The progress bar after each step: how many are done, and the text beside it."""
+    """Records the progress bar after each step: the count and the text next to it."""
     shown = []
 
     class Bar(training_bars.Bar):
@@ -147,7 +147,7 @@ def test_an_unknown_name_suggests_the_nearest_known_one():
     far = str(unknown_name("config", "x", names))
     assert "98 are available, such as mnist/eps-1/cnn/disk, " in far
     assert len(far) < 150
-    # A list that fits into a line is shown next to the suggestion.
+    # A list that fits on a line is shown next to the suggestion.
     few = str(unknown_name("optimizer", "adm", ["adam", "sgd"]))
     assert few == "optimizer='adm' is unknown; available: adam, sgd. Did you mean 'adam'?"
 
@@ -167,7 +167,7 @@ def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypa
     assert re.fullmatch(r"runs: 0/2 runs \[.*\]", lines[0])
     assert re.fullmatch(r"more: 2/2 runs \[.*\]", lines[-1])
     assert "something else" in lines
-    # One that is below another shows that something moves, and has no line of its own at its end.
+    # A nested bar shows activity and does not leave a final line.
     assert [line[:10] for line in lines if "steps" in line] == ["steps: 0/9", "steps: 1/9"] * 2
 
 
@@ -181,7 +181,7 @@ def test_where_no_terminal_is_lines_are_few():
 
 @pytest.mark.parametrize(("seconds", "waits"), [(4.0, 20), (0.1, 10), (0.001, 1)])
 def test_few_steps_are_under_way_at_once(monkeypatch, seconds, waits):
-    """Of slow ones one, so that a bar shows what is done, and one batch is in memory."""
+    """Slow steps run one at a time, for an accurate bar and one batch in memory."""
     clock, waited = [0.0], []
     monkeypatch.setattr(course.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(course.jax, "block_until_ready", waited.append)
@@ -239,7 +239,7 @@ def test_without_a_seed_every_run_is_fresh_and_no_file_holds_the_seed():
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_summary_with_a_seed_is_for_the_owner_alone(tmp_path, seed):
-    """Who reads the seed has the noise."""
+    """The summary is readable by the owner only, because its seed reproduces the noise."""
     train_and_evaluate(tiny(seed=seed), tmp_path, progress=False)
     others = (tmp_path / "summary.json").stat().st_mode & 0o077
     assert (others == 0) == (seed is not None)
@@ -303,7 +303,7 @@ def test_non_private_run_claims_nothing():
 def test_without_noise_and_with_a_wide_clip_the_private_loop_is_the_plain_one():
     private = run(tiny(noise_multiplier=0.0, epsilon=None, l2_clip_norm=1e4))
     assert_trees_close(private.params, run(tiny(method=NonPrivate())).params)
-    assert private.summary["private"] is False  # no noise, no claim
+    assert private.summary["private"] is False  # without noise nothing is claimed
     assert private.summary["epsilon"] is None
     assert {record["epsilon"] for record in private.history} == {None}
 
@@ -472,7 +472,7 @@ def test_examples_that_cannot_be_trained_on_are_named(monkeypatch, made, message
 
 
 def with_value(value, *examples):
-    """Images with a value in the last pixel of some examples."""
+    """Returns images with a value in the last pixel of some examples."""
     inputs = INPUTS.astype(np.asarray(value).dtype)
     inputs[list(examples), -1, -1] = value
     return {"inputs": inputs, "labels": LABELS}
@@ -484,7 +484,7 @@ def with_value(value, *examples):
     [
         (with_value(np.float32("nan"), *range(20)), {}, "20 of 20 training examples"),
         (with_value(np.float16("-inf"), 3, 7), {}, "2 of 20 training examples"),
-        (with_value(1e39, 19), {}, "1 of 20 training examples"),  # float32 has no such number
+        (with_value(1e39, 19), {}, "1 of 20 training examples"),  # out of range for float32
         ({}, with_value(np.float32("inf"), 0), "1 of 20 test examples"),
         ({"weight": np.full(20, np.nan)}, {}, "20 of 20 training examples"),
     ],
@@ -578,7 +578,7 @@ def test_classes_that_take_turns_are_all_held_out_and_the_place_alone_decides():
 
     _, counts = np.unique(held_out(10_000)["labels"], return_counts=True)
     assert counts.tolist() == pytest.approx([200] * 10, abs=40)
-    # One example more changes the place of no other.
+    # An added example does not move any other.
     first, second = held_out(999)["inputs"], held_out(1000)["inputs"]
     assert len(first) == 199
     assert second[:-1].tolist() == first.tolist()

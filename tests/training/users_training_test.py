@@ -1,4 +1,4 @@
-"""Runs whose unit is the user: what they promise, write and refuse. The owners are made up."""
+"""Tests of runs with user-level privacy: guarantees, outputs and errors. The owners are made up."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ from tests.training.fine_tuning_test import config_for
 from tests.training.resume_test import StoppedError, outcome, run
 
 USERS = 50
-# Of digits the writers are not published. From 1 to 73 examples a user, as they come.
+# The writers of the digits are not published. Users have 1 to 73 examples, in data order.
 MADE_UP = [f"writer {place**2 % 101 % USERS}" for place in range(1438)]
 OF_USERS = {"unit": "user", "records_per_user": 4, "batch_size": 10, "steps": 2, "delta": 1e-4}
 
@@ -192,7 +192,7 @@ TEXTS_OF = [f"user {place % 7}" for place in range(20)]
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder with a model and texts, and what gives these texts owners."""
+    """Returns a folder with a model and texts, and the options that assign owners to the texts."""
     pytest.importorskip("tokenizers")
     write_published_model(tmp_path / "roberta")
     write_glue(tmp_path, "sst2")

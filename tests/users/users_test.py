@@ -1,4 +1,4 @@
-"""A user as one example: whose records take part, and that a user is clipped once."""
+"""Tests of a user as one example: record selection, and one clip per user."""
 
 import collections
 import dataclasses
@@ -25,7 +25,7 @@ OWNERS = ["cy"] * 5 + ["ada"] + ["bob"] * 9 + ["cy"] * 2 + ["dee"] * 2
 
 @functools.cache
 def sum_of_users(reduction):
-    """The clipped sum of four users with room for three records each, compiled once."""
+    """Returns the clipped sum of four users with room for three records each, compiled once."""
     grad_fn = dpoptax.clipped_grad(
         per_user_loss(mlp_loss, reduction=reduction), dpoptax.l2_clip(BOUND)
     )
@@ -60,7 +60,7 @@ def test_the_sum_is_that_of_users_gradients_each_clipped_once(reduction):
         norms.append(global_norm(own))
         scale = min(1.0, BOUND / max(norms[-1], 1e-30))
         expected = jax.tree.map(lambda total, g, s=scale: total + s * g, expected, own)
-    assert max(norms) > BOUND  # it is a clip that is tested
+    assert max(norms) > BOUND  # the clip is active
     assert difference(sum_of_users(reduction)(records, RECORDS_MASK), expected) < 3e-5
 
 
@@ -124,7 +124,7 @@ def test_a_user_without_records_adds_exactly_zero():
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_a_user_without_records_is_counted_alike_whatever_stands_in_its_place(method):
-    """Its gradient is zero, or NaN and not counted: by the record of another in the padding."""
+    """A user without records has a zero or NaN gradient, for any record in its padding."""
     clip = dpoptax.adaptive_clip(1.0, count_share=0.25)
     tx = dpoptax.adaptive_gaussian_noise(
         clip, noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
@@ -228,7 +228,7 @@ def test_records_beyond_the_bound_are_drawn_anew_and_alike_at_each_step():
     expected = steps / 15
     assert len(pairs) == 15
     statistic = sum((count - expected) ** 2 / expected for count in pairs.values())
-    assert statistic < 36.1  # a thousandth of chi-squared with 14 degrees of freedom is above
+    assert statistic < 36.1  # the 99.9 % quantile of chi-squared with 14 degrees of freedom
 
 
 def _by_user(drawn):
@@ -253,7 +253,7 @@ def test_no_user_changes_which_records_another_gives():
 
 @pytest.mark.parametrize("owners", [["b", "\udc80", "\udc80"], jnp.array([0, 7, 7])])
 def test_owners_of_any_texts_and_arrays(owners):
-    """A name of a file that is no UTF-8 has lone surrogates."""
+    """A file name that is not UTF-8 has lone surrogates."""
     table = UserTable(owners, 1, seed=0)
     drawn = table.sample(table.sampler(PoissonSampler, batch_size=2, seed=0), 0)
     assert drawn.records_mask.sum() == drawn.mask.sum() == 2
