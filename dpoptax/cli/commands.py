@@ -178,7 +178,7 @@ def _check_method(command: str, arguments: list[str]) -> None:
     """Raises a ConfigError if an option names a method."""
     if any(argument.partition("=")[0] == "--method" for argument in arguments):
         raise ConfigError(
-            f"--method is no option of {command}; the config file says which, as "
+            f"--method is not an option of {command}; the config file says which, as "
             "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
         )
 

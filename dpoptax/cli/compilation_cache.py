@@ -28,7 +28,8 @@ _SETTINGS = {
 def kept_in(folder: Path) -> Iterator[None]:
     """Keeps programs that are compiled within the context in `folder`.
 
-    Anyone who can write there can run code as this user, so the folder is made for its owner only.
+    A cache that others can write to would let them run code as this user, so only its owner can
+    write to the folder.
     A folder that others may write to, or that is not this user's, is not used: a warning says so,
     and everything is compiled as without it. JAX_COMPILATION_CACHE_DIR names
     another folder, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.

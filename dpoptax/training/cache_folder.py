@@ -68,7 +68,7 @@ def _check_others_keep_out(folder: Path) -> None:
     if found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or any(map(_open_to_others, around)):
-        raise PermissionError(f"others may write to {folder}, and what is there would be used")
+        raise PermissionError(f"others may write to {folder}, whose files would be used")
     if any(x.st_uid not in (found.st_uid, 0, around[-1].st_uid) for x in around):
         raise PermissionError(f"{folder} is in a folder of another user, who could replace it")
     folder.chmod(0o700)

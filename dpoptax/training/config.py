@@ -43,7 +43,7 @@ class TrainConfig:
 
     With `noise_multiplier=None` the noise is calibrated, so that `steps` steps spend `epsilon` at
     `delta`. If it is given, `epsilon` is a budget: a step that would exceed it does not run. With
-    `epsilon=None` there is no budget, and the spent ε is reported.
+    `epsilon=None` the run does not have a budget and reports the spent ε.
 
     Raises:
         ConfigError: A value outside its range; the message names field, value and remedy.
@@ -148,13 +148,13 @@ class TrainConfig:
             )
         if self.generator == "chacha20" and not self.method.ciphered:
             raise ConfigError(
-                f"generator='chacha20' is not for method={self.method.name}, whose noise, if it "
-                "has any, is by threefry alone; give generator='threefry'"
+                f"generator='chacha20' is not for method={self.method.name}, whose noise comes "
+                "from threefry only; give generator='threefry'"
             )
         if self.generator == "chacha20" and self.sampling == "min_separation":
             raise ConfigError(
                 "generator='chacha20' draws batches by SHAKE-256, and sampling='min_separation' "
-                "has none that are; give generator='threefry', or sampling='balls_in_bins'"
+                "cannot; give generator='threefry', or sampling='balls_in_bins'"
             )
         if self.generator == "threefry" and self.seed is not None and self.seed >= 2**63:
             raise ConfigError(

@@ -67,7 +67,7 @@ def _train_in(
     if begun is None and metrics_path.exists():
         raise CheckpointError(
             f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
-            "fresh start would forget what was already released: give another workdir, or "
+            "fresh start would forget the earlier releases: give another workdir, or "
             "remove these files if they do not matter"
         )
     # Wrong names are reported before the noise is calibrated, which may take long.

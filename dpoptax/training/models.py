@@ -131,7 +131,7 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
         raise _unfit(model, inputs, error) from error
     if others := made.keys() - {"params", "frozen"}:
         raise ConfigError(
-            f"model {type(model).__name__} keeps {', '.join(sorted(others))} beside its "
+            f"model {type(model).__name__} keeps {', '.join(sorted(others))} next to its "
             "parameters, which the data would change without noise; for BatchNorm take GroupNorm"
         )
     return Variables(made["params"], made.get("frozen", {}))

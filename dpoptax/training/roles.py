@@ -1,4 +1,4 @@
-"""Declares, at each field of a config, its allowed values and what depends on it."""
+"""Declares the allowed values of each field of a config, and the parts of a run that read it."""
 
 import dataclasses
 import enum
@@ -87,8 +87,8 @@ class Part:
             raise AttributeError(name)
         if name not in self._values:
             raise AttributeError(
-                f"{name} was read by what depends on fields of {self._role} alone; give the field "
-                "this role where it is declared"
+                f"{name} was read by code that may read fields of role {self._role} only; give the "
+                "field this role where it is declared"
             )
         return self._values[name]
 

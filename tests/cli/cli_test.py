@@ -160,7 +160,7 @@ def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, mes
 def test_a_method_is_no_option_of_a_command(config, tmp_path, capsys, command, option, remedy):
     given = [config(), "--workdir", str(tmp_path / "run"), option, "3"]
     message = error_of(capsys, command, *given)
-    assert f"{option.partition('=')[0]} is no option of {command}; " in message
+    assert f"{option.partition('=')[0]} is not an option of {command}; " in message
     assert remedy in message
 
 

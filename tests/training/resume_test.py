@@ -470,7 +470,7 @@ def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
     for step in ("2", "4"):
         _damage_truncate(stopped / "checkpoints" / step / "record" / "metadata")
     _damage_truncate(stopped / "checkpoints" / "0" / "record" / "metadata")
-    with pytest.raises(CheckpointError, match="already released"):
+    with pytest.raises(CheckpointError, match="earlier releases"):
         run(stopped)
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(CheckpointError, match="no checkpoint of it"):

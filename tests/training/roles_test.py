@@ -66,7 +66,9 @@ def test_a_part_has_its_fields_and_is_equal_by_them():
     assert part.steps == 3
     assert part == Part(Settings(seed=1), Role.STEP) != Part(Settings(steps=4), Role.STEP)
     assert hash(part) == hash(Part(Settings(seed=1), Role.STEP))
-    with pytest.raises(AttributeError, match=r"seed was read by what depends on fields of Role"):
+    with pytest.raises(
+        AttributeError, match=r"seed was read by code that may read fields of role Role"
+    ):
         _ = part.seed
 
 
@@ -103,7 +105,7 @@ def test_a_field_without_the_role_cannot_be_compiled_in(monkeypatch):
     monkeypatch.setattr(
         "dpoptax.training.roles.fields_with", lambda *_: ("method", "clip", "l2_clip_norm")
     )
-    with pytest.raises(AttributeError, match=r"batch_size was read by what depends on .*STEP"):
+    with pytest.raises(AttributeError, match=r"batch_size was read by code that may read .*STEP"):
         build_chain(TrainConfig(), 1.0, Keys.of(jax.random.key(0)))
 
 

@@ -309,7 +309,7 @@ def test_random_trials_cost_what_the_costliest_setting_could(tmp_path):
         for values in ("batch_size=64,512", "batch_size=512", "batch_size=64")
     ]
     assert price[0].epsilon == price[1].epsilon > price[2].epsilon
-    with pytest.raises(ConfigError, match="batch_size=int:32:64 changes what a trial costs"):
+    with pytest.raises(ConfigError, match="batch_size=int:32:64 changes the price of a trial"):
         prepare(costly, sweep(tmp_path, random=("batch_size=int:32:64",), **given), 3)
 
 
@@ -359,7 +359,7 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
         ({"grid": ("steps=1", "steps=2")}, "a field twice"),
         ({"grid": ("learning_rate=1,-1",)}, "learning_rate=-1"),
         ({"grid": ("dataset=digits,mnist",)}, "dataset differs"),
-        ({"grid": (), "random": ("learning_rate=log:2:1",), "trials": 2}, "is no range"),
+        ({"grid": (), "random": ("learning_rate=log:2:1",), "trials": 2}, "is not a range"),
         ({"grid": (), "random": ("learning_rate=log:0:1",), "trials": 2}, "LOW above 0"),
         ({"grid": (), "random": ("learning_rate=1,2",)}, "give --trials"),
         ({"repetitions": "geometric"}, "give --trials"),

@@ -196,9 +196,7 @@ def test_a_damaged_image_is_named_when_it_is_read(tmp_path):
     write_imagenet(tmp_path)
     source = load_published("imagenet", tmp_path).train
     source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])
-    with pytest.raises(
-        ConfigError, match=rf"{source.paths[3].name} cannot be read: it is no image"
-    ):
+    with pytest.raises(ConfigError, match=rf"{source.paths[3].name} cannot be read as an image"):
         source[3]
 
 

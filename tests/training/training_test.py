@@ -550,7 +550,7 @@ class Normalizing(nn.Module):
     [
         (OfBatches, r"OfBatches makes an array of shape \(8, 10\) of one example, of shape \(8, 8"),
         (Dropping, r"Dropping \(.*training_test.py, line \d+\) does not take .*InvalidRngError"),
-        (Normalizing, "Normalizing keeps batch_stats beside its parameters"),
+        (Normalizing, "Normalizing keeps batch_stats next to its parameters"),
     ],
 )
 def test_a_model_that_does_not_map_one_example_to_logits_is_named(monkeypatch, model, message):

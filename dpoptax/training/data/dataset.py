@@ -116,7 +116,7 @@ class Dataset:
 
         Choices made on it, such as a learning rate, have not used the real test split. A fixed
         random draw decides the example, because classes may take turns in a file. The draw depends
-        on the position alone. If the data set is `mixed`, it is the last example. A user may own
+        on the position only. If the data set is `mixed`, it is the last example. A user may own
         examples of both parts.
         """
         firsts = stride * np.arange(self.train_size // stride)
@@ -194,7 +194,7 @@ class DatasetSpec:
         return dataset
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types as published if there is no directory, else from the data.
+        """Returns sizes and types as published without a directory, otherwise from the data.
 
         The number of users is known from the data only.
         """
@@ -217,7 +217,7 @@ class DatasetSpec:
         return FILE_DATASETS[self.name][0](self.directory())
 
     def directory(self) -> Path:
-        """Returns the directory of the files, or raises a ConfigError if there is none."""
+        """Returns the directory of the files, or raises a ConfigError if it is not given."""
         if self.data_dir is None:
             raise ConfigError(
                 f"data_dir=None, and dataset={self.name!r} is read from files; give --data-dir, "

@@ -52,7 +52,7 @@ class ImageFolder:
                 )
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ConfigError(
-                f"{path} cannot be read: it is no image ({error}); replace it, or leave it out"
+                f"{path} cannot be read as an image ({error}); replace it, or leave it out"
             ) from error
         left, top = ((side - self.size) // 2 for side in scaled.size)
         middle = scaled.crop((left, top, left + self.size, top + self.size))

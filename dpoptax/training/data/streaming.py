@@ -1,6 +1,6 @@
 """Reads records from arrays, files larger than memory and random-access sources.
 
-A step reads the records of its own sample and nothing else. On several hosts, each draws the same
+A step reads only the records of its sample. On several hosts, each draws the same
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
 """
 
@@ -135,7 +135,7 @@ def load_batch(
         sample: Drawn records, or for users the positions of their records, (B, R), and which users
             were drawn. It is padded to an even number of rows for each device.
         sharding: How the leading axis is split, such as `NamedSharding(mesh, P("data"))`. Every
-            host reads the rows of its own devices only.
+            host reads the rows of its devices only.
     """
     if sharding is None:
         return read(source, sample.indices), sample.mask

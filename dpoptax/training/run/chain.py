@@ -192,8 +192,8 @@ def _check_ledger(chain: TrainingChain) -> None:
             raise ConfigError(
                 f"method={method.name}: the run is priced as one noise stage of {name}={value}, "
                 f"and {type(method).__name__}.noise() returns "
-                f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass on "
-                "what it gets, and return from strategy() what it makes of that"
+                f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass its "
+                "arguments on, and return the resulting strategy from strategy()"
             )
 
 

@@ -196,7 +196,7 @@ class Checkpoints:
         if failures:
             raise CheckpointError(
                 f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}). A fresh "
-                "start would forget what was already released: restore the directory from a "
+                "start would forget the earlier releases: restore the directory from a "
                 "backup, or give another workdir and count both runs"
             )
         return None
@@ -247,7 +247,7 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
         stack.close()
         raise CheckpointError(
             f"another process trains in workdir={str(directory.parent)!r}: let it end, or give "
-            "another workdir for a run of its own"
+            "this run another workdir"
         ) from None
     except OSError:
         pass  # a file system without locks

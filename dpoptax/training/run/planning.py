@@ -33,7 +33,7 @@ class RunCost:
         noise_multiplier: σ relative to the clip norm; 0 without privacy.
         epsilon: ε after `steps`; None where nothing is promised.
         promise: "add-or-remove-one" or another neighboring relation, with "user" where that is
-            the unit, or why there is no promise.
+            the unit, or the reason why nothing is promised.
         num_params: Number of parameters that are trained.
         num_frozen: Number of those that are not.
         params_bytes: Memory of both.

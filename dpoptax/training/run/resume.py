@@ -68,8 +68,8 @@ def as_shown(
             raise ConfigError(
                 f"the run has shown step {left_out[0]}, and would go on without evaluating it: "
                 "whether it comes to the same metrics again would stay unknown, and "
-                "fixed_point=True promises ε to who sees every bit; give an eval_every that "
-                f"divides {left_out[0]}"
+                "fixed_point=True promises ε against an adversary who sees every bit; give an "
+                f"eval_every that divides {left_out[0]}"
             )
         passed = record["step"]
         before = earlier.get(record["step"], {})
@@ -78,9 +78,9 @@ def as_shown(
         if any(now[name] != before[name] for name in names):
             raise ConfigError(
                 f"the run has shown step {record['step']}, and does not come to the same metrics "
-                "again: it computes with another rounding, and fixed_point=True promises ε to who "
-                "sees every bit. Go on on the machine, with the flags and the test split that it "
-                "was begun with; or give another workdir for a new run and count both"
+                "again: it computes with another rounding, and fixed_point=True promises ε "
+                "against an adversary who sees every bit. Go on with the machine, the flags and the "
+                "test split that it began with; or give another workdir for a new run and count both"
             )
         return observe(record)
 
@@ -161,7 +161,8 @@ def check_same_sums(
     raise ConfigError(
         f"the run has shown step {shown} and would go on from step {record['step']} with other "
         f"arithmetic ({others}): steps run again would add the same noise to other sums. Go on "
-        "with what it began with, or give another workdir for a new run and count both"
+        "with the arithmetic that it began with, or give another workdir for a new run and "
+        "count both"
     )
 
 

@@ -73,8 +73,8 @@ def _words(seed: int, use: str) -> jax.Array:
 @jax.jit
 def _split(words: jax.Array) -> tuple[jax.Array, Keys]:
     high, low = words
-    # Not `jax.random.key(seed)`: it takes the lower 32 bits alone, and whoever tries them all finds
-    # the noise. Of a seed that has no others, the key is the same.
+    # `jax.random.key(seed)` would take the lower 32 bits only, which an adversary could try out.
+    # A seed of 32 bits gives the same key.
     key = jax.random.key(low)
     first, noise = jax.random.split(jnp.where(high == 0, key, jax.random.fold_in(key, high)))
     return first, Keys.of(noise)

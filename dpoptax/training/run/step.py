@@ -59,7 +59,7 @@ class Loaded:
     indices: Any
 
     def examples(self) -> Any:
-        """What was read."""
+        """The examples that were read."""
         return self.batch
 
 
@@ -71,9 +71,9 @@ def compile_step(
 ) -> Step:
     """Compiles the training step of a run.
 
-    `batch` is a `Resident` or a `Loaded`; `frozen` is what the model computes with and does not
-    train. The arrays of the state are donated. Key and learning rate are in `opt_state`, so that
-    runs that differ in seed and learning rate alone get the same executable.
+    `batch` is a `Resident` or a `Loaded`; `frozen` holds the variables of the model that are not
+    trained. The arrays of the state are donated. Key and learning rate are in `opt_state`, so runs
+    that differ only in seed and learning rate get the same executable.
 
     Args:
         chain: The resolved run.

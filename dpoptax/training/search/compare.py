@@ -96,7 +96,7 @@ def compare(
         ConfigError: Configs whose results do not belong into one table.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
-    for config in reversed(configs.values()):  # the runs find what is computed here once
+    for config in reversed(configs.values()):  # computes once what all runs read
         dataset = dataset_of(config, held_out=False, progress=progress)
     data = comparison.workdir / "data.json"
     known = _known_data(configs, data)
@@ -246,7 +246,7 @@ def _with_noise(
 
 
 def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
-    """The configs with all that is given for every one of them, but for ε."""
+    """Returns the configs with all options of the comparison except ε."""
     changes: dict[str, Any] = {"record_training_metrics": False}
     options = {"epsilon": "--epsilon", "learning_rate": "--learning-rates", "seed": "--seeds"}
     options |= {"noise_multiplier": "--epsilon", "data_dir": "--data-dir"}

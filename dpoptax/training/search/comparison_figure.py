@@ -75,5 +75,5 @@ def _baseline(methods: list[MethodResult]) -> int:
 
 
 def _short(method: MethodResult) -> str:
-    """The name, with what is in brackets on a line of its own."""
+    """Returns the name of a method, with a line break before brackets."""
     return str(method.name).replace(" (", "\n(")

@@ -21,7 +21,7 @@ class Sweep:
     """Options of `dpoptax sweep`.
 
     Each trial trains on the training split without a fifth, and is scored on that fifth. The best
-    one is the result, as trained: nothing is trained again, and the test split sees it alone. Its
+    one is the result, as trained: nothing is trained again, and only it meets the test split. Its
     ε covers the selection, as --repetitions and --held-out say.
     """
 
@@ -70,7 +70,7 @@ class Price:
         delta: Of both.
         score_stddev: Standard deviation of the noise on the number of right answers.
         held_out_size: Number of examples that trials are scored on.
-        reason: Why there is no ε; None where there is one.
+        reason: Why ε is not stated; None if it is.
     """
 
     epsilon: float | None = None

@@ -80,7 +80,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
             axes.append((field, [low]))
         elif ranged:
             raise ConfigError(
-                f"{field}={text} changes what a trial costs, and the costliest one counts; give a "
+                f"{field}={text} changes the price of a trial, and the highest one counts; give a "
                 "list of values, or fixed repetitions"
             )
         else:
@@ -131,8 +131,8 @@ def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
         low, high = math.nan, math.nan
     if kind not in ("log", "uniform", "int") or not (-math.inf < low < high < math.inf):
         raise ConfigError(
-            f"{field}={text} is no range; give log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH with "
-            "LOW below HIGH"
+            f"{field}={text} is not a range; give log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH "
+            "with LOW below HIGH"
         )
     if kind == "log":
         if low <= 0:

@@ -167,7 +167,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
     result = train(config, dataset, plan, progress=progress, place=place)
-    # A later start reads what the first one returns.
+    # A later start reads this record.
     record = records.plain({**result.summary, "history": result.history})
     if trial.keep_params:
         records.save_params(path.with_suffix(".msgpack"), result.params)
