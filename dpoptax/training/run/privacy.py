@@ -188,8 +188,8 @@ def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
         steps = " or ".join(str(steps) for steps in runs)
         raise ConfigError(
             f"steps={config.steps} at batch_size={config.batch_size} are not a whole number of "
-            f"epochs of {dataset_size} {_counted(config)}, and random allocation lets each take part "
-            f"equally often: give steps={steps}, or sampling='balls_in_bins'"
+            f"epochs of {dataset_size} {_counted(config)}, and random allocation lets each take "
+            f"part equally often: give steps={steps}, or sampling='balls_in_bins'"
         )
     return {"participations": runs[config.steps]}
 

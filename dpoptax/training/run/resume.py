@@ -79,8 +79,9 @@ def as_shown(
             raise ConfigError(
                 f"the run has shown step {record['step']}, and does not come to the same metrics "
                 "again: it computes with another rounding, and fixed_point=True promises ε "
-                "against an adversary who sees every bit. Go on with the machine, the flags and the "
-                "test split that it began with; or give another workdir for a new run and count both"
+                "against an adversary who sees every bit. Go on with the machine, the flags and "
+                "the test split that it began with; or give another workdir for a new run and "
+                "count both"
             )
         return observe(record)
 
