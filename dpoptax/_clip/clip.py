@@ -31,8 +31,9 @@ class Clip(abc.ABC):
 
     Attributes:
       encodes: whether `encode` differs from the identity.
-      by_norms: whether `encode` needs only each gradient's norm, as `scaling`, `statistic` and
-        `join` describe. Otherwise a geometry that encodes needs per-example gradients.
+      by_norms: whether `encode` is a scaling by a function of the norm, plus one number. Ghost
+        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A geometry that
+        encodes in another way needs per-example gradients.
       followed: whether a noise stage of the geometry keeps the reference.
       selects: whether rows of a table were released for the sum, which that noise stage prices.
     """
