@@ -132,7 +132,7 @@ def explain(
     if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
         key = check_key(key)
     if points < 1:
-        raise ValueError(f"points={points}: want the number of gradient points, 1 or more")
+        raise ValueError(f"`points` must be at least 1, got {points}.")
     program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
     plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
