@@ -118,9 +118,9 @@ def sizes(problem, points, batch):
         ghost_clipped_sum.measure_product(*pair)
         for pair in zip(plan.products, pieces.products, strict=True)
     ]
-    ratios = [absolute_ratio(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes)
+    ratios = [absolute_ratio(piece) for piece in pieces.products] + [1.0] * len(pieces.norm_bounds)
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
-    square, absolute = map(jnp.stack, zip(*measured, *pieces.sizes, strict=True))
+    square, absolute = map(jnp.stack, zip(*measured, *pieces.norm_bounds, strict=True))
     upper, absolute, limited = (
         jnp.sqrt(jnp.sum((x * scale) ** 2, axis=0))
         for x in (jnp.sqrt(square), absolute, absolute / np.array(ratios)[:, None])

@@ -258,7 +258,7 @@ def per_user_loss(
     Array([0.899..., 1.199...], dtype=float32)
     """
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r}: want 'mean' or 'sum'")
+        raise ValueError(f"`reduction` must be 'mean' or 'sum', got {reduction!r}.")
 
     def loss(
         params: PyTree, user: tuple[PyTree, ArrayLike], key: jax.Array | None = None
@@ -281,8 +281,8 @@ def per_user_loss(
         losses, aux = out if has_aux else (out, None)
         if jnp.shape(losses) != mask.shape:
             raise TypeError(
-                f"loss_fn returned an array of shape {jnp.shape(losses)[1:]} for a record: want a "
-                "scalar"
+                "`loss_fn` must return a scalar for a record, got an array of shape "
+                f"{jnp.shape(losses)[1:]}."
             )
         total = jnp.sum(jnp.where(mask, losses, 0.0))
         if reduction == "mean":
@@ -296,49 +296,53 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
     """Returns the owners as an array of numbers or of texts, one for each record."""
     if not isinstance(owners, Iterable) or isinstance(owners, str | Mapping | Set):
         raise TypeError(
-            f"owners are {kind_of(owners)}: want the owner of each record, in the order of "
-            "the data set, as a list or an array"
+            f"`owners` must be a list or an array, got {kind_of(owners)}. Pass the owner of each "
+            "record, in the order of the data set."
         )
     if isinstance(owners, np.ma.MaskedArray) and np.ma.is_masked(owners):
         nobody = np.flatnonzero(owners.mask)[0]
-        raise ValueError(f"owners[{nobody}] is masked: leave out records that nobody owns")
+        raise ValueError(
+            f"`owners` must not be masked, got a mask at {nobody}. Leave out records "
+            "without an owner."
+        )
     array = isinstance(owners, np.ndarray | jax.Array)
     # As objects, since NumPy would turn missing entries among texts into the text "nan".
     labels = np.asarray(owners) if array else np.array(list(owners), object)
     plural = [n for n, label in enumerate(labels) if isinstance(label, list | tuple | set)]
     if labels.ndim != 1 or plural:
         raise ValueError(
-            f"owners have shape {labels.shape}{f' and several at {plural[0]}' if plural else ''}: "
-            "want one owner for each record, (N,). A record of several users would be in what each "
-            "of them contributes, and ε is about one; give it to one of them, or leave it out"
+            "`owners` must have one owner for each record, shape (N,), got shape "
+            f"{labels.shape}{f' and several at {plural[0]}' if plural else ''}. A record of "
+            "several users would be in the contribution of each, but ε is for one. Assign it to "
+            "one of them, or leave it out."
         )
     if not len(labels):
-        raise ValueError("owners are empty: give whose each record is")
+        raise ValueError("`owners` must not be empty. Pass the owner of each record.")
     if labels.dtype == object:
         texts = isinstance(labels[0], str)
         for place, label in enumerate(labels):
             fits = isinstance(label, str if texts else int | np.integer)
             if not fits or isinstance(label, bool):
                 raise TypeError(
-                    f"owners[{place}] is {label!r}: want whole numbers from 0 alone, or texts "
-                    "alone; leave out records that nobody owns"
+                    "`owners` must be only integers of at least 0, or only strings, got "
+                    f"owners[{place}]={label!r}. Leave out records without an owner."
                 )
             if texts and label.endswith("\0"):  # NumPy would take it for the label without
-                raise ValueError(f"owners[{place}] is {label!r}: want texts that end in no NUL")
+                raise ValueError(f"`owners` must not end in NUL, got owners[{place}]={label!r}.")
         try:
             labels = labels.astype(str if texts else np.int64)
         except OverflowError:
             raise ValueError(
-                "owners have numbers of more than 63 bits: give them as texts"
+                "`owners` must fit into 63 bits. Pass larger numbers as strings."
             ) from None
     if labels.dtype.kind not in "iuU":
-        raise TypeError(f"owners are {labels.dtype}: want whole numbers from 0, or texts")
+        raise TypeError(f"`owners` must be integers of at least 0, or strings, got {labels.dtype}.")
     nobody = np.flatnonzero(labels == "" if labels.dtype.kind == "U" else labels < 0)
     if len(nobody):
         raise ValueError(
-            f"owners[{nobody[0]}]={labels[nobody[0]].item()!r} is nobody's label, and several "
-            "people under one label are protected as one: want whole numbers from 0, or texts that "
-            "are not empty; leave out records that nobody owns"
+            "`owners` must be integers of at least 0, or strings that are not empty, got "
+            f"owners[{nobody[0]}]={labels[nobody[0]].item()!r}. Several people under one label are "
+            "protected as one. Leave out records without an owner."
         )
     return labels
 
@@ -346,19 +350,21 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
 def _checked_user(user: tuple[PyTree, ArrayLike]) -> tuple[PyTree, jax.Array]:
     """Returns the records and the mask of one user after checks."""
     if not isinstance(user, tuple) or len(user) != 2:
-        raise ValueError(f"a user is {kind_of(user)}: want a pair (records, mask)")
+        raise ValueError(f"A user must be a pair (records, mask), got {kind_of(user)}.")
     records, mask = user[0], jnp.asarray(user[1])
     if mask.ndim != 1:
-        raise ValueError(f"a user's mask has shape {mask.shape}: want (R,), one for each record")
+        raise ValueError(
+            f"A user's mask must have shape (R,), one entry for each record, got {mask.shape}."
+        )
     if mask.dtype != bool:
         raise TypeError(
-            f"a user's mask is {mask.dtype}: want bool, True for the user's records, as the second "
-            "of the pair (records, mask)"
+            f"A user's mask must be bool, got {mask.dtype}. It is the second of the pair (records, "
+            "mask), and True for the user's records."
         )
     for leaf in jax.tree.leaves(records):
         if jnp.shape(leaf)[:1] != mask.shape:
             raise ValueError(
-                f"a user's records have shape {jnp.shape(leaf)}: want ({len(mask)}, …), a row for "
-                "each entry of the mask"
+                f"A user's records must have shape ({len(mask)}, …), one row for each entry of the "
+                f"mask, got {jnp.shape(leaf)}."
             )
     return records, mask

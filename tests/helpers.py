@@ -115,8 +115,8 @@ def no_room():
     """
     exact = bounds.clip_coefficients
 
-    def coefficients(*args, rounding, **kwargs):
-        return exact(*args, rounding=0.0, **kwargs)
+    def coefficients(*args, tau, **kwargs):
+        return exact(*args, tau=0.0, **kwargs)
 
     with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield

@@ -38,7 +38,9 @@ _MINIMUM_TERMS = 128
 _CACHED_ENTRIES = 2**16
 # A sum is rounded once with an example and once without, relative to the rounded sum.
 _TWO_ROUNDINGS = 2.02 * UNIT_ROUNDOFF
-# The sums above its block that include an example have at most this many times B examples together.
+# The sums of pairs that include an example have at most 3 B examples together. The last sum has B.
+# The sum h levels before it has at most 2^-h of 2^H blocks. The one before the last lacks a block,
+# so 2^(H - 1) blocks have fewer than B examples. Together: B + B + B/2 + B/4 + … ≤ 3 B.
 _PAIR_SUMS = 3
 
 
@@ -146,7 +148,7 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
 
 
 def block_rounding(
-    examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, whole: float = 1.0
+    examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, largest_summand: float = 1.0
 ) -> Rounding:
     """Returns how one example changes a sum by `sum_in_blocks`, or several of its parts.
 
@@ -155,10 +157,10 @@ def block_rounding(
       block: b, the most examples of a block.
       terms: the terms of each entry of an example's summand.
       ratio: M, such that f S ≤ M C.
-      whole: an upper bound of an example's summand, relative to C.
+      largest_summand: an upper bound of an example's summand, relative to C.
     """
     length = min(block, examples)
-    above = _TWO_ROUNDINGS * _PAIR_SUMS * examples * whole if examples > block else 0.0
+    above = _TWO_ROUNDINGS * _PAIR_SUMS * examples * largest_summand if examples > block else 0.0
     return Rounding(length, 2.0 * gamma(length * terms) * length * ratio, above)
 
 
@@ -280,10 +282,10 @@ def step_rounding(count: int, rows: int, columns: int, largest: float, examples:
       examples: an upper bound of the sum.
     """
     # A step is at most twice as long as necessary.
-    whole = 2.0**-29 * largest
-    fine = whole * 2.0 ** -_fine_bits(count)
+    step = 2.0**-29 * largest
+    fine = step * 2.0 ** -_fine_bits(count)
     added = 0.5 * fine * rows * math.sqrt(columns)
-    low = _TWO_ROUNDINGS * 2**12 * whole * math.sqrt(rows * columns)
+    low = _TWO_ROUNDINGS * 2**12 * step * math.sqrt(rows * columns)
     return Rounding(joined=_TWO_ROUNDINGS * examples, own=1.5 * (added + low))
 
 
@@ -295,7 +297,7 @@ def sum_lookups(
     examples: int,
     bound: float,
     ratio: float,
-    whole: float,
+    largest_summand: float,
 ) -> jax.Array:
     """Returns a table (size, D) with the sum of the values of all lookups, each of one row.
 
@@ -309,7 +311,7 @@ def sum_lookups(
       examples: B, at least the examples of the lookups: those of all micro-batches and devices.
       bound: C.
       ratio: M, such that f S ≤ M C.
-      whole: the most that all lookups of one example add to an entry, relative to C.
+      largest_summand: the most that all lookups of one example add to an entry, relative to C.
 
     Raises:
       ValueError: a `bound` whose step is not a power of two of float32's range.
@@ -322,7 +324,7 @@ def sum_lookups(
             table = table.at[rows].add(values.astype(wide))
         return table
     bits = 62 if wide == jnp.float64 else 30
-    exact = make_steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    exact = make_steps(max(examples * largest_summand, ratio) * bound, count, bits=bits)
     # Two integers hold a number: whole steps may wrap around, and fine ones have room for all.
     coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
     for rows, values in lookups:
@@ -332,13 +334,14 @@ def sum_lookups(
 
 
 def lookup_rounding(
-    columns: int, *, terms: int, examples: int, ratio: float, whole: float
+    columns: int, *, terms: int, examples: int, ratio: float, largest_summand: float
 ) -> Rounding:
     """Returns how one example changes a sum by `sum_lookups`, with rows of `columns` entries."""
     rounding = _scatter_rounding(terms, examples, ratio)
     if rounding is None:
-        largest = max(examples * whole, ratio)
-        rounding = step_rounding(terms * examples, terms, columns, largest, examples * whole)
+        total = examples * largest_summand
+        largest = max(total, ratio)
+        rounding = step_rounding(terms * examples, terms, columns, largest, total)
     return rounding
 
 

@@ -84,11 +84,11 @@ def largest_ratio(terms: int) -> float:
     return 1.0 if terms <= 1 else min(_LARGEST_RATIO, 8.0 * math.sqrt(terms))
 
 
-def check_rounding(rounding: float) -> None:
+def check_rounding(tau: float) -> None:
     """Raises if τ leaves too little of the clipping bound."""
-    if rounding > 0.5:
+    if tau > 0.5:
         raise ValueError(
-            f"one example could change the rounding of this sum by {rounding:.2g} times the clip's "
+            f"one example could change the rounding of this sum by {tau:.2g} times the clip's "
             "bound: take smaller batches, or sum in whole numbers with "
             "dpoptax.extend.fixed_point_grid"
         )
@@ -311,31 +311,35 @@ def clip_coefficients(
     groups: list[int],
     mask: jax.Array,
     *,
-    layers: int,
+    group_count: int,
     ratios: list[float],
     sum_error: float,
-    rounding: float,
+    tau: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the coefficient of each piece of each gradient: all clipping happens here.
+
+    A piece is the gradient by one `Product`, or by one bundle of formed gradients. G' is a piece
+    divided by its power of two: `scales` holds the divisor, and `sizes` measures G'.
 
     Args:
       clip: the geometry, whose factors satisfy t · factor(t) ≤ its bound for the group.
       scales: the divisors of all pieces. Pieces share no coordinate.
-      sizes: the size of each piece.
+      sizes: the size of G', for each piece.
       groups: the clip's group of each piece.
       mask: the examples that count, (B,) bool.
-      layers: the number of groups, including those without a piece.
+      group_count: the number of the clip's groups, including those without a piece.
       ratios: M of each piece: its terms times c are at most M times the clip's bound. For several
         pieces, √(Σ_p (c S_p/M_p)²) is at most the bound.
-      sum_error: the error of a summand relative to S, compared to its coefficient times the piece.
-      rounding: τ, how much an example changes the rounding of the sum, relative to its bound.
+      sum_error: the rounding of one weighted summand before it is added: |computed − c G'| ≤
+        sum_error · c S, with S of G'.
+      tau: τ, how much an example changes the rounding of the sum, relative to its bound.
 
     Returns:
       c (pieces, B) such that c G' is the clipped piece, upper bounds of the norms (B,) of the first
       group, and the examples that are used: those that are finite and not masked.
     """
     check_settings()
-    check_rounding(rounding)
+    check_rounding(tau)
     if clip.sensitivity < _MINIMUM_BOUND:
         raise ValueError(
             f"the clip's bound {clip.sensitivity:g} is too near the end of float32: where sums of "
@@ -344,7 +348,7 @@ def clip_coefficients(
         )
     # If the compiler reorders sums, the bound does not hold, and no example is used.
     used = jnp.all(scales.finite, axis=(0, 1)) & mask & keeps_order(scales.exponent[0])
-    member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
+    member = np.arange(group_count)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _ZERO_EXPONENT), axis=1)  # (groups, B)
     # Pieces of a group are scaled to the group's largest, so no square overflows.
@@ -361,12 +365,12 @@ def clip_coefficients(
     absolute = length(absolutes / np.array(ratios, np.float32)[:, None])
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
     # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
-    factors = clip.factors((norms * (scale * (1.0 + rounding))).T).T  # (groups, B)
+    factors = clip.factors((norms * (scale * (1.0 + tau))).T).T  # (groups, B)
     # min(1, M n⁺/S): `absolute` is S/M already.
-    ratio = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
+    reduction = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
     # Geometries that divide by the norm have no finite factor for a zero gradient, which adds zero.
     sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)
-    factors = jnp.where(sound, factors * ratio * scale, 0.0)
+    factors = jnp.where(sound, factors * reduction * scale, 0.0)
     # Stored, so that parts that nearly cancel get bit for bit the same coefficient.
-    found = materialize(factors[np.array(groups)] * relative)
-    return found, norms[0] * scale[0], used
+    coefficients = materialize(factors[np.array(groups)] * relative)
+    return coefficients, norms[0] * scale[0], used

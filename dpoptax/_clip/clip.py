@@ -13,12 +13,11 @@ from dpoptax._tree import PyTree
 
 # Some libraries take a bound of 0 or infinity as a request for another geometry.
 _REMEDIES = {
-    0.0: "want a number in (0, 1e9]; at 0 every gradient is cut to nothing. To scale all gradients "
-    "to one length, the limit of a small clip bound, write dpoptax.automatic_clip(1.0, gamma=0.0)",
-    math.inf: "want a number in (0, 1e9]; without a bound no noise makes the sum private. To have "
-    "the bound found, privately, write dpoptax.adaptive_clip(1.0) with "
-    "dpoptax.adaptive_gaussian_noise; to train without privacy, take the gradient of the mean "
-    "loss, without clip and noise",
+    0.0: "A bound of 0 cuts every gradient to zero. To scale all gradients to one length, the "
+    "limit of a small clipping bound, write `dpoptax.automatic_clip(1.0, gamma=0.0)`.",
+    math.inf: "Without a bound no noise makes the sum private. To find the bound privately, write "
+    "`dpoptax.adaptive_clip(1.0)` with `dpoptax.adaptive_gaussian_noise`. To train without "
+    "privacy, take the gradient of the mean loss, without clip and noise.",
 }
 
 
@@ -31,8 +30,9 @@ class Clip(abc.ABC):
 
     Attributes:
       encodes: whether `encode` differs from the identity.
-      by_norms: whether `encode` needs only each gradient's norm, as `scaling`, `statistic` and
-        `join` describe. Otherwise a geometry that encodes needs per-example gradients.
+      by_norms: whether `encode` is a scaling by a function of the norm, plus one number. Ghost
+        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A geometry that
+        encodes in another way needs per-example gradients.
       followed: whether a noise stage of the geometry keeps the reference.
       selects: whether rows of a table were released for the sum, which that noise stage prices.
     """
@@ -152,12 +152,12 @@ def positive(name: str, value: float) -> float:
     """Returns `value` as a float, or raises an error with its name if it is not positive."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
-            f"{name} is a traced array: it is part of the privacy claim, so it must be a Python "
-            "number, fixed before jit"
+            f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
+            "statement, so fix it before `jax.jit`."
         )
     found = _number(value)
     if not 0.0 < found <= 1e9:
-        raise ValueError(f"{name}={value!r}: want a number in (0, 1e9]")
+        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}.")
     return found
 
 
@@ -165,7 +165,7 @@ def clip_norm(name: str, value: float) -> float:
     """Returns a positive bound; the error for 0 or infinity names the intended geometry."""
     found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
     if found in _REMEDIES:
-        raise ValueError(f"{name}={found}: {_REMEDIES[found]}")
+        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}")
     return positive(name, value)
 
 
@@ -187,5 +187,8 @@ def as_clip(clip: Clip | float) -> Clip:
 def check_clip(clip: object) -> Clip:
     """Returns `clip`, or raises if it is not a clip geometry."""
     if not isinstance(clip, Clip):
-        raise TypeError(f"clip={clip!r}: want a clip geometry such as dpoptax.l2_clip(1.0)")
+        raise TypeError(
+            f"`clip` must be a clip geometry, got {clip!r}. Pass for example "
+            "`dpoptax.l2_clip(1.0)`."
+        )
     return clip

@@ -117,8 +117,8 @@ def sum_clipped(
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
-    rounding = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_axis(grads)))
-    clipped = clip_each(clip, grads, mask, rounding=rounding)
+    tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_axis(grads)))
+    clipped = clip_each(clip, grads, mask, tau=tau)
     totals = list(map(summed, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
 
@@ -140,11 +140,11 @@ class ClippedUnits(NamedTuple):
 
 
 def clip_each(
-    clip: Clip, grads: PyTree, mask: jax.Array | None = None, *, rounding: float = 0.0
+    clip: Clip, grads: PyTree, mask: jax.Array | None = None, *, tau: float = 0.0
 ) -> ClippedUnits:
     """Clips explicit gradients, leaves (B, …), by upper bounds of their norms.
 
-    See `bounds`. `rounding` is the τ of their sum, if they are summed.
+    See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
     batch = batch_axis(grads)
     check_real(grads)
@@ -159,10 +159,10 @@ def clip_each(
         [size for _, size in pieces],
         groups,
         mask,
-        layers=1 + max(groups),
+        group_count=1 + max(groups),
         ratios=[1.0] * len(pieces),
         sum_error=0.0,
-        rounding=rounding,
+        tau=tau,
     )
     return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
 

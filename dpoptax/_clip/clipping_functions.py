@@ -49,7 +49,9 @@ def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
     """
     gamma = float(gamma)
     if not (math.isfinite(gamma) and gamma >= 0.0):
-        raise ValueError(f"gamma={gamma}: want a finite number >= 0; 0 is AUTO-V")
+        raise ValueError(
+            f"`gamma` must be a finite number of at least 0, got {gamma}. 0 gives AUTO-V."
+        )
     return AutomaticClip(clip_norm("l2_clip_norm", l2_clip_norm), gamma)
 
 
@@ -149,7 +151,7 @@ class PerLayerClip(Clip):
             subtrees = self.layers.flatten_up_to(tree)
         except ValueError as error:
             raise ValueError(
-                f"the layers of per_layer_clip are no prefix of the gradients: {error}"
+                f"The layers of `per_layer_clip` must be a tree prefix of the gradients: {error}"
             ) from error
         return [i for i, layer in enumerate(subtrees) for _ in jax.tree.leaves(layer)]
 
@@ -195,7 +197,7 @@ def per_layer_clip(clips: PyTree) -> PerLayerClip:
     """
     given, layers = jax.tree.flatten(clips)
     if not given:
-        raise ValueError(f"clips={clips!r}: want at least one bound")
+        raise ValueError(f"`clips` must hold at least one bound, got {clips!r}.")
     flat = tuple(_flat_clip(clip) for clip in given)
     if not jax.tree_util.treedef_is_leaf(layers):
         return PerLayerClip(flat, layers)
@@ -209,8 +211,8 @@ def _flat_clip(given: Clip | float) -> Clip:
         return L2Clip(clip_norm("clips", given))
     if given.encodes or given.followed or type(given).groups is not Clip.groups:
         raise TypeError(
-            f"clips={given!r}: want bounds or flat geometries, such as dpoptax.l2_clip(1.0) or "
-            "dpoptax.automatic_clip(1.0)"
+            f"`clips` must hold bounds or geometries that scale whole gradients, got {given!r}. "
+            "Pass for example `dpoptax.l2_clip(1.0)` or `dpoptax.automatic_clip(1.0)`."
         )
     return given
 
@@ -219,7 +221,7 @@ def _split_bound(clip: Clip, layers: int) -> Clip:
     """Returns the geometry with bound C/√layers, so that `layers` of them have sensitivity C."""
     if not isinstance(clip, BoundedClip):
         raise ValueError(
-            f"clips={clip!r}: it is not known how to split its sensitivity among the layers; give "
-            "a tree with one geometry for each"
+            f"`clips` must have a sensitivity that can be split over the layers, got {clip!r}. "
+            "Pass a tree with one geometry for each layer."
         )
     return dataclasses.replace(clip, l2_clip_norm=clip.l2_clip_norm / math.sqrt(layers))

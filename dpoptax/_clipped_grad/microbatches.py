@@ -107,6 +107,6 @@ def check_microbatch_size(microbatch_size: int | None) -> None:
         return
     if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
         raise ValueError(
-            f"microbatch_size={microbatch_size!r}: want a whole number of at least 1, or None for "
-            "all"
+            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Pass "
+            "`None` to compute all examples at once."
         )

@@ -30,11 +30,11 @@ def per_example_sum(
 
     With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in its units.
     """
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
-    tangent = points.tangent is not None
+    example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    has_tangent = points.tangent is not None
     params = points.points[0]
     program = read_program(
-        loss_fn, params, *one, has_aux=has_aux, tangent=tangent
+        loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent
     )  # raises for losses that mix examples
     warn_of_vanishing(program, params)
 

@@ -132,9 +132,9 @@ def explain(
     if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
         key = check_key(key)
     if points < 1:
-        raise ValueError(f"points={points}: want the number of gradient points, 1 or more")
-    program = read_program(loss_fn, params, example, key, has_aux=has_aux, tangent=tangent)
-    plan = make_plan(program, batch_size, points, linear_map, tangent=tangent)
+        raise ValueError(f"`points` must be at least 1, got {points}.")
+    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
+    plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent
     rows = []
@@ -181,7 +181,7 @@ def _operations(uses: list[Use]) -> str:
 
 
 def _method_text(product: Product) -> str:
-    return _METHOD_TEXTS[product.method] + (", pulled back" if product.pulled else "")
+    return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
 
 
 def _product_cost(product: Product, points: int) -> int:

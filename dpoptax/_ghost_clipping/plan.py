@@ -23,7 +23,7 @@ from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._ghost_clipping.trace.views import AxisRuns, View
 from dpoptax._linear_map import Factor, LinearMap
 
-# A view's offset in its parameter, and its axes as batch, rows and columns.
+# A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
 
 
@@ -41,10 +41,10 @@ class FactorSlice:
     size: int
 
     def __call__(self, segment: Segment) -> Segment:
-        whole = segment.rows if self.acts_on_rows else segment.columns
-        lead = whole.shape[:-1]
+        factor = segment.rows if self.acts_on_rows else segment.columns
+        lead = factor.shape[:-1]
         part = lax.slice_in_dim(
-            whole.reshape(*lead, *self.shape), self.start, self.start + self.size,
+            factor.reshape(*lead, *self.shape), self.start, self.start + self.size,
             axis=len(lead) + self.axis,
         ).reshape(*lead, -1)  # fmt: skip
         return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
@@ -61,8 +61,8 @@ class PlannedUse:
         parameters.
       cut: the share of the factors, `None` for all.
       swapped: whether its rows are the product's columns.
-      pulled: the number of factors after pulling back, if the used value is computed from the
-        parameter. Otherwise `None`.
+      pull_back_counts: the numbers of factors after pulling back, if the used value is computed
+        from the parameter. Otherwise `None`.
       mapping: how the parameter's linear map acts on the factors, `None` without a map.
     """
 
@@ -71,17 +71,19 @@ class PlannedUse:
     layout: FactorLayout
     cut: FactorSlice | None = None
     swapped: bool = False
-    pulled: PullBackCounts | None = None
+    pull_back_counts: PullBackCounts | None = None
     mapping: SideMap | None = None
 
     @property
     def positions(self) -> int:
-        return self.use.positions if self.pulled is None else self.pulled.positions
+        return (
+            self.use.positions if self.pull_back_counts is None else self.pull_back_counts.positions
+        )
 
     def segments(self, points: int) -> int:
         """Returns the number of segments; points share an operand that no parameter changes."""
-        if self.pulled is not None:
-            return self.pulled.segments
+        if self.pull_back_counts is not None:
+            return self.pull_back_counts.segments
         return points if self.use.operand_varies else 1
 
 
@@ -89,7 +91,9 @@ class PlannedUse:
 class Product:
     """Holds uses of one parameter, or of one slice of it, that share a layout.
 
-    Their factors are joined along L. `method` is the way to the norm: "outer", "gram" or "form".
+    Their factors are joined along L. `method` is the way to the norm: "outer", "gram" or "form". A
+    product may also have "keep" while `make_plan` runs: the gradient is formed and kept for the
+    sum. Then its parameter is moved to `Plan.formed`, or the product gets another method.
     """
 
     members: tuple[PlannedUse, ...]
@@ -105,9 +109,9 @@ class Product:
         return self.view.leaf
 
     @property
-    def pulled(self) -> bool:
+    def is_pulled(self) -> bool:
         """Returns whether gradients are pulled back from values computed from the parameter."""
-        return any(member.pulled for member in self.members)
+        return any(member.pull_back_counts for member in self.members)
 
     @property
     def terms(self) -> int:
@@ -130,8 +134,9 @@ class Plan:
 
     Attributes:
       products: gradients that stay factors.
-      formed: parameters whose per-example gradients are formed, each with the reason. The reason is
-        empty where forming is cheaper, for the parameter or for one that is used with it.
+      formed: parameters whose per-example gradients are formed, each with the reason. A parameter
+        with a reason fell back: its gradient could not stay factors. The reason is empty where
+        forming is cheaper, for the parameter or for one that is used with it.
       uses: the uses that reach formed parameters.
     """
 
@@ -142,23 +147,24 @@ class Plan:
 
 def make_plan(
     program: Program,
-    batch: int,
+    examples: int,
     points: int,
     linear_map: LinearMap | None = None,
     *,
-    tangent: bool = False,
+    has_tangent: bool = False,
 ) -> Plan:
-    """Returns the plan for `batch` examples at `points` gradient points.
+    """Returns the plan for `examples` at `points` gradient points.
 
-    A `tangent` costs as much as one more point. With a tangent nothing is pulled back: the fixed
-    arrays would have derivatives along it, which are not held as factors.
+    `has_tangent` says whether a Hessian-vector product is added, as `disk(gamma=0)` does. It costs
+    as much as one more point. Nothing is then pulled back: the fixed arrays would have derivatives
+    along the tangent, which are not held as factors.
     """
     factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
     mapped = {leaf for leaf, factor in factors.items() if factor is not None}
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
-        pull = not tangent and not use.value.leaves & mapped
+        pull = not has_tangent and not use.value.leaves & mapped
         members = _read_use(use) or (_pull_back_use(program, use, points) if pull else [])
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
@@ -173,7 +179,7 @@ def make_plan(
     joined = {}
     for leaf, members in leaf_uses.items():
         shape = tuple(program.parameters[leaf].shape)
-        found = _join_uses(members, (batch, points + tangent), shape)
+        found = _join_uses(members, (examples, points + has_tangent), shape)
         if found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
@@ -233,15 +239,19 @@ def _read_use(use: Use) -> list[PlannedUse]:
     if value.tiles is None or isinstance(use.rule, Lookup):
         return []
     axis, parts = value.tiles
-    whole = (*parts[0].shape[:axis], sum(p.shape[axis] for p in parts), *parts[0].shape[axis + 1 :])
+    joined_shape = (
+        *parts[0].shape[:axis],
+        sum(p.shape[axis] for p in parts),
+        *parts[0].shape[axis + 1 :],
+    )
     side = layout.rows if axis in layout.rows else layout.columns
-    if whole != layout.split or axis not in side:
+    if joined_shape != layout.split or axis not in side:
         return []
     members, start = [], 0
     for part in parts:
         size = part.shape[axis]
         cut = FactorSlice(
-            side is layout.rows, tuple(whole[i] for i in side), side.index(axis), start, size
+            side is layout.rows, tuple(joined_shape[i] for i in side), side.index(axis), start, size
         )
         members.append(PlannedUse(use, part, dataclasses.replace(layout, split=part.shape), cut))
         start += size
@@ -269,50 +279,54 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
     except NotFactoredError:
         return []
     members = []
-    for leaf, layout, pulled in found:
+    for leaf, layout, counts in found:
         view = View.identity(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
         if view is None:
             return []
-        members.append(PlannedUse(use, view, layout, pulled=pulled))
+        members.append(PlannedUse(use, view, layout, pull_back_counts=counts))
     return members
 
 
 def _join_uses(
-    members: list[PlannedUse], scale: tuple[int, int], shape: tuple[int, ...]
+    members: list[PlannedUse], counts: tuple[int, int], shape: tuple[int, ...]
 ) -> list[Product] | None:
-    """Joins the uses of one parameter to products that share no entry; `None` if they overlap."""
-    groups: dict[_LayoutKey, list[PlannedUse]] = {}
+    """Joins the uses of one parameter to products that share no entry; `None` if they overlap.
+
+    `counts` are the numbers of examples and of gradient points.
+    """
+    by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
     for member in members:
         view, layout = member.view, member.layout
-        batch, rows, columns = map(view.runs, layout.sides)
-        key = (view.offset, batch, rows, columns)
-        mirror = (view.offset, batch, columns, rows)
-        swapped = key not in groups and mirror in groups
-        group = groups.setdefault(mirror if swapped else key, [])
-        group.append(dataclasses.replace(member, swapped=swapped))
-    if any(m.pulled for m in members):
+        groups, rows, columns = map(view.runs, layout.sides)
+        key = (view.offset, groups, rows, columns)
+        mirror = (view.offset, groups, columns, rows)
+        swapped = key not in by_layout and mirror in by_layout
+        joined = by_layout.setdefault(mirror if swapped else key, [])
+        joined.append(dataclasses.replace(member, swapped=swapped))
+    if any(m.pull_back_counts for m in members):
         # A fixed term covers the whole parameter, so all uses have to read it in one layout.
-        every = [m for group in groups.values() for m in group]
+        every = [m for joined in by_layout.values() for m in joined]
         if any(m.swapped or m.layout != every[0].layout for m in every):
             return None
         if any(isinstance(m.use.rule, Lookup) for m in every):
             return None
-    if len(groups) > 1:
+    if len(by_layout) > 1:
         seen = np.zeros(math.prod(shape), bool)
-        for group in groups.values():
+        for joined in by_layout.values():
             # Views with offsets and strides overlap if an entry was seen before.
-            entries = group[0].view.entries_of(seen)
+            entries = joined[0].view.entries_of(seen)
             if entries.any():
                 return None
             entries[...] = True
-    return [Product(tuple(g), _choose_method(g, *scale), shape) for g in groups.values()]
+    return [Product(tuple(g), _choose_method(g, *counts), shape) for g in by_layout.values()]
 
 
 def _count_terms(members: Iterable[PlannedUse]) -> int:
-    return sum(member.pulled.terms for member in members if member.pulled)
+    counts = [member.pull_back_counts for member in members]
+    return sum(each.terms for each in counts if each is not None)
 
 
-def _choose_method(members: list[PlannedUse], batch: int, points: int) -> str:
+def _choose_method(members: list[PlannedUse], examples: int, points: int) -> str:
     _, rows, columns = members[0].layout.sizes
     segments = [m.segments(points) for m in members]
     # Positions of all segments together.
@@ -320,7 +334,7 @@ def _choose_method(members: list[PlannedUse], batch: int, points: int) -> str:
     terms = _count_terms(members)
     fixed = points if terms else 0
     method = _products.choose_method(
-        batch, positions, rows, columns, segments=sum(segments), fixed=fixed
+        examples, positions, rows, columns, segments=sum(segments), fixed=fixed
     )
     if any(isinstance(m.use.rule, Lookup) for m in members):
         # A one-hot factor makes inner products cheap and the formed gradient sparse.

@@ -38,7 +38,7 @@ def side_moments(
     for product in plan.products:
         if product.mapping is None:
             continue
-        segments = [make_segment(*factors) for factors in collect_operands(product, passes, False)]
+        segments = [make_segment(*use) for use in collect_operands(product, passes, False)]
         moments = []
         for step in product.mapping.steps:
             assert isinstance(step, MatrixStep)

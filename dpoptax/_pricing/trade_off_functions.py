@@ -53,7 +53,7 @@ class TradeOff:
 def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(values, np.float64)
     if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"{name}={values}: want numbers in [0, 1]")
+        raise ValueError(f"`{name}` must be in [0, 1], got {values}.")
     return values
 
 
@@ -73,7 +73,9 @@ def gaussian_trade_off(mu: float) -> TradeOff:
     array([1.   , 0.611, 0.159])
     """
     if not number("mu", mu) >= 0:
-        raise ValueError(f"mu={mu}: want a number of at least 0; it is √steps over the noise")
+        raise ValueError(
+            f"`mu` must be at least 0, got {mu}. It is √steps over the noise multiplier."
+        )
 
     def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
         quantile = np.where(alpha < rest, -special.ndtri(alpha), special.ndtri(rest))
@@ -105,7 +107,7 @@ def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
     )
     if not (np.all(epsilons >= 0) and np.all((deltas >= 0) & (deltas <= 1))):
         raise ValueError(
-            f"epsilon={epsilons}, delta={deltas}: want ε of at least 0 and δ in [0, 1]"
+            f"`epsilon` must be at least 0 and `delta` in [0, 1], got {epsilons} and {deltas}."
         )
     proven = epsilons < math.log(np.finfo(np.float64).max)
     growth, slack = np.exp(epsilons[proven]), deltas[proven]

@@ -185,7 +185,9 @@ def audit_one_run(
     """
     canaries = game.rows if canaries is None else canaries
     if not 64 <= canaries <= game.rows:
-        raise ValueError(f"canaries={canaries}: want between 64 and the {game.rows} rows")
+        raise ValueError(
+            f"`canaries` must be between 64 and the {game.rows} rows of the data, got {canaries}."
+        )
     _check(canaries, confidence, threat_model)
     start = time.perf_counter()
     run_key, coin_key = jax.random.split(check_key(key))
@@ -216,11 +218,16 @@ def audit_one_run(
 
 def _check(trials: int, confidence: float, threat_model: str) -> None:
     if not trials >= 64:
-        raise ValueError(f"trials={trials}: want at least 64; a bound above ε needs over e^ε")
+        raise ValueError(
+            f"`trials` must be at least 64, got {trials}. A bound above ε needs more than "
+            "e^ε trials."
+        )
     if not 0.5 < confidence < 1.0:
-        raise ValueError(f"confidence={confidence}: want a number in (0.5, 1)")
+        raise ValueError(f"`confidence` must be in (0.5, 1), got {confidence}.")
     if threat_model not in ("white-box", "last-iterate"):
-        raise ValueError(f"threat_model={threat_model!r}: want 'white-box' or 'last-iterate'")
+        raise ValueError(
+            f"`threat_model` must be 'white-box' or 'last-iterate', got {threat_model!r}."
+        )
 
 
 def _check_seen(*seen: np.ndarray, projected: bool) -> None:

@@ -69,9 +69,12 @@ def trade_off_curve(
     values = [np.asarray(a, np.float64).reshape(-1) for a in (inside, outside, thresholds)]
     if not all(a.size for a in values):
         sizes = [a.size for a in values]
-        raise ValueError(f"{sizes} scores inside, outside, and thresholds: want one of each")
+        raise ValueError(
+            "`inside`, `outside` and `thresholds` must each have at least one entry, got "
+            f"{sizes[0]}, {sizes[1]} and {sizes[2]}."
+        )
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: want a number in (0, 1)")
+        raise ValueError(f"`confidence` must be in (0, 1), got {confidence}.")
     within, without, at = values
     missed = np.searchsorted(np.sort(within), at, side="left")
     taken = len(without) - np.searchsorted(np.sort(without), at, side="left")
@@ -110,7 +113,10 @@ class CanaryScores:
         ranks = stats.rankdata(self.scores)[self.included]
         within, without = len(ranks), len(self.scores) - len(ranks)
         if not within * without:
-            raise ValueError(f"{within} canaries in and {without} out: want one of each")
+            raise ValueError(
+                "At least one canary must be in and one out, got "
+                f"{within} canaries in and {without} out."
+            )
         return float((ranks.sum() - within * (within + 1) / 2) / (within * without))
 
 
@@ -147,7 +153,7 @@ def bootstrap_interval(
     True
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: want a number in (0, 1)")
+        raise ValueError(f"`confidence` must be in (0, 1), got {confidence}.")
     rng = np.random.default_rng(seed)
     groups = [np.flatnonzero(canaries.included), np.flatnonzero(~canaries.included)]
     found = []

@@ -97,7 +97,9 @@ def approximate_family(delta: float) -> Family:
 
     def epsilon(parameter: float, at: float) -> float:
         if at != delta:
-            raise ValueError(f"delta={at}: this family knows ε at delta={delta} alone")
+            raise ValueError(
+                f"`delta` must be {delta}, the only one at which this family knows ε, got {at}."
+            )
         return parameter
 
     return Family("nothing", lambda eps: approximate_trade_off(eps, delta), epsilon)

@@ -58,12 +58,13 @@ class Game:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: want at least 1")
+            raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
         rows, records = self.rows, self.sampler.dataset_size
         if rows != records and not (rows == 1 and self.alone):
             raise ValueError(
-                f"dataset has {rows} rows, and the sampler draws from {records}: want a row for "
-                "each record, or the canary's alone under a PoissonSampler without max_batch_size"
+                f"`dataset` must have a row for each of the sampler's {records} records, got "
+                f"{rows} rows. Under a `PoissonSampler` without `max_batch_size`, it may also hold "
+                "the canary alone."
             )
 
     @property
@@ -119,13 +120,13 @@ def canary_gradient(
     magnitude = _MAGNITUDE * clip.sensitivity
     leaves, treedef = jax.tree.flatten(params)
     if not all(leaf.size for leaf in leaves):
-        raise ValueError("params has an empty leaf, which no canary can be seen in")
+        raise ValueError("`params` must not have an empty leaf, where no canary can be seen.")
     narrow = [leaf.dtype for leaf in leaves if magnitude > float(jnp.finfo(leaf.dtype).max)]
     if narrow:
         raise ValueError(
-            f"params of {narrow[0]} hold no canary of {magnitude:g}, {_MAGNITUDE:g} times the "
-            "clip's sensitivity: its gradient would be infinite and add zero. Give parameters in "
-            "float32, or a clip with a smaller bound"
+            f"`params` must hold a canary of {magnitude:g}, {_MAGNITUDE:g} times the clip's "
+            f"sensitivity, got {narrow[0]}. Its gradient would be infinite and add zero. Pass "
+            "parameters in float32, or a clip with a smaller bound."
         )
     canary = [
         jnp.zeros(leaf.size, leaf.dtype).at[0].set((-1) ** i * magnitude).reshape(leaf.shape)
@@ -169,7 +170,10 @@ def canary_gradients(
     clip = as_clip(clip)
     magnitude = _MAGNITUDE * clip.sensitivity
     if size < sampler.dataset_size:
-        raise ValueError(f"size={size}: want an entry for each of {sampler.dataset_size} records")
+        raise ValueError(
+            f"`size` must be at least {sampler.dataset_size}, one entry for each record, "
+            f"got {size}."
+        )
     dataset = magnitude * jnp.eye(sampler.dataset_size, size)
     grad_fn = clipped_grad(linear_loss, clip)
     return Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)

@@ -51,7 +51,9 @@ def p_value_dp(
     """
     _check_counts(correct, guesses, canaries)
     if not number("epsilon", epsilon) >= 0 or not 0 <= number("delta", delta) <= 1:
-        raise ValueError(f"epsilon={epsilon}, delta={delta}: want ε of at least 0 and δ in [0, 1]")
+        raise ValueError(
+            f"`epsilon` must be at least 0 and `delta` in [0, 1], got {epsilon} and {delta}."
+        )
     right = special.expit(epsilon)
     beta = float(stats.binom.sf(correct - 1, guesses, right))
     if delta == 0:
@@ -194,7 +196,7 @@ def guesses_about(scores: ArrayLike, included: ArrayLike, confidence: float) -> 
     right = np.asarray(included, bool)[np.argsort(np.asarray(scores), kind="stable")[::-1]]
     canaries = len(right)
     if canaries < _FEWEST:
-        raise ValueError(f"{canaries} canaries: want at least {_FEWEST}, which are guessed about")
+        raise ValueError(f"There must be at least {_FEWEST} canaries, got {canaries}.")
     numbers = sorted({max(_FEWEST, canaries // 2**i) for i in range(1, 7)})
     counts = [
         int(np.sum(right[: (k + 1) // 2])) + int(np.sum(~right[canaries - k // 2 :]))
@@ -208,6 +210,6 @@ def _check_counts(correct: int, guesses: int, canaries: int) -> None:
         integer(name, value, 0, "count them")
     if not 0 <= correct <= guesses <= canaries or guesses < 1:
         raise ValueError(
-            f"correct={correct}, guesses={guesses}, canaries={canaries}: want a guess at least, "
-            "no more correct ones than guesses, and no more guesses than canaries"
+            "The counts must satisfy 0 <= correct <= guesses <= canaries and guesses >= 1, got "
+            f"correct={correct}, guesses={guesses}, canaries={canaries}."
         )

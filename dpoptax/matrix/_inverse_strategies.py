@@ -49,14 +49,16 @@ class BandedInverseToeplitz(Strategy):
     def __post_init__(self) -> None:
         d = checked_coefficients(self.coefficients)
         if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
+            raise ValueError(
+                f"`steps` must be at least 1, got {self.steps}. Pass the length of the run."
+            )
         object.__setattr__(self, "coefficients", tuple((d / d[0]).tolist()))
         column = self.column(self.steps)
         if column.min() < 0.0 or np.diff(column).max(initial=0.0) > 0.0:
             raise ValueError(
-                f"coefficients={self.coefficients}: the columns of C, 1/Σ d_i zⁱ, are negative "
-                "somewhere or rise, and no sensitivity is known for them; take (1, -λ) with λ in "
-                "[0, 1], or banded_inverse_square_root"
+                "`coefficients` must give columns of C, 1/Σ d_i zⁱ, that are nonnegative and do "
+                f"not rise, got {self.coefficients}. No sensitivity is known for others. Pass "
+                "(1, -λ) with λ in [0, 1], or use `banded_inverse_square_root`."
             )
 
     @property
@@ -73,7 +75,7 @@ class BandedInverseToeplitz(Strategy):
         """Of C, up to `steps`: of the inverse of the very weights that noise is made with."""
         if steps > self.steps:
             raise ValueError(
-                f"the strategy was made for {self.steps} steps, not for {steps}: make another"
+                f"The strategy was made for {self.steps} steps, not for {steps}. Make another."
             )
         weights = self._weights.astype(float)
         return reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
@@ -124,7 +126,7 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
     (1.0, -0.5, -0.125, -0.0625)
     """
     if not 1 <= bands <= steps:
-        raise ValueError(f"bands={bands}: want between 1 and steps={steps}")
+        raise ValueError(f"`bands` must be between 1 and steps={steps}, got {bands}.")
     i = np.arange(1, bands)
     return BandedInverseToeplitz((1.0, *np.cumprod((i - 1.5) / i).tolist()), steps)
 

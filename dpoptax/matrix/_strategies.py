@@ -94,15 +94,16 @@ class BandedToeplitz(Strategy):
         noise = _settled_noise(rounded.astype(float))
         if noise > _MOST_NOISE:
             grows = (
-                "has, in float32, a pole on or outside the unit circle, so the noise would grow "
-                "without bound"
+                "In float32, 1/C(z) has a pole on or outside the unit circle, so the noise would "
+                "grow without bound."
                 if noise == np.inf
-                else f"makes the noise of a step up to {noise:.3g} times that which hides an "
-                "example, and float32 would round off the latter"
+                else f"The noise of a step is up to {noise:.3g} times that which hides an example, "
+                "and float32 would round off the latter."
             )
             raise ValueError(
-                f"coefficients={self.coefficients}: 1/C(z) {grows}; want at most "
-                f"{_MOST_NOISE:g} times, from poles further inside the unit circle"
+                "`coefficients` must give a C whose inverse enlarges the noise at most "
+                f"{_MOST_NOISE:g} times, got {self.coefficients}. {grows} Move the poles of 1/C(z) "
+                "further into the unit circle."
             )
         object.__setattr__(self, "coefficients", tuple(rounded.tolist()))
 
@@ -156,30 +157,32 @@ class BufferedToeplitz(Strategy):
         )
         if decay.ndim != 1 or decay.shape != scale.shape or not decay.size:
             raise ValueError(
-                f"decay={self.decay}, scale={self.scale}: want as many of one as the other"
+                f"`decay` and `scale` must have as many entries, got {self.decay} and {self.scale}."
             )
         if not (np.all((decay >= 0) & (decay < 1)) and np.all(scale >= 0)):
             raise ValueError(
-                f"decay={self.decay}, scale={self.scale}: want decays in [0, 1), in float32, and "
-                "scales >= 0"
+                "`decay` must be in [0, 1), in float32, and `scale` at least 0, got "
+                f"{self.decay} and {self.scale}."
             )
         # C⁻¹ has the buffers' matrix diag(θ) − ω 1ᵀ.
         if np.abs(np.linalg.eigvals(np.diag(decay) - scale[:, None])).max() > 1.0:
             raise ValueError(
-                f"decay={self.decay}, scale={self.scale}: the inverse is unstable, so the noise "
-                "would grow without bound"
+                f"C must have a stable inverse, got decay={self.decay} and scale={self.scale}. "
+                "With an unstable one the noise would grow without bound."
             )
         if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
+            raise ValueError(
+                f"`steps` must be at least 1, got {self.steps}. Pass the length of the run."
+            )
         object.__setattr__(self, "decay", tuple(decay.tolist()))
         object.__setattr__(self, "scale", tuple(scale.tolist()))
         noise = self._norm * _buffered_noise(decay, scale, self.steps)
         if not noise <= _MOST_NOISE:
             raise ValueError(
-                f"decay={self.decay}, scale={self.scale}: the noise of a step would come, within "
-                f"{self.steps} steps, to {noise:.3g} times that which hides an example, and "
-                f"float32 would round off the latter; want at most {_MOST_NOISE:g} times, from "
-                "smaller decays or scales"
+                f"The noise of a step must be at most {_MOST_NOISE:g} times that which hides an "
+                f"example, got {noise:.3g} times within {self.steps} steps for decay={self.decay} "
+                f"and scale={self.scale}. Beyond, float32 would round off the latter. Take smaller "
+                "decays or scales."
             )
 
     @property
@@ -190,7 +193,7 @@ class BufferedToeplitz(Strategy):
         """Of C, up to `steps`."""
         if steps > self.steps:
             raise ValueError(
-                f"the strategy was made for {self.steps} steps, not for {steps}: make another"
+                f"The strategy was made for {self.steps} steps, not for {steps}. Make another."
             )
         return self._raw(steps) / self._norm
 
@@ -236,7 +239,7 @@ def optimal_banded_toeplitz(
     (1.0,)
     """
     if not 1 <= bands <= steps:
-        raise ValueError(f"bands={bands}: want between 1 and steps={steps}")
+        raise ValueError(f"`bands` must be between 1 and steps={steps}, got {bands}.")
     if bands == 1:
         return BandedToeplitz((1.0,))
     toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
@@ -266,8 +269,8 @@ def optimal_buffered_toeplitz(
     """
     if error not in ("mean", "max") or not 1 <= cycle_length <= steps:
         raise ValueError(
-            f"error={error!r}, cycle_length={cycle_length}: want 'mean' or 'max', and between 1 "
-            f"and steps={steps}"
+            "`error` must be 'mean' or 'max', and `cycle_length` between 1 and "
+            f"steps={steps}, got {error!r} and {cycle_length}."
         )
     blt = jax_privacy_module("matrix_factorization.buffered_toeplitz")
     import jax
@@ -288,7 +291,9 @@ def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
     """The coefficients of a strategy; raises unless they are finite and the first is positive."""
     found = np.asarray(coefficients, float).ravel()
     if not (found.size and np.isfinite(found).all() and found[0] > 0):
-        raise ValueError(f"coefficients={coefficients}: want finite numbers, the first positive")
+        raise ValueError(
+            f"`coefficients` must be finite numbers, the first positive, got {coefficients}."
+        )
     return found
 
 

@@ -268,9 +268,9 @@ def test_a_violation_is_said():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trials": 3}, "trials=3"),
-        ({"confidence": 1.0}, "confidence=1.0"),
-        ({"threat_model": "black-box"}, "threat_model='black-box'"),
+        ({"trials": 3}, "`trials` must .* got 3"),
+        ({"confidence": 1.0}, "`confidence` must .* got 1.0"),
+        ({"threat_model": "black-box"}, "`threat_model` must .* got 'black-box'"),
     ],
 )
 def test_bad_audits(change, message):
@@ -372,7 +372,7 @@ def test_no_batches_of_a_fixed_size_have_the_pair_that_they_are_priced_by():
 def test_a_canary_that_its_dtype_cannot_hold_is_refused():
     tx, sampler = games.noise(games.poisson()), games.poisson()
     narrow = {"w": jnp.zeros(2), "v": jnp.zeros(2, jnp.float16)}
-    with pytest.raises(ValueError, match="params of float16 hold no canary of 100000"):
+    with pytest.raises(ValueError, match="`params` must hold a canary of 100000.* got float16"):
         auditing.canary_gradient(tx, dpoptax.l2_clip(100.0), narrow, sampler)
     game = auditing.canary_gradient(tx, dpoptax.l2_clip(1.0), narrow, sampler)
     assert auditing.audit(game, key=KEY, trials=2000, delta=1e-2).epsilon_lower_bound > 0.1
@@ -411,18 +411,18 @@ def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
 def test_bad_games():
     sampler = games.poisson(64, 8)
     game = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
-    with pytest.raises(ValueError, match="steps=0"):
+    with pytest.raises(ValueError, match="`steps` must .* got 0"):
         dataclasses.replace(game, steps=0)
-    with pytest.raises(ValueError, match=r"dataset has 2 rows.*draws from 64"):
+    with pytest.raises(ValueError, match="`dataset` must .* 64 records, got 2 rows"):
         dataclasses.replace(game, dataset=jnp.zeros((2, 1)))
     truncated = dataclasses.replace(sampler, max_batch_size=9)
     with pytest.raises(ValueError, match="max_batch_size"):
         dataclasses.replace(game, sampler=truncated)
-    with pytest.raises(ValueError, match="size=3"):
+    with pytest.raises(ValueError, match="`size` must .* got 3"):
         auditing.canary_gradients(games.noise(sampler), games.CLIP, 3, sampler)
-    with pytest.raises(ValueError, match="canaries=2"):
+    with pytest.raises(ValueError, match="`canaries` must .* got 2"):
         auditing.audit_one_run(game, key=KEY, canaries=2)
-    with pytest.raises(ValueError, match="empty leaf"):
+    with pytest.raises(ValueError, match="must not have an empty leaf"):
         auditing.canary_gradient(games.noise(sampler), games.CLIP, jnp.zeros(0), sampler)
 
 
@@ -440,5 +440,5 @@ def test_a_sampler_that_may_draw_otherwise_is_asked_for_its_draws():
     with pytest.raises(Asked):
         auditing.audit(game, key=jax.random.key(1), trials=64, delta=1e-3)
     alone = jnp.ones((1, 2))
-    with pytest.raises(ValueError, match="dataset has 1 rows, and the sampler draws from 8"):
+    with pytest.raises(ValueError, match="`dataset` must .* 8 records, got 1 rows"):
         dataclasses.replace(game, dataset=alone)

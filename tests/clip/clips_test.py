@@ -210,7 +210,7 @@ def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
 )
 def test_layers_of_a_geometry_that_is_not_flat_are_refused(clip):
     for given in (clip, [clip, 1.0]):
-        with pytest.raises(TypeError, match="want bounds or flat geometries"):
+        with pytest.raises(TypeError, match="must hold bounds or geometries"):
             dpoptax.per_layer_clip(given)
 
 
@@ -250,24 +250,27 @@ def test_a_layer_that_the_loss_does_not_use_has_its_share_of_the_bound(method):
 
 
 def test_layers_that_are_no_prefix_are_refused():
-    with pytest.raises(ValueError, match="per_layer_clip are no prefix"):
+    with pytest.raises(ValueError, match="`per_layer_clip` must be a tree prefix"):
         sum_clipped(dpoptax.per_layer_clip({"a": 1.0, "x": 1.0}), _grads(0))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dpoptax.automatic_clip(0.0), "l2_clip_norm=0"),
-        (lambda: dpoptax.l2_clip("1.0"), "l2_clip_norm='1.0': want a number"),
-        (lambda: dpoptax.l2_clip(None), "l2_clip_norm=None: want a number"),
-        (lambda: dpoptax.contrib.psac_clip(1.0, r=[0.1]), r"r=\[0.1\]: want a number"),
-        (lambda: dpoptax.automatic_clip(1.0, gamma=-0.1), "gamma=-0.1"),
-        (lambda: dpoptax.automatic_clip(1.0, gamma=float("nan")), "gamma=nan"),
-        (lambda: dpoptax.contrib.psac_clip(1.0, r=0.0), "r=0"),
-        (lambda: dpoptax.normalized_clip(-1.0), "l2_clip_norm=-1"),
-        (lambda: dpoptax.per_layer_clip({"a": 1.0, "b": 0.0}), "clips=0"),
+        (lambda: dpoptax.automatic_clip(0.0), "`l2_clip_norm` must .* got 0"),
+        (lambda: dpoptax.l2_clip("1.0"), "`l2_clip_norm` must be a number .* got '1.0'"),
+        (lambda: dpoptax.l2_clip(None), "`l2_clip_norm` must be a number .* got None"),
+        (lambda: dpoptax.contrib.psac_clip(1.0, r=[0.1]), r"`r` must be a number .* got \[0.1\]"),
+        (lambda: dpoptax.automatic_clip(1.0, gamma=-0.1), "`gamma` must .* got -0.1"),
+        (lambda: dpoptax.automatic_clip(1.0, gamma=float("nan")), "`gamma` must .* got nan"),
+        (lambda: dpoptax.contrib.psac_clip(1.0, r=0.0), "`r` must .* got 0"),
+        (lambda: dpoptax.normalized_clip(-1.0), "`l2_clip_norm` must .* got -1"),
+        (lambda: dpoptax.per_layer_clip({"a": 1.0, "b": 0.0}), "`clips` must .* got 0"),
         (lambda: dpoptax.per_layer_clip({}), "at least one bound"),
-        (lambda: dpoptax.per_layer_clip(dpoptax.normalized_clip(1.0)), "how to split its sensi"),
+        (
+            lambda: dpoptax.per_layer_clip(dpoptax.normalized_clip(1.0)),
+            "can be split over the layers",
+        ),
     ],
 )
 def test_bad_arguments(make, message):
@@ -291,8 +294,8 @@ BOUNDED = {
 @pytest.mark.parametrize(
     ("bound", "meant"),
     [
-        (0, r"=0\.0: .*write dpoptax\.automatic_clip\(1\.0, gamma=0\.0\)"),
-        (np.float32(np.inf), r"=inf: .*write dpoptax\.adaptive_clip\(1\.0\)"),
+        (0, r"got 0\.0\. .*write `dpoptax\.automatic_clip\(1\.0, gamma=0\.0\)`"),
+        (np.float32(np.inf), r"got inf\. .*write `dpoptax\.adaptive_clip\(1\.0\)`"),
     ],
 )
 def test_a_bound_that_bounds_nothing_names_the_geometry_that_is_meant(name, bound, meant):
@@ -308,7 +311,7 @@ def test_the_geometry_meant_by_a_bound_of_zero_is_the_limit_of_small_ones():
 
 
 def test_a_traced_bound_is_refused_as_such():
-    with pytest.raises(TypeError, match="l2_clip_norm is a traced array"):
+    with pytest.raises(TypeError, match="`l2_clip_norm` must .* got a traced array"):
         jax.jit(lambda bound: dpoptax.l2_clip(bound).sensitivity)(0.0)
 
 

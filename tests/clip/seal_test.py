@@ -337,7 +337,7 @@ def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
         released(by_hand)
     mean, _ = released(dpoptax.extend.trust_clipped(PARAMS, CLIP))
     assert np.isfinite(mean["w"]).all()
-    with pytest.raises(TypeError, match=r"clip='1\.0'"):
+    with pytest.raises(TypeError, match=r"`clip` must .* got '1\.0'"):
         dpoptax.extend.trust_clipped(PARAMS, "1.0")
 
 

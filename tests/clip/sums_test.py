@@ -34,7 +34,7 @@ def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
     assert abs(float(with_it) - float(without) - 1.0) <= 32 * 2.0**-24
 
 
-ALONE = {"terms": 1, "ratio": 1.0, "whole": 1.0}
+ALONE = {"terms": 1, "ratio": 1.0, "largest_summand": 1.0}
 
 
 def _lookups(size):
@@ -70,7 +70,7 @@ def test_parts_that_leave_the_range_of_integers_come_back():
     size, large = 1000, 32.0
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
-    kind = {"terms": 2, "ratio": large, "whole": 1.0, "examples": size}
+    kind = {"terms": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
     assert float(block_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="scale the loss"):
         block_sums.sum_lookups(parts, 1, bound=1e-38, **kind)

@@ -389,10 +389,10 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
         [size],
         [0],
         jnp.ones(4, bool),
-        layers=1,
+        group_count=1,
         ratios=[32.0],
         sum_error=0.0,
-        rounding=0.0,
+        tau=0.0,
     )
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()
 

@@ -159,7 +159,7 @@ class OuterSum:
         else:
             x = x if along == 1 else x.swapaxes(1, 2)
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
-            mixed = contract("krc,bktr->bktc", x, rows)
+            mixed = contract("krd,bktr->bktd", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
         # (B, K, D), or (B, K, R) with the sides exchanged.
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
@@ -179,7 +179,7 @@ class OuterSum:
     def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
         """Returns the gradient by the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
-        if layout.split != self.shape or len(self.shape) != 2 or layout.batch:
+        if layout.split != self.shape or len(self.shape) != 2 or layout.groups:
             raise NotFactoredError
         if scale is not None and scale.size != 1:
             raise NotFactoredError
@@ -225,22 +225,22 @@ class OuterSum:
         order = sum(self.layout.sides, ())
         x = x.reshape([split[i] for i in order])
         x = x.transpose([order.index(i) for i in range(len(order))])
-        return x.reshape([math.prod(split[i] for i in group) for group in self._groups()])
+        return x.reshape([math.prod(split[i] for i in group) for group in self._split_axes()])
 
     def _split(self, thin: Sequence[int]) -> list[int]:
         split = [1] * len(self.layout.split)
-        for size, group in zip(thin, self._groups(), strict=True):
+        for size, group in zip(thin, self._split_axes(), strict=True):
             for i in group if size != 1 else ():
                 split[i] = self.layout.split[i]
         return split
 
     def sides(self, axes: Iterable[int]) -> list[bool]:
-        """Returns whether batch, rows and columns lie within the value's `axes`.
+        """Returns whether groups, rows and columns lie within the value's `axes`.
 
         Raises a `NotFactoredError` if one of them does only in part.
         """
-        groups = self._groups()
-        within = {i for axis in axes for i in groups[axis]}
+        split_axes = self._split_axes()
+        within = {i for axis in axes for i in split_axes[axis]}
         found = []
         for side in self.layout.sides:
             flags = {i in within for i in side if self.layout.split[i] != 1}
@@ -252,7 +252,7 @@ class OuterSum:
             raise NotFactoredError
         return found
 
-    def _groups(self) -> list[list[int]]:
+    def _split_axes(self) -> list[list[int]]:
         """Returns, for each axis of the value, its axes in the layout's split."""
         left = list(range(len(self.layout.split)))
         groups = []

@@ -74,9 +74,9 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def choose_method(
-    batch: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
+    examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
-    """Chooses the cheapest way to the norm of products with `positions` = Σ_s T_s.
+    """Chooses the cheapest way to the norm of products with `positions` = Σ_s L_s.
 
     The factors are dense. There may be `fixed` further terms, one for each point: arrays that
     depend on the parameters. Inner products then need each array with all products, which costs as
@@ -99,7 +99,7 @@ def choose_method(
         cost["form"] = factors + 2 * work + COSTS.formed_share * memory
     kept = work + formed * memory
     small = (
-        formed * size <= 2 * positions * (rows + columns) or batch * size <= COSTS.cached_entries
+        formed * size <= 2 * positions * (rows + columns) or examples * size <= COSTS.cached_entries
     )
     if small or (fixed > 1 and cost["gram"] > COSTS.memory_ratio * kept):
         cost["keep"] = kept
@@ -115,7 +115,7 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
         elif is_one_hot(columns):
             part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
-            part = contract("bktr,bktc->bkrc", rows, columns)
+            part = contract("bktr,bktd->bkrd", rows, columns)
         total = part if total is None else total + part
     assert total is not None
     return total

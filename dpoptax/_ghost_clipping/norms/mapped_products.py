@@ -141,7 +141,7 @@ def make_side_map(
     Args:
       factor: the parameter's part of the map.
       view: the entries that the product covers, cut by `layout`.
-      layout: batch, rows and columns.
+      layout: groups, rows and columns.
       shape: the parameter's shape.
     """
     sides = [_side_positions(view, axes) for axes in layout.sides]
@@ -193,5 +193,5 @@ def _scale_step(
     if varies[1] and varies[2]:
         return None
     kept = [side if flag else side[:1] for side, flag in zip(sides, varies, strict=True)]
-    batch, rows, columns = kept
-    return ScaleStep(index, entries(view.offset + batch[:, None, None] + rows[:, None] + columns))
+    groups, rows, columns = kept
+    return ScaleStep(index, entries(view.offset + groups[:, None, None] + rows[:, None] + columns))

@@ -77,7 +77,7 @@ class FixedArrays:
         if (value, rank) not in self.known:
             found, origin = self.evaluate(value), value.origin
             if isinstance(origin, Result):
-                eqn, operands = origin.application.eqn, origin.application.operands
+                eqn, operands = origin.operation.eqn, origin.operation.operands
                 if eqn.primitive.name == "broadcast_in_dim":
                     into = eqn.params["broadcast_dimensions"]
                     shape = [1] * found.ndim
@@ -130,7 +130,7 @@ class _PullBack:
                 if value.aval.dtype != jnp.float32:
                     raise NotFactoredError
                 if isinstance(value.origin, Result):
-                    operands = value.origin.application.operands
+                    operands = value.origin.operation.operands
                     stack.extend((v, False) for v in operands if self.leaf in v.leaves)
                 elif not isinstance(value.origin, Parameter):
                     raise NotFactoredError
@@ -155,7 +155,7 @@ class _PullBack:
     def step(self, value: DerivedValue, g: CotangentSum) -> None:
         """Applies the rule of the operation that computed a value."""
         assert isinstance(value.origin, Result)
-        eqn, operands = value.origin.application.eqn, value.origin.application.operands
+        eqn, operands = value.origin.operation.eqn, value.origin.operation.operands
         name, rank = eqn.primitive.name, len(g.shape)
         if name in _OPERAND_SIGNS:
             for sign, operand in zip(_OPERAND_SIGNS[name], operands, strict=True):

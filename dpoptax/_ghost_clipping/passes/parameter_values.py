@@ -50,14 +50,14 @@ class ParameterEvaluator:
                 if whole not in self.values:
                     return [whole]
                 self.values[derived] = self.values[whole]
-            case Result(application, index):
-                missing = [v for v in application.operands if v not in self.values]
+            case Result(operation, index):
+                missing = [v for v in operation.operands if v not in self.values]
                 if missing:
                     return missing
-                if application not in self.results:
-                    operands = [self.values[v] for v in application.operands]
-                    self.results[application] = _apply_operation(application, operands)
-                self.values[derived] = self.results[application][index]
+                if operation not in self.results:
+                    operands = [self.values[v] for v in operation.operands]
+                    self.results[operation] = _apply_operation(operation, operands)
+                self.values[derived] = self.results[operation][index]
         return []
 
 
@@ -67,14 +67,14 @@ def _constant_array(value: Any, aval: ShapedArray) -> jax.Array:
     return jnp.asarray(value, aval.dtype)
 
 
-def _apply_operation(application: Operation, operands: list[jax.Array]) -> tuple[jax.Array, ...]:
+def _apply_operation(operation: Operation, operands: list[jax.Array]) -> tuple[jax.Array, ...]:
     """Returns the results of an operation for all steps of the enclosing scans at once."""
 
     def one_step(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return bind(application.eqn, operands)
+        return bind(operation.eqn, operands)
 
     function = one_step
-    for scan in reversed(application.scans):
-        axes = [0 if scan in v.scans else None for v in application.operands]
+    for scan in reversed(operation.scans):
+        axes = [0 if scan in v.scans else None for v in operation.operands]
         function = jax.vmap(function, in_axes=axes)
     return function(*operands)

@@ -7,7 +7,7 @@ gradients of the opaque parameters. No other gradient is formed.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +20,53 @@ from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, widen
 from dpoptax._xla import materialize
 
-# The derived values that a block reads, each clean or with the shifts of opaque parameters.
+# The derived values that a block reads, by (value, shifted). Shifted ones are computed from opaque
+# parameters with their zeros added, so that gradients flow to these zeros.
 Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
 Arrays: TypeAlias = list[jax.Array]
 # Arrays by the index of their use, or of their parameter.
 ByIndex: TypeAlias = dict[int, jax.Array]
-# Results per example, operands and cotangents by use, gradients by opaque parameter.
-PassResult: TypeAlias = tuple[Arrays, ByIndex, ByIndex, ByIndex]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
+
+
+class PassResult(NamedTuple):
+    """Holds the arrays of one pass, each per example, (B, …).
+
+    Attributes:
+      results: the flat results of the loss.
+      operands: the data operand of each use.
+      cotangents: the cotangent of the output of each use.
+      gradients: the gradient by each opaque parameter, through opaque uses.
+    """
+
+    results: Arrays
+    operands: ByIndex
+    cotangents: ByIndex
+    gradients: ByIndex
+
+
+class TangentPass(NamedTuple):
+    """Holds the direction of a Hessian-vector product, and derivatives along it.
+
+    Attributes:
+      direction: the direction, flattened like the parameters.
+      operands: the derivative of each operand.
+      cotangents: the derivative of each cotangent.
+      gradients: the derivative of each gradient by an opaque parameter.
+    """
+
+    direction: Arrays
+    operands: ByIndex
+    cotangents: ByIndex
+    gradients: ByIndex
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passes:
     """Holds the operands, cotangents and gradients of all gradient points.
 
-    `tangent` holds the direction of a Hessian-vector product and the derivatives of operands,
-    cotangents and gradients along it.
+    `tangent` is there if a Hessian-vector product is added, as `disk(gamma=0)` does.
     """
 
     points: GradientPoints
@@ -44,100 +74,108 @@ class Passes:
     operands: list[ByIndex]
     cotangents: list[ByIndex]
     gradients: list[ByIndex]
-    tangent: tuple[Arrays, ByIndex, ByIndex, ByIndex] | None
+    tangent: TangentPass | None
 
 
 def run_passes(
-    program: Program, points: GradientPoints, batch: Arrays, size: int
+    program: Program, points: GradientPoints, batch: Arrays, batch_size: int
 ) -> tuple[Passes, Arrays]:
     """Runs a program forward and backward at all points; also returns the first point's results."""
     leaves = [jax.tree.leaves(point) for point in points.points]
     tangent = None
-    outs = []
+    outs: list[PassResult] = []
     for j, point in enumerate(leaves):
         if j == 0 and points.tangent is not None:
             direction = jax.tree.leaves(points.tangent)
 
             def run_at(leaves: Arrays) -> PassResult:
-                return run_pass(program, leaves, batch, size)
+                return run_pass(program, leaves, batch, batch_size)
 
             # Forward over reverse: operands, cotangents and gradients change along the direction.
             out, derivative = jax.jvp(run_at, (point,), (direction,))
-            tangent = (direction, *derivative[1:])
+            tangent = TangentPass(
+                direction, derivative.operands, derivative.cotangents, derivative.gradients
+            )
         else:
-            out = run_pass(program, point, batch, size)
+            out = run_pass(program, point, batch, batch_size)
         outs.append(out)
     passes = Passes(
-        points, leaves, [o[1] for o in outs], [o[2] for o in outs], [o[3] for o in outs], tangent
+        points,
+        leaves,
+        [out.operands for out in outs],
+        [out.cotangents for out in outs],
+        [out.gradients for out in outs],
+        tangent,
     )
-    return passes, outs[0][0]
+    return passes, outs[0].results
 
 
-def run_pass(program: Program, leaves: Arrays, batch: Arrays, size: int) -> PassResult:
-    """Runs a program forward and backward on a batch of `size` examples at one point.
+def run_pass(program: Program, leaves: Arrays, batch: Arrays, batch_size: int) -> PassResult:
+    """Runs a program forward and backward on a batch of examples at one point.
 
     Args:
       program: the value that `read_program` returned.
       leaves: the parameters, flattened.
       batch: the flattened examples (and keys), each with a leading batch axis.
-      size: the number of examples.
-
-    Returns:
-      `(results, operands, cotangents, gradients)`: the flat results of the loss per example; for
-      each use, the data operand and the cotangent of the output per example; for each opaque
-      parameter, its per-example gradient through the opaque uses.
+      batch_size: the number of examples.
     """
 
-    def example(perturbations: ByIndex, shifts: ByIndex, inputs: Arrays) -> tuple[Arrays, ByIndex]:
-        shifted = [x + shifts[i] if i in shifts else x for i, x in enumerate(leaves)]
-        runner = _Interpreter(perturbations, _make_environment(program, leaves, shifted))
+    def example(
+        output_zeros: ByIndex, parameter_zeros: ByIndex, inputs: Arrays
+    ) -> tuple[Arrays, ByIndex]:
+        shifted = [
+            x + parameter_zeros[i] if i in parameter_zeros else x for i, x in enumerate(leaves)
+        ]
+        runner = _Interpreter(output_zeros, _make_environment(program, leaves, shifted))
         results = runner.run(program.block, inputs)
         return results, runner.records
 
-    def total(perturbations: ByIndex, shifts: ByIndex) -> PyTree:
-        results, operands = jax.vmap(example)(perturbations, shifts, batch)
+    def total(output_zeros: ByIndex, parameter_zeros: ByIndex) -> PyTree:
+        results, operands = jax.vmap(example)(output_zeros, parameter_zeros, batch)
         # The sum over examples is linear: its derivative by an example's zeros is that example's.
         return results[0].sum(), (results, operands)
 
     # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
-    zeros = {u.index: jnp.zeros((size, *u.shape), u.output.dtype) for u in program.uses}
-    shifts = {
-        i: jnp.zeros((size, *program.parameters[i].shape), program.parameters[i].dtype)
+    output_zeros = {
+        u.index: jnp.zeros((batch_size, *u.shape), u.output.dtype) for u in program.uses
+    }
+    parameter_zeros = {
+        i: jnp.zeros((batch_size, *program.parameters[i].shape), program.parameters[i].dtype)
         for i in program.opaque
     }
     (cotangents, gradients), (results, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
-        zeros, shifts
+        output_zeros, parameter_zeros
     )
-    return results, *materialize((operands, cotangents, gradients))
+    return PassResult(results, *materialize((operands, cotangents, gradients)))
 
 
 class _Interpreter:
     """Runs the steps of a block and records the data operand of each use."""
 
-    def __init__(self, perturbations: ByIndex, known: Environment) -> None:
-        self.perturbations = perturbations
+    def __init__(self, output_zeros: ByIndex, known: Environment) -> None:
+        self.output_zeros = output_zeros
         self.known = known
         self.records: ByIndex = {}
 
     def run(self, block: Block, inputs: Sequence[jax.Array]) -> Arrays:
         values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
 
-        def read(value: Value, perturbed: bool) -> jax.Array:
-            return (
-                self.known[value, perturbed] if isinstance(value, DerivedValue) else values[value]
-            )
+        def read(value: Value, shifted: bool) -> jax.Array:
+            return self.known[value, shifted] if isinstance(value, DerivedValue) else values[value]
 
         for step in block.steps:
+            # A use reads unshifted parameters: the gradient through it comes from its operand and
+            # cotangent, and must not be counted again in the gradient of an opaque parameter.
             operands = [read(v, step.use is None) for v in step.operands]
             outputs: Sequence[jax.Array]
             if step.use is not None:
                 (out,) = bind(step.eqn, operands)
                 self.records[step.use.index] = operands[step.data]
                 # The derivative by this zero is the cotangent of the output.
-                outputs = [out + self.perturbations[step.use.index].astype(out.dtype)]
+                outputs = [out + self.output_zeros[step.use.index].astype(out.dtype)]
             elif step.body is None:
                 outputs = bind(step.eqn, operands)
-            elif step.scan is not None:
+            elif step.scan_id is not None:
                 outputs = self.scan(step, operands)
             else:
                 outputs = self.rematerialize(step, operands)
@@ -152,10 +190,10 @@ class _Interpreter:
             for v, x in zip(step.operands, operands, strict=True)
             if not isinstance(v, DerivedValue)
         ]
-        own = {u.index: self.perturbations[u.index] for u in body.uses()}
+        own = {u.index: self.output_zeros[u.index] for u in body.uses()}
 
-        def call(inputs: Arrays, perturbations: ByIndex) -> tuple[Arrays, ByIndex]:
-            inner = _Interpreter(perturbations, self.known)
+        def call(inputs: Arrays, output_zeros: ByIndex) -> tuple[Arrays, ByIndex]:
+            inner = _Interpreter(output_zeros, self.known)
             return inner.run(body, inputs), inner.records
 
         params = step.eqn.params
@@ -166,20 +204,20 @@ class _Interpreter:
 
     def scan(self, step: Step, operands: Arrays) -> Arrays:
         assert step.body is not None
-        p, body, scan = step.eqn.params, step.body, step.scan
+        p, body, scan_id = step.eqn.params, step.body, step.scan_id
         first, last = step.carry.start, step.carry.stop
         private = [not isinstance(v, DerivedValue) for v in step.operands]
         consts = [x for x, is_private in zip(operands[:first], private, strict=False) if is_private]
         xs = [x for x, ok in zip(operands[last:], private[last:], strict=True) if ok]
-        stacked = {k: self.known[k] for k in body.needs() if scan in k[0].scans}
+        stacked = {k: self.known[k] for k in body.needs() if scan_id in k[0].scans}
         keys = list(stacked)
-        own = {u.index: self.perturbations[u.index] for u in body.uses()}
+        own = {u.index: self.output_zeros[u.index] for u in body.uses()}
 
         def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
-            xs, slices, perturbations = inputs
+            xs, slices, output_zeros = inputs
             # Derived values of stacked parameters are scanned over, all others are closed over.
             known = {**self.known, **dict(zip(keys, slices, strict=True))}
-            inner = _Interpreter(perturbations, known)
+            inner = _Interpreter(output_zeros, known)
             outputs = inner.run(body, [*consts, *carry, *xs])
             return outputs[: len(carry)], (outputs[len(carry) :], inner.records)
 
@@ -195,13 +233,13 @@ class _Interpreter:
         return [*carry, *ys]
 
 
-def _make_environment(program: Program, clean: Arrays, perturbed: Arrays) -> Environment:
+def _make_environment(program: Program, unshifted: Arrays, shifted: Arrays) -> Environment:
     needs = list(program.block.needs())
     opaque = set(program.opaque)
-    clean_values, perturbed_values = ParameterEvaluator(clean), ParameterEvaluator(perturbed)
+    evaluate, evaluate_shifted = ParameterEvaluator(unshifted), ParameterEvaluator(shifted)
     return {
-        (v, flows): perturbed_values(v) if flows and v.leaves & opaque else clean_values(v)
-        for v, flows in needs
+        (v, is_shifted): evaluate_shifted(v) if is_shifted and v.leaves & opaque else evaluate(v)
+        for v, is_shifted in needs
     }
 
 
@@ -213,24 +251,27 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
     """
     weights, u = passes.points.weights, use.index
     pairs = pairs_by_point(use, passes)
+    if len(pairs) == 1 and passes.tangent is None:
+        return pairs
+    # Several points, or a tangent.
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
-        total = materialize(
-            total
-        )  # stored, since XLA may round sums of products differently each time
+        # Stored, since XLA may round sums of products differently each time.
+        total = materialize(total)
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
     if passes.tangent is not None:
-        _, changed, changes, _ = passes.tangent
+        # The product rule: the derivatives of the cotangent and of the operand each add a product.
         operand, cotangent, weight = pairs[0]
-        pairs[0] = (operand, materialize(weigh(cotangent, weight) + changes[u]), 1.0)
+        cotangent = materialize(weigh(cotangent, weight) + passes.tangent.cotangents[u])
+        pairs[0] = (operand, cotangent, 1.0)
         if use.operand_varies and not lookup:
-            pairs.append((changed[u], cotangents[0], 1.0))
+            pairs.append((passes.tangent.operands[u], cotangents[0], 1.0))
     return pairs
 
 

@@ -36,7 +36,7 @@ def form_gradients(
         for gradients, weight in zip(passes.gradients, weights, strict=True):
             add(leaf, widen(weigh(gradients[leaf], weight)))
         if passes.tangent is not None:
-            add(leaf, widen(passes.tangent[3][leaf]))
+            add(leaf, widen(passes.tangent.gradients[leaf]))
     for use in plan.uses:
         view = use.value.view
         if view is not None:
@@ -96,16 +96,16 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
         operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
         gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
         if j == 0 and passes.tangent is not None:
-            direction, operands, cotangents, _ = passes.tangent
-            pairs = [(operand, cotangents[use.index], 1.0)]
+            tangent = passes.tangent
+            pairs = [(operand, tangent.cotangents[use.index], 1.0)]
             if not jnp.issubdtype(operand.dtype, jnp.integer):
-                pairs.append((operands[use.index], cotangent, 1.0))
+                pairs.append((tangent.operands[use.index], cotangent, 1.0))
             # The derivative of the pulled-back gradient along the tangent, at parameters and
             # gradient.
             parts, changes = jax.jvp(
                 lambda c, g: pull(c, g, 0),
                 (chosen, gradient),
-                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
+                ([tangent.direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
             )
         else:
             parts, changes = pull(chosen, gradient, j), None

@@ -103,13 +103,15 @@ def ghost_clipped_sum(
       and the auxiliary outputs at the first point, `None` without `has_aux`.
     """
     params = points.points[0]
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
-    tangent = points.tangent is not None
-    program = read_program(loss_fn, params, *example, has_aux=has_aux, tangent=tangent)
+    example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    has_tangent = points.tangent is not None
+    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
     warn_of_vanishing(program, params)
-    size = mask.shape[0]
-    passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), size)
-    plan = make_plan(program, size, len(points.points), points.linear_map, tangent=tangent)
+    batch_size = mask.shape[0]
+    passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), batch_size)
+    plan = make_plan(
+        program, batch_size, len(points.points), points.linear_map, has_tangent=has_tangent
+    )
 
     def make_total(differences: bool) -> ClippedTotal:
         pieces = scale_gradients(
@@ -121,7 +123,7 @@ def ghost_clipped_sum(
             factor_dtype=factor_dtype,
         )
         return _clip_and_sum(
-            clip, points.reference, params, plan, pieces, mask, whole or WholeBatch(size)
+            clip, points.reference, params, plan, pieces, mask, whole or WholeBatch(batch_size)
         )
 
     cancel = _weights_cancel(points.weights)
@@ -174,25 +176,28 @@ def _clip_and_sum(
     zeros = _zero_sums(params, plan, pieces)
     if pieces.scales is None:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+    # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
     scaling = clip.scaling(reference)
-    sizes = [measure_product(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
+    norm_bounds = [
+        measure_product(*pair) for pair in zip(plan.products, pieces.products, strict=True)
+    ]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
     segments = [segment for piece in pieces.products for segment in piece.segments]
-    weights, norms, used = bounds.clip_coefficients(
+    coefficients, norms, used = bounds.clip_coefficients(
         scaling,
         pieces.scales,
-        sizes + pieces.sizes,
+        norm_bounds + pieces.norm_bounds,
         [groups[leaf] for leaf in leaves],
         mask,
-        layers=1 + max(groups),
+        group_count=1 + max(groups),
         ratios=[weighted_products.absolute_ratio(piece) for piece in pieces.products]
-        + [1.0] * len(pieces.sizes),
+        + [1.0] * len(pieces.norm_bounds),
         sum_error=weighted_products.sum_error(segments),
-        rounding=sum_rounding(plan, pieces, whole),
+        tau=sum_rounding(plan, pieces, whole),
     )
     total = _sum_weighted_gradients(
-        zeros, plan, pieces, weights, bound=scaling.sensitivity, examples=whole.examples
+        zeros, plan, pieces, coefficients, bound=scaling.sensitivity, examples=whole.examples
     )
     return total, statistic(norms, used)
 
@@ -219,25 +224,26 @@ def _sum_weighted_gradients(
     start: GradientSums,
     plan: Plan,
     pieces: ScaledGradients,
-    weights: jax.Array,
+    coefficients: jax.Array,
     *,
     bound: float,
     examples: int,
 ) -> GradientSums:
-    """Returns start + Σ_i weights[piece][i] G_i, whose summands have norms of at most `bound`.
+    """Returns start + Σ_i coefficients[piece][i] G_i, whose summands have norms of at most `bound`.
 
     `examples` is the size of the whole batch, which decides how blocks are formed.
     """
     leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
-    (piece_weights,) = unstack(weights)
-    for product, piece, weight in zip(plan.products, pieces.products, piece_weights, strict=False):
-        part = sum_products(piece, weight, product.layout.sizes, bound=bound, examples=examples)
+    (by_piece,) = unstack(coefficients)
+    of_products, of_formed = by_piece[: len(plan.products)], by_piece[len(plan.products) :]
+    for product, piece, each in zip(plan.products, pieces.products, of_products, strict=True):
+        part = sum_products(piece, each, product.layout.sizes, bound=bound, examples=examples)
         view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = leaf_sums[product.leaf]
         leaf_sums[product.leaf] = (total + part).astype(total.dtype)
-    for i, gradient in enumerate(pieces.formed):
-        vectors[i] += block_sums.sum_weighted(piece_weights[len(plan.products) + i], gradient)
+    for i, (gradient, each) in enumerate(zip(pieces.formed, of_formed, strict=True)):
+        vectors[i] += block_sums.sum_weighted(each, gradient)
     return dataclasses.replace(start, leaf_sums=leaf_sums, vectors=vectors)
 
 

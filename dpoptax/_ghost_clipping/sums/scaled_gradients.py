@@ -6,7 +6,7 @@ overflow nor underflow.
 
 import dataclasses
 import functools
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,27 @@ from dpoptax._linear_map import forward
 from dpoptax._points import weigh
 from dpoptax._xla import materialize, unstack
 
-# A use, its operand, and its cotangent times the weight.
-UseOperands: TypeAlias = tuple[PlannedUse, jax.Array, jax.Array]
 # The exponents of the powers of two that divide operands and cotangents, (B,) each.
 Exponents: TypeAlias = tuple[jax.Array, jax.Array]
+
+
+class UseOperands(NamedTuple):
+    """Holds a use with its operand and its cotangent times the weight, at one point."""
+
+    member: PlannedUse
+    operand: jax.Array
+    cotangent: jax.Array
+
+
+class LargestEntries(NamedTuple):
+    """Holds the largest entries of a piece's two sides, (B,) each.
+
+    `operand_varies` says whether parameters change the operands.
+    """
+
+    operand: jax.Array
+    operand_varies: bool
+    cotangent: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,14 +59,14 @@ class ScaledGradients:
     Attributes:
       products: the factors and fixed terms of each product; no entry is above 2.
       formed: (B, entries) each, the gradients of a bundle of parameters side by side.
-      sizes: the sizes of `formed`.
+      norm_bounds: the norm bounds of `formed`.
       scales: the divisors of all; `None` without gradients.
       bundles: the parameters in each of `formed`.
     """
 
     products: list[FactoredGradients]
     formed: list[jax.Array]
-    sizes: list[NormBounds]
+    norm_bounds: list[NormBounds]
     scales: Scales | None
     bundles: tuple[tuple[int, ...], ...]
 
@@ -81,25 +98,29 @@ def scale_gradients(
     formed, bundles = bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
-    factors = [collect_operands(product, passes, differences) for product in plan.products]
-    tops = [_largest_entries(product) for product in factors]
-    tops += [(jnp.ones_like(top), True, top) for top in map(bounds.largest_entry, formed)]
+    operands_of = [collect_operands(product, passes, differences) for product in plan.products]
+    tops = [_largest_entries(uses) for uses in operands_of]
+    # A formed gradient has one side. It takes the place of the cotangent, next to an operand of 1.
+    tops += [
+        LargestEntries(operand=jnp.ones_like(top), operand_varies=True, cotangent=top)
+        for top in map(bounds.largest_entry, formed)
+    ]
     if not tops:
         return ScaledGradients([], [], [], None, ())
     scales, sides = _make_product_scales(tops)
     fixed = [FixedArrays(leaves) for leaves in passes.leaves]
     products, moved = [], []
-    for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
-        divided = [(use[0], _scale_segment(*use, sides[i])) for use in uses]
-        if product.pulled:
-            pulled = _pull_back_uses(product, divided, fixed, differences)
-            piece, *more = assemble_gradients(*pulled, factor_dtype)
+    for i, (product, uses) in enumerate(zip(plan.products, operands_of, strict=True)):
+        divided = [(use.member, _scale_segment(*use, sides[i])) for use in uses]
+        if product.is_pulled:
+            outers_and_terms = _pull_back_uses(product, divided, fixed, differences)
+            piece, *more = assemble_gradients(*outers_and_terms, factor_dtype)
             moved.append((i, *more))
         else:
             segments = [segment for _, segment in divided]
-            factor = maps[product.leaf]
-            if factor is not None and product.mapping is not None:
-                segments, *more = product.mapping(factor, segments)
+            side_map_factor = maps[product.leaf]
+            if side_map_factor is not None and product.mapping is not None:
+                segments, *more = product.mapping(side_map_factor, segments)
                 moved.append((i, *more))
             if factor_dtype is not None:
                 segments = [segment.rounded(factor_dtype) for segment in segments]
@@ -112,60 +133,61 @@ def scale_gradients(
             exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
             finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
         )
-    sized = [
+    scaled_formed = [
         bounds.scale_formed(x, exponents)
         for x, (_, exponents) in zip(formed, sides[len(products) :], strict=True)
     ]
     return ScaledGradients(
-        products, [x for x, _ in sized], [size for _, size in sized], scales, bundles
+        products,
+        [x for x, _ in scaled_formed],
+        [norm_bound for _, norm_bound in scaled_formed],
+        scales,
+        bundles,
     )
 
 
 def collect_operands(product: Product, passes: Passes, differences: bool) -> list[UseOperands]:
     """Returns operands and weighted cotangents of a product, for each use and point."""
     return [
-        (member, operand, weigh(cotangent, weight, member.view.scale))
+        UseOperands(member, operand, weigh(cotangent, weight, member.view.scale))
         for member in product.members
         for operand, cotangent, weight in (
             weighted_pairs(member.use, passes, differences)
-            if member.pulled is None
+            if member.pull_back_counts is None
             else pairs_by_point(member.use, passes)
         )
     ]
 
 
-def _largest_entries(factors: list[UseOperands]) -> tuple[jax.Array, bool, jax.Array]:
-    """Returns the largest entries of operands and cotangents, and whether operands vary.
-
-    Operands vary if parameters change them.
-    """
-    cotangent_tops = [bounds.largest_entry(cotangent) for _, _, cotangent in factors]
+def _largest_entries(uses: list[UseOperands]) -> LargestEntries:
+    """Returns the largest entries of operands and cotangents over the uses of a product."""
+    cotangent_tops = [bounds.largest_entry(use.cotangent) for use in uses]
     ones = jnp.ones_like(cotangent_tops[0])
     operand_tops = [
-        bounds.largest_entry(o) if _has_magnitude(member.use, o) else ones
-        for member, o, _ in factors
+        bounds.largest_entry(use.operand) if _has_magnitude(use.member.use, use.operand) else ones
+        for use in uses
     ]
-    varies = any(member.use.operand_varies for member, _, _ in factors)
+    varies = any(use.member.use.operand_varies for use in uses)
     operands, cotangents = (
         functools.reduce(jnp.maximum, x) for x in (operand_tops, cotangent_tops)
     )
-    return operands, varies, cotangents
+    return LargestEntries(operands, varies, cotangents)
 
 
 def _make_product_scales(
-    tops: list[tuple[jax.Array, bool, jax.Array]],
+    tops: list[LargestEntries],
 ) -> tuple[Scales, list[Exponents]]:
     """Returns the scales of all gradients, and the exponents of the two sides of each.
 
     Operands that no parameter changes get their scales in a separate call. If `jax.vmap` maps a
     step over many parameters, these operands and their quotients then stay unmapped.
     """
-    one = jnp.ones_like(tops[0][0])
+    one = jnp.ones_like(tops[0].operand)
     data_exponents, data = bounds.make_scales(
-        [(one if varies else operand)[None] for operand, varies, _ in tops]
+        [(one if top.operand_varies else top.operand)[None] for top in tops]
     )
     other_exponents, others = bounds.make_scales(
-        [jnp.stack([operand if varies else one, cotangent]) for operand, varies, cotangent in tops]
+        [jnp.stack([top.operand if top.operand_varies else one, top.cotangent]) for top in tops]
     )
     scales = Scales(
         data.exponent + others.exponent, jnp.concatenate([data.finite, others.finite], axis=1)
@@ -175,8 +197,8 @@ def _make_product_scales(
         *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in (data_exponents, other_exponents))
     )
     sides = [
-        (changing[2 * i] if varies else fixed[i], changing[2 * i + 1])
-        for i, (_, varies, _) in enumerate(tops)
+        (changing[2 * i] if top.operand_varies else fixed[i], changing[2 * i + 1])
+        for i, top in enumerate(tops)
     ]
     return scales, sides
 
@@ -208,7 +230,7 @@ def _pull_back_uses(
     terms: list[FixedTerm] = []
     for member in product.members:
         segments = [segment for other, segment in uses if other is member]
-        if member.pulled is None:
+        if member.pull_back_counts is None:
             outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
         else:
             found = pull_back_points(

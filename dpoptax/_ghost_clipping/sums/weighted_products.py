@@ -1,6 +1,6 @@
-"""Sums gradients held as factors, with a weight for each example, and bounds the rounding.
+"""Sums gradients held as factors, with a coefficient for each example; bounds the rounding.
 
-The weight of an example multiplies one of its factors. The sum is then one contraction over
+The coefficient of an example multiplies one of its factors. The sum is then one contraction over
 examples and positions for each dense segment, and an integer sum for one-hot segments.
 """
 
@@ -53,7 +53,7 @@ class SumParts(NamedTuple):
     block: int
 
     @property
-    def whole(self) -> float:
+    def largest_summand(self) -> float:
         """Returns the largest summand of an example in a part, relative to C. Parts may cancel."""
         return 1.0 if self.number == 1 else self.ratio
 
@@ -78,23 +78,29 @@ def absolute_ratio(factored: FactoredGradients) -> float:
 
 
 def sum_products(
-    factored: FactoredGradients, weights: jax.Array, sizes: Sizes, *, bound: float, examples: int
+    factored: FactoredGradients,
+    coefficients: jax.Array,
+    sizes: Sizes,
+    *,
+    bound: float,
+    examples: int,
 ) -> jax.Array:
-    """Returns Σ_i weights[i] G_i, (K, R, D) in float32 at least, for weights (B,).
+    """Returns Σ_i coefficients[i] G_i, (K, R, D) in float32 at least, for coefficients (B,).
 
     No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
     `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
     rounding.
     """
     cut = split_sum(factored, sizes, examples)
-    found = [_sum_segment(segment, weights, cut.block) for segment in cut.dense]
+    found = [_sum_segment(segment, coefficients, cut.block) for segment in cut.dense]
     if cut.row_lookups:
-        found.append(_sum_one_hot(cut, cut.row_lookups, weights, sizes[1], examples, bound))
+        found.append(_sum_one_hot(cut, cut.row_lookups, coefficients, sizes[1], examples, bound))
     if cut.column_lookups:
-        table = _sum_one_hot(cut, cut.column_lookups, weights, sizes[2], examples, bound)
+        table = _sum_one_hot(cut, cut.column_lookups, coefficients, sizes[2], examples, bound)
         found.append(table.swapaxes(-1, -2))
     for term in factored.terms:
-        found.append(term.basis * block_sums.sum_weighted(weights, term.weights, block=cut.block))
+        total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
+        found.append(term.basis * total)
     return functools.reduce(operator.add, found)
 
 
@@ -109,7 +115,7 @@ def product_rounding(
             terms=sum(map(_terms_per_entry, lookups)),
             examples=examples,
             ratio=cut.ratio,
-            whole=cut.whole,
+            largest_summand=cut.largest_summand,
         )
         for lookups, columns in ((cut.row_lookups, sizes[2]), (cut.column_lookups, sizes[1]))
         if lookups
@@ -117,7 +123,11 @@ def product_rounding(
     rounding = block_sums.Rounding()
     if cut.dense or factored.terms:
         rounding = block_sums.block_rounding(
-            examples, cut.block, terms=cut.longest, ratio=cut.ratio, whole=cut.whole
+            examples,
+            cut.block,
+            terms=cut.longest,
+            ratio=cut.ratio,
+            largest_summand=cut.largest_summand,
         )
     # All parts of an example are M C together, so the largest part counts. Fixed terms count once
     # more, for the product of their sums with the fixed arrays.
@@ -128,15 +138,15 @@ def product_rounding(
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
 
 
-def _weigh_values(value: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns values (B, …) times the weight of their example, (B,)."""
-    return widen(value) * broadcast_examples(weight, value)
+def _weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
+    """Returns values (B, …) times the coefficient of their example, (B,)."""
+    return widen(value) * broadcast_examples(coefficients, value)
 
 
 def _sum_one_hot(
     cut: SumParts,
     segments: list[Segment],
-    weights: jax.Array,
+    coefficients: jax.Array,
     size: int,
     examples: int,
     bound: float,
@@ -151,27 +161,27 @@ def _sum_one_hot(
             examples=examples,
             bound=bound,
             ratio=cut.ratio,
-            whole=cut.whole,
+            largest_summand=cut.largest_summand,
         )
 
     lookups = [
-        (_merge_examples(rows)[0], _merge_examples(_weigh_values(columns, weights))[0])
+        (_merge_examples(rows)[0], _merge_examples(_weigh_values(columns, coefficients))[0])
         for rows, columns in segments
     ]
     return jax.vmap(add)(lookups)
 
 
-def _sum_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
+def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
-        rows = _weigh_values(rows, weights)
+        rows = _weigh_values(rows, coefficients)
     else:
-        columns = _weigh_values(columns, weights)
+        columns = _weigh_values(columns, coefficients)
 
-    def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    def block_sum(rows: jax.Array, columns: jax.Array) -> jax.Array:
         return _outer_sums(_merge_examples(rows)[0], _merge_examples(columns)[0])
 
-    return block_sums.sum_in_blocks(outer_sums, rows, columns, block=block)
+    return block_sums.sum_in_blocks(block_sum, rows, columns, block=block)
 
 
 def _terms_per_entry(segment: Segment) -> int:
@@ -181,10 +191,10 @@ def _terms_per_entry(segment: Segment) -> int:
 
 def _merge_examples(factor: jax.Array) -> jax.Array:
     """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
-    batch, groups, positions = factor.shape[:3]
+    examples, groups, positions = factor.shape[:3]
     # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
-    return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
+    return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
 
 
 def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -197,8 +207,8 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
     def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
         if rows.shape[0] == 1:
-            return factor_products.contract("tr,tc->rc", rows[0], columns[0])[None]
-        return factor_products.contract("ktr,ktc->krc", rows, columns)
+            return factor_products.contract("tr,td->rd", rows[0], columns[0])[None]
+        return factor_products.contract("ktr,ktd->krd", rows, columns)
 
     def parts(factor: jax.Array) -> list[jax.Array]:
         if factor.dtype == narrow:

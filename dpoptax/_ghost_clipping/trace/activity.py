@@ -62,7 +62,7 @@ class GradientFlow:
                     self.add(value)
             return
         self.steps.add(step)
-        if step.scan is None:
+        if step.scan_id is None:
             self.flow_through(step.body, [v in self.values for v in step.outputs])
             return
         # A fixed point: a carry may pass a gradient on from turn to turn.

@@ -21,7 +21,7 @@ def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
     varies = any(v.varies for v in operands)
     nonlinear = max((v.nonlinear for v in operands if v.leaves), default="") or _nonlinear(eqn)
     scans = tuple(sorted({s for v in operands for s in v.scans}))
-    application = Operation(eqn, operands, scans)
+    operation = Operation(eqn, operands, scans)
     views, tiles = _result_views(eqn, operands), _find_tiles(eqn, operands)
     outputs = []
     for i, (var, view) in enumerate(zip(eqn.outvars, views, strict=True)):
@@ -34,7 +34,7 @@ def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
         outputs.append(
             DerivedValue(
                 aval,
-                Result(application, i),
+                Result(operation, i),
                 leaves if flows else frozenset(),
                 varies,
                 nonlinear if flows else "",

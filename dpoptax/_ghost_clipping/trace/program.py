@@ -39,7 +39,7 @@ class Constant:
 class Result:
     """The origin of a value that is a result of an operation, given by its number."""
 
-    application: Operation
+    operation: Operation
     index: int
 
 
@@ -84,7 +84,11 @@ class DerivedValue:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateValue:
-    """Describes a value that may depend on the example; it `varies` if it may on parameters."""
+    """Describes a value that may depend on the example.
+
+    `varies` says whether it may also depend on parameters. If it does not, such as the input of the
+    first layer, it is the same at all gradient points.
+    """
 
     aval: ShapedArray
     varies: bool = True
@@ -148,9 +152,9 @@ class Use:
         shared = [i for i, (_, s) in enumerate(self.loops) if not s]
         # Scans over stacked parameters give groups, all others positions, outermost first.
         order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
-        batch, _, _ = self.layout.sizes
+        groups, _, _ = self.layout.sizes
         trailing = factor.shape[lead + 2 :]
-        return factor.transpose(order).reshape(batch, self.positions, *trailing)
+        return factor.transpose(order).reshape(groups, self.positions, *trailing)
 
 
 @dataclasses.dataclass(eq=False)
@@ -162,7 +166,10 @@ class Block:
     results: list[Value] = dataclasses.field(default_factory=list)
 
     def needs(self) -> dict[tuple[DerivedValue, bool], None]:
-        """Returns the derived values read, each with whether gradients flow through the read."""
+        """Returns the derived values read, each with whether the read is of shifted parameters.
+
+        Uses read unshifted ones; see `passes.run_passes`.
+        """
         # Not a set: the order of its entries, and so of the program, would differ between runs.
         found = [(v, True) for v in self.results if isinstance(v, DerivedValue)]
         for step in self.steps:
@@ -185,8 +192,8 @@ class Block:
 class Step:
     """Holds one operation on private values; scans and `jax.checkpoint` have a body.
 
-    `loops` are (scan, length) of each enclosing scan, outermost first. `data` is the position of
-    the operand that is recorded for a use.
+    `loops` are (scan_id, length) of each enclosing scan, outermost first. `data` is the position of
+    the operand that is recorded for a use. `scan_id` is the number of a scan, `None` otherwise.
     """
 
     eqn: JaxprEqn
@@ -196,7 +203,7 @@ class Step:
     use: Use | None = None
     data: int = 0
     body: Block | None = None
-    scan: int | None = None
+    scan_id: int | None = None
 
     def entries(self) -> list[tuple[int, PrivateValue]]:
         """Returns each input of a scan's body with the position of the operand it starts as."""

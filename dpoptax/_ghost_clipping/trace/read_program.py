@@ -40,7 +40,7 @@ from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, typ
 from dpoptax._tree import PyTree
 
 Values: TypeAlias = Sequence[Value]
-# (scan, length) of each enclosing scan, outermost first.
+# (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
 # Here the gradient of a parameter has at most the size of a part of the output.
@@ -58,16 +58,17 @@ def read_program(
     key: jax.Array | jax.ShapeDtypeStruct | None,
     *,
     has_aux: bool,
-    tangent: bool = False,
+    has_tangent: bool = False,
 ) -> Program:
     """Traces `loss_fn(params, example[, key])` and reads it; raises if it may mix examples.
 
     The arguments are arrays or shape structs of one example. `key` is `None` for a loss without
-    randomness. With a `tangent` the gradient is differentiated once more.
+    randomness. `has_tangent` says whether a Hessian-vector product is added, as `disk(gamma=0)`
+    does. The gradient is then differentiated once more.
     """
     check_parameters(params)
     inputs = (example,) if key is None else (example, key)
-    derivatives = 2 if tangent else 1
+    derivatives = 2 if has_tangent else 1
     closed, shapes = _trace_loss(loss_fn, params, inputs, has_aux=has_aux, derivatives=derivatives)
     count = len(jax.tree.leaves(params))
     args: list[Value] = []
@@ -88,6 +89,8 @@ def read_program(
     vanishing, zeros = find_vanishing(block, active, to_loss)
     finder = _UseFinder(parameters, active)
     finder.find(block)
+    # A loss that depends on parameters only is a derived value. No step of it meets data, so no use
+    # gives its gradient.
     finder.mark_opaque(block.results[:1], "the loss itself")
     if reader.references:  # values do not show that one step writes what another reads
         finder.mark_opaque(args, "a jax.Ref")
@@ -131,7 +134,7 @@ class _Reader:
     """Sorts the values of a jaxpr into derived and private ones, and its equations into steps."""
 
     def __init__(self) -> None:
-        self.scans = 0
+        self.scan_count = 0
         self.references = False  # whether the program reads or writes a jax.Ref that it made
 
     def read(self, jaxpr: Jaxpr, consts: Values, args: Values, loops: Loops) -> Block:
@@ -149,11 +152,12 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             operands = tuple(value(v) for v in eqn.invars)
-            for var, out in zip(eqn.outvars, self.step(block, eqn, operands, loops), strict=True):
+            results = self.read_equation(block, eqn, operands, loops)
+            for var, out in zip(eqn.outvars, results, strict=True):
                 names[var] = out
         return [value(v) for v in jaxpr.outvars]
 
-    def step(
+    def read_equation(
         self, block: Block, eqn: JaxprEqn, operands: tuple[Value, ...], loops: Loops
     ) -> list[Value]:
         name = eqn.primitive.name
@@ -169,7 +173,7 @@ class _Reader:
         varies = any(v.varies for v in operands)
         outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if name == "scan":
-            block.steps.append(self.scan(eqn, operands, outputs, loops))
+            block.steps.append(self.read_scan(eqn, operands, outputs, loops))
         elif name in REMATERIALIZED_CALLS:
             inner, consts = open_program(eqn.params["jaxpr"])
             body = self.read(inner, consts, operands, loops)
@@ -182,7 +186,7 @@ class _Reader:
             block.steps.append(Step(eqn, operands, outputs, loops))
         return list(outputs)
 
-    def scan(
+    def read_scan(
         self,
         eqn: JaxprEqn,
         operands: tuple[Value, ...],
@@ -190,7 +194,7 @@ class _Reader:
         loops: Loops,
     ) -> Step:
         p = eqn.params
-        scan, self.scans = self.scans, self.scans + 1
+        scan_id, self.scan_count = self.scan_count, self.scan_count + 1
         n_consts, n_carry = scan_parts(eqn)
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
@@ -204,12 +208,15 @@ class _Reader:
             elif i < n_consts:
                 args.append(outer)
             else:
-                step = dataclasses.replace(
-                    outer, aval=type_of(var), scans=(*outer.scans, scan), origin=ScanSlices(outer)
+                slices = dataclasses.replace(
+                    outer,
+                    aval=type_of(var),
+                    scans=(*outer.scans, scan_id),
+                    origin=ScanSlices(outer),
                 )
-                args.append(step)
-        body = self.read(inner, consts, args, (*loops, (scan, p["length"])))
-        return Step(eqn, operands, outputs, loops, body=body, scan=scan)
+                args.append(slices)
+        body = self.read(inner, consts, args, (*loops, (scan_id, p["length"])))
+        return Step(eqn, operands, outputs, loops, body=body, scan_id=scan_id)
 
 
 class _UseFinder:
@@ -240,13 +247,13 @@ class _UseFinder:
                         self.beyond_elementwise.add(leaf)
 
     def find(self, block: Block) -> None:
-        """Gives each step of a block its use."""
-        block.steps = [self.step(s) if s in self.active.steps else s for s in block.steps]
+        """Records the use of each step that has one, and opaque parameters."""
+        block.steps = [self.visit(s) if s in self.active.steps else s for s in block.steps]
 
-    def step(self, step: Step) -> Step:
+    def visit(self, step: Step) -> Step:
         if step.body is None:
             return self.find_use(step)
-        if step.scan is not None:
+        if step.scan_id is not None:
             outputs, carried = self.active.scanned(step)
             flows = [*carried, *outputs[len(carried) :]]
             self.mark_opaque(
@@ -269,7 +276,7 @@ class _UseFinder:
             value = operands[parameter]
             assert isinstance(value, DerivedValue)
             if not value.nonlinear:
-                around = tuple((n, s in value.scans) for s, n in step.loops)
+                around = tuple((length, scan_id in value.scans) for scan_id, length in step.loops)
                 read = operands[data]
                 read_varies = rule.reads_data and isinstance(read, PrivateValue) and read.varies
                 output = type_of(eqn.outvars[0])
@@ -312,6 +319,9 @@ def _find_rule(
     elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
         parameter, data = 0, private.index(True)
         rule = Lookup.build_slice(eqn, data - 1)
+    # Only parts of a parameter have the last two rules: their gradient is smaller than that of the
+    # whole parameter, which an opaque one needs for each example. If a whole parameter is added or
+    # concatenated, its gradient is no larger than the cotangent, so a rule would save nothing.
     elif name in ("add", "sub") and any(parts):
         parameter = parts.index(True)
         data = 1 - parameter

@@ -3,7 +3,7 @@
 A rule brings a use to one normal form. For one example, the gradient by the derived operand z, cut
 into (K, R, D) by its `FactorLayout`, is
 
-    G[k, r, c] = Σ_t rows[k, t, r] · columns[k, t, c].
+    G[k, r, d] = Σ_t rows[k, t, r] · columns[k, t, d].
 
 `rows` comes from the data operand and `columns` from the cotangent of the output. L is the number
 of positions: tokens, pixels or steps. If z is a table that is looked up, `rows` is one-hot and held
@@ -22,16 +22,20 @@ from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import JaxprEqn
 from jax.typing import DTypeLike
 
-# The sizes of batch, rows and columns: (K, R, D).
+# The numbers of groups, rows and columns: (K, R, D).
 Sizes: TypeAlias = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class FactorLayout:
-    """Says how z is cut: reshaped to `split`, whose axes go to batch K, rows R and columns C."""
+    """Says how z is read as an array (K, R, D) of groups, rows and columns.
+
+    z is reshaped to `split`, and the others are the axes of `split` that go to each side. Groups
+    are matrices side by side, such as the heads of an einsum.
+    """
 
     split: tuple[int, ...]
-    batch: tuple[int, ...]
+    groups: tuple[int, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...]
 
@@ -42,23 +46,23 @@ class FactorLayout:
 
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        return self.batch, self.rows, self.columns
+        return self.groups, self.rows, self.columns
 
     @property
     def sizes(self) -> Sizes:
-        batch, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
-        return batch, rows, columns
+        groups, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
+        return groups, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Returns a gradient (K, R, D) in the shape of z."""
-        order = (*self.batch, *self.rows, *self.columns)
+        order = (*self.groups, *self.rows, *self.columns)
         cut = gradient.reshape([self.split[i] for i in order])
         return cut.transpose([order.index(i) for i in range(len(order))]).reshape(shape)
 
     def stacked(self, length: int) -> "FactorLayout":
-        """Returns the layout of z with one more leading axis, which becomes batch."""
-        batch, rows, columns = (tuple(i + 1 for i in axes) for axes in self.sides)
-        return FactorLayout((length, *self.split), (0, *batch), rows, columns)
+        """Returns the layout of z with one more leading axis, which goes to the groups."""
+        groups, rows, columns = (tuple(i + 1 for i in axes) for axes in self.sides)
+        return FactorLayout((length, *self.split), (0, *groups), rows, columns)
 
 
 class Rule:
@@ -101,12 +105,12 @@ class Dot(Rule):
         )
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        batch, rows, columns = self.layout.sizes
-        rows_of = operand.transpose(self.operand_axes).reshape(batch, self.positions, rows)
+        groups, rows, columns = self.layout.sizes
+        rows_of = operand.transpose(self.operand_axes).reshape(groups, self.positions, rows)
         if self.parameter_first:
-            swapped = cotangent.reshape(batch, columns, self.positions)
+            swapped = cotangent.reshape(groups, columns, self.positions)
             return rows_of, swapped.swapaxes(1, 2)
-        return rows_of, cotangent.reshape(batch, self.positions, columns)
+        return rows_of, cotangent.reshape(groups, self.positions, columns)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,7 @@ class _ZeroFinder:
         for step in block.steps:
             if step.body is None:
                 self._follow_operation(step)
-            elif step.scan is None:
+            elif step.scan_id is None:
                 self.follow(step.body)
                 self._pass_on(zip(step.body.results, step.outputs, strict=True))
             else:
@@ -186,7 +186,7 @@ def _reached_parameters(block: Block, active: GradientFlow) -> set[int]:
         read = step.operands
         if step.body is not None:
             found |= _reached_parameters(step.body, active)
-            first = () if step.scan is None else step.operands[step.carry]
+            first = () if step.scan_id is None else step.operands[step.carry]
             read = (*first, *step.body.results)
         found = found.union(*(v.leaves for v in read if isinstance(v, DerivedValue)))
     return found
