@@ -122,7 +122,7 @@ def test_every_file_of_configs_has_its_claim():
 def test_a_lead_within_twice_its_error_is_not_shown():
     def method(name, accuracies):
         run = {"private": True, "unproven": None, "epsilon": 1.0, "train_seconds": 1.0}
-        return method_result(name, 1.0, [], [{**run, "test_accuracy": a} for a in accuracies])
+        return method_result(name, name, 1.0, [], [{**run, "test_accuracy": a} for a in accuracies])
 
     base = [0.90, 0.80, 0.85]
     methods = [

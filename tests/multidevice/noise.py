@@ -29,7 +29,7 @@ LAYOUTS = {
     "last axis": {"w": P(None, None, "data"), "b": P()},
 }
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(")
-CHECKSUMS = re.compile(r" = \(?u32\[\](, u32\[\])*\)? all-reduce\(")
+CHECKSUMS = re.compile(r" = \(?u32\[\](, (/\*index=\d+\*/)?u32\[\])*\)? all-reduce\(")
 
 
 def collectives(text):
