@@ -130,7 +130,7 @@ def test_a_lead_within_twice_its_error_is_not_shown():
         method("DiSK", [value + 0.01 for value in base]),
         method("DP-PMLF", [0.93, 0.80, 0.84]),
     ]
-    results = ComparisonResult("digits", 1.0, 1e-5, [0, 1, 2], [], methods, {})
+    results = ComparisonResult("digits", 1.0, 1e-5, [0, 1, 2], [], methods, {}, "")
     found = reproduction.digits_findings(results)
     assert [finding.holds for finding in found] == ["yes", "not shown"]
     assert found[0].found.startswith("+1.00 points")

@@ -1158,7 +1158,7 @@ QUICK_CONFIGS = ("adaptive_clip", "correlated_noise", "disk", "dp_sgd")
 )
 def test_the_step_of_the_trainer_shows_releases_alone(path):
     (config,) = load_configs(path).values()
-    shapes = planning._shapes(config)
+    shapes = config.data().shapes(config.unit)
     plan = planning.make_plan(config, shapes.units)
     run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)

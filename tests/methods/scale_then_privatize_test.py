@@ -167,7 +167,7 @@ def test_releases_of_nothing_or_of_nan_leave_scales_that_can_be_taken_back():
     [("each", "row"), ("b2", 1.0), ("eps", 0.0), ("power", 0.0), ("stddev", -1.0), ("every", 0)],
 )
 def test_numbers_out_of_range_are_named(name, value):
-    with pytest.raises(ValueError, match=f"{name}="):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
         dpoptax.contrib.scale_then_privatize(**{name: value})
 
 
