@@ -24,7 +24,7 @@ _THRESHOLDS = (1e-9, 1e9)
 
 
 class CountedGradient(NamedTuple):
-    """Encoding of one gradient by `AdaptiveClip`.
+    """Encoding of one gradient by `QuantileClip`.
 
     Attributes:
       gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
@@ -36,7 +36,7 @@ class CountedGradient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClip(UnitClip):
+class QuantileClip(UnitClip):
     """Clipping geometry of `adaptive_clip`."""
 
     by_norms: ClassVar[bool] = True
@@ -114,7 +114,7 @@ def adaptive_clip(
     quantile: float = 0.5,
     learning_rate: float = 0.2,
     count_share: float = 0.01,
-) -> AdaptiveClip:
+) -> QuantileClip:
     """Clips to a threshold that follows a quantile of the per-example gradient norms.
 
         u(g) = (√(1 − ρ) min(1, C_t/‖g‖) g/C_t,  ±√ρ),    ‖u(g)‖ ≤ 1
@@ -153,7 +153,7 @@ def adaptive_clip(
         raise ValueError(f"`count_share` must be in (0, 1), got {count_share}.")
     mantissa, exponent = math.frexp(math.sqrt(count_share))
     count = math.ldexp(math.floor(mantissa * 2**8), exponent - 8)
-    return AdaptiveClip(
+    return QuantileClip(
         clip_norm("initial_l2_clip_norm", initial_l2_clip_norm),
         float(quantile),
         positive("learning_rate", learning_rate),
@@ -177,7 +177,7 @@ class AdaptiveNoiseState:
 
 
 def adaptive_gaussian_noise(
-    clip: AdaptiveClip,
+    clip: QuantileClip,
     *,
     noise_multiplier: float,
     batch_size: float,
@@ -211,7 +211,7 @@ def adaptive_gaussian_noise(
     >>> round(tx.init(jnp.zeros(2)).threshold.reference.item(), 2)
     0.1
     """
-    if not isinstance(clip, AdaptiveClip):
+    if not isinstance(clip, QuantileClip):
         raise TypeError(f"`clip` must be a `dpoptax.adaptive_clip(...)`, got {clip!r}.")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
     key = check_noise_key(key)

@@ -80,8 +80,7 @@ def as_shown(
                 f"the run has shown step {record['step']}, and does not come to the same metrics "
                 "again: it computes with another rounding, and fixed_point=True promises ε "
                 "against an adversary who sees every bit. Go on with the machine, the flags and "
-                "the test split that it began with; or give another workdir for a new run and "
-                "count both"
+                "the test split that it began with; or give another workdir and count both runs"
             )
         return observe(record)
 
@@ -162,8 +161,7 @@ def check_same_sums(
     raise ConfigError(
         f"the run has shown step {shown} and would go on from step {record['step']} with other "
         f"arithmetic ({others}): steps run again would add the same noise to other sums. Go on "
-        "with the arithmetic that it began with, or give another workdir for a new run and "
-        "count both"
+        "with the arithmetic that it began with, or give another workdir and count both runs"
     )
 
 
