@@ -244,7 +244,7 @@ class TestSamplers:
         assert set.union(*turns) == set(range(40))
 
     def test_other_lengths_and_minimum_separation_are_refused(self):
-        with pytest.raises(ValueError, match="31 bytes.*secrets.token_bytes"):
+        with pytest.raises(ValueError, match="32 bytes, got 31.*secrets.token_bytes"):
             sampling.PoissonSampler(40, 10, SEED[1:])
         with pytest.raises(ValueError, match="`seed` must be an integer"):
             sampling.MinSeparationSampler(40, 10, SEED, separation=2)

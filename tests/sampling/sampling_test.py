@@ -370,7 +370,7 @@ def test_bad_max_batch_size(size):
 
 def test_negative_step():
     for kind in KINDS:
-        with pytest.raises(ValueError, match="step=-1"):
+        with pytest.raises(ValueError, match="`step` must be an integer of at least 0, got -1"):
             kind(30, 20, seed=0).sample(-1)
 
 
