@@ -38,7 +38,7 @@ def test_what_a_method_changes_in_the_release_is_priced():
         for each in dataclasses.fields(method)
         if Role.UNPRICED in role_of(each)
     }
-    assert unpriced == {"kappa", "gamma", "filter_gain", "beta", "momentum", "preset", "decay"}
+    assert unpriced == {"kappa", "gamma", "filter_gain", "beta", "preset"}
 
 
 def test_a_range_needs_a_field_without_a_price_in_every_config():
