@@ -23,7 +23,7 @@ def main(readme: Path) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile("\n".join(blocks), str(readme), "exec"), names)
-    epsilon = float(printed.getvalue().split()[-1])
+    epsilon = float(printed.getvalue().removeprefix("(").split(",")[0])
     # The examples lie around 0.5 in each coordinate, so the parameters converge to 0.5.
     error = float(jnp.abs(names["params"] - 0.5).max())
     if not (0 < epsilon <= 3 and error < 0.3):
