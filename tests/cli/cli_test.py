@@ -131,7 +131,7 @@ def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
         (["--epsilon", "1e-9", "--delta", "1e-11"], "got 1e-09"),
         (["--epsilon", "None"], "epsilon=None with noise_multiplier=None"),
         (["--noise-multiplier", "-1"], "noise_multiplier=-1.0"),
-        (["--l2-clip-norm", "1e300"], "l2_clip_norm=1e+300"),
+        (["--l2-clip-norm", "1e300"], "`l2_clip_norm` must be a number in (0, 1e9], got 1e+300"),
         (["--delta", "0"], "delta=0"),
         (["--seed", "-1"], "seed=-1"),
         (["--dataset", "digit"], "dataset='digit' is unknown"),
