@@ -5,7 +5,6 @@ filter such as `doppler` and any optax optimizer follow. The README shows a comp
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from dpoptax import filters as filters
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from dpoptax import users as users
     from dpoptax._privacy_plan import PrivacyPlan as PrivacyPlan
 
-__version__ = importlib.metadata.version("dpoptax")
+    __version__: str
 
 # Imported on first use: some of them need dp_accounting or SciPy, which take longer to import than
 # the rest of the package.
@@ -66,6 +65,8 @@ _LAZY = (
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return importlib.import_module("importlib.metadata").version("dpoptax")
         if name == "PrivacyPlan":
             return importlib.import_module("dpoptax._privacy_plan").PrivacyPlan
         if name in _LAZY:
