@@ -24,6 +24,15 @@ def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     return sharding if any(axis is not None for axis in sharding.spec) else None
 
 
+def is_for_one_device(x: jax.Array) -> bool:
+    """Returns whether no other device can hold a part of `x` in the program that is traced.
+
+    Under automatic mesh axes a type does not show how an array is sharded, so this also asks for
+    the number of devices.
+    """
+    return jax.device_count() == 1 and out_sharding(x) is None
+
+
 def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
     """Groups the indices of small leaves of one shape and dtype, to be worked on in one stack.
 
@@ -77,7 +86,7 @@ def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
 
     Of the bodies that were tried, changing one entry compiles fastest.
     """
-    if not x.ndim or jax.device_count() > 1 or out_sharding(x) is not None:
+    if not x.ndim or not is_for_one_device(x):
         return -x  # one entry may be on another device
     return lax.dynamic_update_slice(
         x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False

@@ -10,7 +10,7 @@ from jax import lax
 
 from dpoptax._clip.clip import Clip
 from dpoptax._tree import PyTree
-from dpoptax._xla import groups_to_stack, out_sharding
+from dpoptax._xla import groups_to_stack, is_for_one_device, out_sharding
 
 # Bits of the golden ratio, and multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -76,7 +76,8 @@ def _sum_of_mixed(words: jax.Array, labels: np.ndarray) -> jax.Array:
         rest = mixed(flat[whole * _BLOCK :] ^ (rest + labels[0]))
         return jnp.sum(sums, dtype=jnp.uint32) + jnp.sum(rest, dtype=jnp.uint32)
 
-    if len(labels) > 1 or words.size < _LARGE or out_sharding(words) is not None:
+    # Blocks of an array that devices share would be gathered on each of them.
+    if len(labels) > 1 or words.size < _LARGE or not is_for_one_device(words):
         return at_once(words)
     found: jax.Array = lax.platform_dependent(words, cpu=by_blocks, default=at_once)
     return found

@@ -12,7 +12,7 @@ from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, split
 from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
 from dpoptax._tree import PyTree, float32_at_least
-from dpoptax._xla import groups_to_stack, materialize, out_sharding, unstack
+from dpoptax._xla import groups_to_stack, is_for_one_device, materialize, out_sharding, unstack
 
 
 class Noise(NamedTuple):
@@ -103,8 +103,11 @@ def each_leaf(
 def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
     # Several devices each draw their own part of a leaf, but would each draw the whole matrix.
     # A sharding means that the program is for other devices.
-    one = jax.device_count() == 1 and out_sharding(leaf) is None
-    return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
+    return (
+        is_for_one_device(leaf)
+        and float32_at_least(leaf) == jnp.float32
+        and fits(leaf.shape, noise.halves)
+    )
 
 
 def _draw_rows(

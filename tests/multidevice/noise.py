@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
+from dpoptax._clip.checksum import of_leaves
 from tests.helpers import floats, normal
 from tests.multidevice.problem import KINDS, make_mesh, put
 
@@ -246,3 +247,14 @@ def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
     assert len(buffers) > 1
     for leaf in buffers:
         assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_checksum_of_a_large_sum_gathers_nothing(kind):
+    """Each device hashes its own part, and the result is that of one device."""
+    large = {"w": jnp.linspace(-1, 1, 2**17).reshape(8, -1), "b": jnp.zeros(16)}
+    layout = {"w": P("data"), "b": P("data")}
+    total = put(large, make_mesh((8,), ("data",), kind), layout)
+    seal = jax.jit(lambda total: of_leaves(total, 5))
+    assert seal(total) == seal(large)
+    assert not collectives(seal.lower(total).compile().as_text())
