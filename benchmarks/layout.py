@@ -11,6 +11,7 @@ import collections
 import functools
 import pathlib
 import sys
+from collections.abc import Iterator
 
 
 def folder_of(module: str) -> str:
@@ -27,23 +28,35 @@ def read(root: pathlib.Path) -> dict[str, str]:
     return sources
 
 
-def imported(source: str, known: set[str]) -> set[str]:
-    """Returns the package's modules that a source imports, also those for types only."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
+@functools.cache
+def imported_names(source: str, *, for_types: bool) -> tuple[str, ...]:
+    """Returns the names that a source imports; those for types only if asked for."""
+    tree, names = ast.parse(source), []
+    left_out = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not for_types
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in left_out:
             continue
-        for name in names:
+        if isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
+
+
+def imports(sources: dict[str, str], *, for_types: bool) -> Iterator[tuple[str, str]]:
+    """Yields pairs (module, imported module) within the package."""
+    for module, source in sources.items():
+        for name in imported_names(source, for_types=for_types):
             package, _, inside = name.partition(".")
-            while package == "dpoptax" and inside and inside not in known:
+            while inside and inside not in sources:
                 inside = inside.rpartition(".")[0]
             if package == "dpoptax":
-                found.add(inside)
-    return found
+                yield module, inside
 
 
 def main() -> None:
@@ -51,12 +64,13 @@ def main() -> None:
     root = pathlib.Path(sys.argv[1] if sys.argv[1:] else pathlib.Path(__file__).parents[1])
     sources = read(root / "dpoptax")
     lines: dict[str, int] = collections.Counter()
-    below: dict[str, set[str]] = collections.defaultdict(set)
+    below: dict[str, set[str]] = {folder_of(module): set() for module in sources}
     for module, source in sources.items():
         lines[folder_of(module)] += source.count("\n")
-        if module:  # the top level exports everything
-            others = {folder_of(other) for other in imported(source, set(sources)) if other}
-            below[folder_of(module)] |= others - {folder_of(module)}
+    for module, other in imports(sources, for_types=True):
+        a, b = folder_of(module), folder_of(other)
+        if module and other and a != b:  # the top level exports everything
+            below[a].add(b)
 
     @functools.cache
     def floor(folder: str) -> int:

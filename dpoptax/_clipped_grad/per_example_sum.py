@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clip_per_example import sum_clipped
-from dpoptax._ghost_clipping.trace.read_program import read_program
-from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
+from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree
 
@@ -30,13 +29,8 @@ def per_example_sum(
 
     With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in its units.
     """
-    example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
-    has_tangent = points.tangent is not None
-    params = points.points[0]
-    program = read_program(
-        loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent
-    )  # raises for losses that mix examples
-    warn_of_vanishing(program, params)
+    # Raises an error for a loss that mixes examples.
+    read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         args = (example,) if key is None else (example, key)

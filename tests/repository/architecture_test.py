@@ -1,10 +1,11 @@
 """Tests that imports run in one direction: each part imports only the parts below it."""
 
 import ast
-import functools
 import pathlib
 
 import pytest
+
+from benchmarks import layout
 
 ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
 # From bottom to top; see CONTRIBUTING.md. A part may import those before it.
@@ -36,13 +37,9 @@ PUBLIC_ONLY = ("training", "cli")
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
 
 
-def modules(root=ROOT):
+def modules():
     """Returns sources by dotted name without the package prefix: `_clip.clip`, `filters`, ``."""
-    found = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(p for p in parts if p != "__init__")] = path.read_text()
-    return found
+    return layout.read(ROOT)
 
 
 def wing(module):
@@ -55,33 +52,7 @@ def wing(module):
 
 def imports(sources):
     """Returns pairs (module, imported module) within the package, except type-only imports."""
-    for module, source in sources.items():
-        for name in imported(source):
-            if name.split(".")[0] == "dpoptax":
-                inside = name.partition(".")[2]
-                while inside and inside not in sources:
-                    inside = inside.rpartition(".")[0]
-                yield module, inside
-
-
-@functools.cache
-def imported(source):
-    """Returns the names that a source imports, except for types only."""
-    tree, names = ast.parse(source), []
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            names.extend(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
-    return tuple(names)
+    return layout.imports(sources, for_types=False)
 
 
 def arrows_up(sources):

@@ -31,8 +31,7 @@ from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
 from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
-from dpoptax._ghost_clipping.trace.read_program import read_program
-from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
+from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import unstack
@@ -103,14 +102,15 @@ def ghost_clipped_sum(
       and the auxiliary outputs at the first point, `None` without `has_aux`.
     """
     params = points.points[0]
-    example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
-    has_tangent = points.tangent is not None
-    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
-    warn_of_vanishing(program, params)
+    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
     batch_size = mask.shape[0]
     passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), batch_size)
     plan = make_plan(
-        program, batch_size, len(points.points), points.linear_map, has_tangent=has_tangent
+        program,
+        batch_size,
+        len(points.points),
+        points.linear_map,
+        has_tangent=points.tangent is not None,
     )
 
     def make_total(differences: bool) -> ClippedTotal:

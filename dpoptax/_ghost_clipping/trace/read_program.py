@@ -35,8 +35,9 @@ from dpoptax._ghost_clipping.trace.program import (
 )
 from dpoptax._ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
 from dpoptax._ghost_clipping.trace.views import View
-from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing
+from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing, warn_of_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
+from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
 Values: TypeAlias = Sequence[Value]
@@ -49,6 +50,22 @@ _CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
     "dot_general": Dot,
     "conv_general_dilated": Convolution,
 }
+
+
+def read_batch_program(
+    loss_fn: Callable[..., PyTree],
+    points: GradientPoints,
+    batch: PyTree,
+    keys: jax.Array | None,
+    *,
+    has_aux: bool,
+) -> Program:
+    """Reads the program of one example of a batch, and warns of gradients that are always zero."""
+    example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    params, has_tangent = points.points[0], points.tangent is not None
+    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
+    warn_of_vanishing(program, params)
+    return program
 
 
 def read_program(
