@@ -114,7 +114,7 @@ class PrivacyPlan:
         also: Sequence[dpa.DpEvent] = (),
     ) -> None:
         made = _make_sampler(sampler, dataset_size, batch_size, seed)
-        priced = made if strategy is None else strategy.under(made)
+        priced = _priced(made, strategy)
         if (epsilon is None) == (noise_multiplier is None):
             raise ValueError(
                 "Pass one of `epsilon` and `noise_multiplier`, got "
@@ -144,18 +144,18 @@ class PrivacyPlan:
             noise_multiplier = sigma
             if schedule is not None:
                 noise_multiplier = {first: sigma * ratio for first, ratio in schedule.items()}
-        planned = _planned(priced, noise_multiplier, steps, delta, accountant, also)
         values = {
             "sampler": made,
             "steps": steps,
             "noise_multiplier": noise_multiplier,
-            "delta": planned.stated_delta,
+            "delta": delta,
             "strategy": strategy,
             "accountant": accountant,
             "also": tuple(also),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "delta", self.guarantee().stated_delta)  # checked, or the default
 
     @property
     def epsilon(self) -> float:
@@ -234,13 +234,13 @@ class PrivacyPlan:
           ValueError: as `accounting.guarantee`.
         """
         if opt_state is None:
-            return _planned(
-                self.sampler if self.strategy is None else self.strategy.under(self.sampler),
-                self.noise_multiplier,
-                self.steps,
-                self.delta,
-                self.accountant,
-                self.also,
+            return accounting.planned_guarantee(
+                noise_multiplier=self.noise_multiplier,
+                steps=self.steps,
+                sampler=_priced(self.sampler, self.strategy),
+                delta=self.delta,
+                accountant=self.accountant,
+                also=self.also,
             )
         return accounting.guarantee(
             opt_state,
@@ -273,23 +273,9 @@ class PrivacyPlan:
         return "\n".join(["PrivacyPlan", *(f"  {name:7}  {text}" for name, text in lines.items())])
 
 
-def _planned(
-    sampler: "Sampler | Participation",
-    noise_multiplier: float | Mapping[int, float] | None,
-    steps: int,
-    delta: float | None,
-    accountant: Accountant,
-    also: Sequence[dpa.DpEvent],
-) -> accounting.Guarantee:
-    assert noise_multiplier is not None
-    return accounting.planned_guarantee(
-        noise_multiplier=noise_multiplier,
-        steps=steps,
-        sampler=sampler,
-        delta=delta,
-        accountant=accountant,
-        also=also,
-    )
+def _priced(sampler: Sampler, strategy: Strategy | None) -> "Sampler | Participation":
+    """Returns how examples take part, for the accounting."""
+    return sampler if strategy is None else strategy.under(sampler)
 
 
 def _stddevs(values: Sequence[float]) -> str:
