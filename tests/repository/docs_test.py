@@ -100,6 +100,13 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 100
 
 
+@pytest.mark.parametrize("name", ["accuracies.png", "differences.png"])
+def test_a_figure_of_the_results_is_that_of_its_record(name):
+    """The site can only show files below docs, so the page has copies."""
+    record = ROOT / "experiments" / "results" / "on-images" / name
+    assert (ROOT / "docs" / "results" / name).read_bytes() == record.read_bytes()
+
+
 def _public_names(module):
     """Returns the public names of a module: `__all__`, or names defined or imported in it."""
     if hasattr(module, "__all__"):
