@@ -251,10 +251,9 @@ def per_user_loss(
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
     >>> grad_fn = dpoptax.clipped_grad(per_user_loss(loss_fn), dpoptax.l2_clip(1.0))
-    >>> points = dpoptax.gradient_points((), jnp.zeros(2))
     >>> records = jnp.array([[[-3.0, -4.0], [-9.0, -12.0]], [[-0.3, -0.4], [5.0, 5.0]]])
     >>> records_mask = jnp.array([[True, True], [True, False]])
-    >>> grad_fn(points, (records, records_mask)).sum
+    >>> grad_fn(jnp.zeros(2), (records, records_mask)).sum
     Array([0.899..., 1.199...], dtype=float32)
     """
     if reduction not in ("mean", "sum"):

@@ -47,9 +47,8 @@ def augmented(
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
     >>> jitter = lambda x, key: x + 0.1 * jax.random.normal(key, x.shape)
     >>> grad_fn = dpoptax.clipped_grad(augmented(loss_fn, jitter, 8), dpoptax.l2_clip(10.0))
-    >>> points = dpoptax.gradient_points((), jnp.zeros(2))
     >>> key, ids = jax.random.key(0), jnp.arange(64)
-    >>> grad_fn(points, jnp.ones((64, 2)), key=key, ids=ids).sum.round(-1)
+    >>> grad_fn(jnp.zeros(2), jnp.ones((64, 2)), key=key, ids=ids).sum.round(-1)
     Array([-60., -60.], dtype=float32)
     """
     if not isinstance(multiplicity, int) or multiplicity < 1:

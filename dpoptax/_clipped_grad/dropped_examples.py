@@ -43,7 +43,7 @@ class _Count(UnitClip):
 
 def dropped_examples(
     loss_fn: Callable[..., PyTree],
-    points: GradientPoints,
+    points: PyTree | GradientPoints,
     batch: PyTree,
     mask: ArrayLike | None = None,
     *,
@@ -65,7 +65,8 @@ def dropped_examples(
 
     Args:
       loss_fn: as in `clipped_grad`.
-      points: as in the function that `clipped_grad` returns, like the next four arguments.
+      points: parameters or points, as for the function that `clipped_grad` returns, like the next
+        four arguments.
       batch: the examples, leaves (B, …).
       mask: (B,), True for examples and False for padding; `None` if all rows are examples.
       key: the key of a loss with randomness.
@@ -81,13 +82,12 @@ def dropped_examples(
 
     >>> import dpoptax, jax.numpy as jnp
     >>> loss_fn = lambda w, x: jnp.float16(2.0**14) * jnp.sum(w * x)
-    >>> points = dpoptax.gradient_points((), jnp.ones(2, jnp.float16))
     >>> batch = jnp.array([[1.0, 2.0], [3.0, 4.0]], jnp.float16)  # 2¹⁴ · 4 overflows
-    >>> dropped_examples(loss_fn, points, batch)
+    >>> dropped_examples(loss_fn, jnp.ones(2, jnp.float16), batch)
     Array(1, dtype=int32)
     """
     grad_fn = clipped_grad(loss_fn, _Count(), **options)
     found = grad_fn(points, batch, mask, key=key, ids=ids)
-    clipped = found[0] if options.get("has_aux") else found
+    clipped = found[0] if isinstance(found, tuple) else found
     examples = jnp.sum(check_mask(mask, batch_axis(batch)), dtype=jnp.int32)
     return examples - jnp.rint(clipped.sum).astype(jnp.int32)

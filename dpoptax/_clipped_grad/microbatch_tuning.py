@@ -57,7 +57,7 @@ def tune_microbatch_size(
     ...     grad_fn = dpoptax.clipped_grad(
     ...         lambda w, x: jnp.sum((w - x) ** 2), clip, microbatch_size=microbatch_size
     ...     )
-    ...     return jax.jit(lambda w, batch: grad_fn(dpoptax.gradient_points((), w), batch))
+    ...     return jax.jit(lambda w, batch: grad_fn(w, batch))
     >>> w, batch = jnp.zeros(3), jnp.ones((8, 3))
     >>> tune_microbatch_size(make_step, w, batch, batch_size=8, candidates=[2, 8]) in (2, 8)
     True

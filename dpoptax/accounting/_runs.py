@@ -71,7 +71,7 @@ def guarantee(
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
     >>> tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=8, key=jax.random.key(0))
     >>> grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
-    >>> grads = grad_fn(dpoptax.gradient_points((), jnp.zeros(2)), jnp.ones((8, 2)))
+    >>> grads = grad_fn(jnp.zeros(2), jnp.ones((8, 2)))
     >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)))
     >>> print(str(guarantee(state, sampler)).splitlines()[0])
     (2, 1e-05)-differentially private for one example more or less

@@ -127,7 +127,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
     >>> tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=8, key=jax.random.key(0))
     >>> grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
-    >>> grads = grad_fn(dpoptax.gradient_points((), jnp.zeros(2)), jnp.ones((8, 2)))
+    >>> grads = grad_fn(jnp.zeros(2), jnp.ones((8, 2)))
     >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)))
     >>> claimed_family(state, sampler).trade_off(1.0)([0.1, 0.5]).round(2)
     array([0.78, 0.31])

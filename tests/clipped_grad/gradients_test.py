@@ -309,6 +309,7 @@ def test_dropped_examples_of_a_loss_with_randomness_and_outputs():
     points = dpoptax.gradient_points((), jnp.ones(2))
     given = {"key": jax.random.key(0), "ids": np.arange(4), "has_aux": True}
     assert dpoptax.dropped_examples(loss_fn, points, batch, **given) == 2
+    assert dpoptax.dropped_examples(loss_fn, points, batch, **given, return_values=True) == 2
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
