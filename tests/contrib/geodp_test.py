@@ -171,11 +171,15 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
             ValueError,
             "`beta` .* got 1.1",
         ),
-        (lambda: dpoptax.contrib.hyperspherical_clip(0.0, beta=1.0), ValueError, "l2_clip_norm=0"),
+        (
+            lambda: dpoptax.contrib.hyperspherical_clip(0.0, beta=1.0),
+            ValueError,
+            "`l2_clip_norm` must .* got 0",
+        ),
         (
             lambda: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=-1.0),
             ValueError,
-            "angle_norm=-1",
+            "`angle_norm` must .* got -1",
         ),
         (
             lambda: dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0, magnitude_weight=1.0),

@@ -285,8 +285,8 @@ def test_missing_and_foreign_thresholds_are_named():
         ({"quantile": 1.5}, "`quantile` must .* got 1.5"),
         ({"count_share": 0.0}, "`count_share` must .* got 0"),
         ({"count_share": 1.0}, "`count_share` must .* got 1"),
-        ({"learning_rate": 0.0}, "learning_rate=0"),
-        ({"initial_l2_clip_norm": -1.0}, "initial_l2_clip_norm=-1"),
+        ({"learning_rate": 0.0}, "`learning_rate` must .* got 0"),
+        ({"initial_l2_clip_norm": -1.0}, "`initial_l2_clip_norm` must .* got -1"),
     ],
 )
 def test_bad_arguments(change, message):
