@@ -51,9 +51,9 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
 
     A norm and the sum it bounds must read the same numbers. XLA may compute an array again in each
     kernel that reads it, not always with the same rounding, and where terms cancel the two results
-    have nothing in common. Optimization barriers are removed before fusion. The result of a loop is
-    stored, so this runs a loop of zero iterations; a barrier hides the zero for as long as XLA
-    simplifies loops.
+    have nothing in common. On TPU an optimization barrier prevents this. On CPU and GPU, barriers
+    are removed before fusion. The result of a loop is stored there, so this runs a loop of zero
+    iterations; a barrier hides the zero for as long as XLA simplifies loops.
     """
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
@@ -63,7 +63,9 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     with jax.named_scope(
         "materialize"
     ):  # tests/clipped_grad/hlo_test.py looks for it in compiled programs
-        stored = _after_empty_loop([leaves[i] for i in places])
+        stored = lax.platform_dependent(
+            [leaves[i] for i in places], tpu=lax.optimization_barrier, default=_after_empty_loop
+        )
     for i, x in zip(places, stored, strict=True):
         leaves[i] = x
     found: Tree = jax.tree.unflatten(structure, leaves)
@@ -91,6 +93,16 @@ def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(
         x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
     )
+
+
+def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns an array in a narrower dtype, rounded once for all readers.
+
+    XLA on GPU drops conversions there and back in kernels that it fuses with a reader. It keeps
+    `reduce_precision`.
+    """
+    kind = jnp.finfo(dtype)
+    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 
 
 def opaque_integers(numbers: Sequence[int]) -> list[jax.Array]:

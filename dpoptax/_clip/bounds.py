@@ -38,7 +38,7 @@ from jax import lax
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.compiler_checks import check_settings, keeps_order
 from dpoptax._tree import widen
-from dpoptax._xla import materialize
+from dpoptax._xla import materialize, round_to_dtype
 
 # M for many terms. Training does not reach it: docs/developers/bound.md has measurements.
 _LARGEST_RATIO = 2.0**5
@@ -244,7 +244,7 @@ def _divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
         found = _shift_exponent(wide, -broadcast_examples(exponent, x))
         quotient = jnp.where(found.inside, found.value, 0.0)
         # float16 has too few exponent bits.
-        return quotient.astype(jnp.bfloat16) if x.dtype == jnp.bfloat16 else quotient
+        return round_to_dtype(quotient, x.dtype) if x.dtype == jnp.bfloat16 else quotient
 
 
 def broadcast_examples(values: jax.Array, x: jax.Array) -> jax.Array:
@@ -313,7 +313,7 @@ def clip_coefficients(
     *,
     group_count: int,
     ratios: list[float],
-    sum_error: float,
+    sum_errors: list[float],
     tau: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the coefficient of each piece of each gradient: all clipping happens here.
@@ -330,8 +330,8 @@ def clip_coefficients(
       group_count: the number of the clip's groups, including those without a piece.
       ratios: M of each piece: its terms times c are at most M times the clip's bound. For several
         pieces, √(Σ_p (c S_p/M_p)²) is at most the bound.
-      sum_error: the rounding of one weighted summand before it is added: |computed − c G'| ≤
-        sum_error · c S, with S of G'.
+      sum_errors: for each piece, the rounding of one weighted summand before it is added:
+        |computed − c G'| ≤ error · c S, with S of G'.
       tau: τ, how much an example changes the rounding of the sum, relative to its bound.
 
     Returns:
@@ -361,8 +361,9 @@ def clip_coefficients(
         return jnp.sqrt(room * jnp.sum(square, axis=1))
 
     square, absolutes = map(jnp.stack, zip(*sizes, strict=True))
-    norms = length(jnp.sqrt(square)) + sum_error * length(absolutes)
-    absolute = length(absolutes / np.array(ratios, np.float32)[:, None])
+    errors = np.array(sum_errors)[:, None]
+    norms = length(jnp.sqrt(square)) + length(absolutes * np.float32(errors))
+    absolute = length(absolutes * np.float32((1.0 + errors) / np.array(ratios)[:, None]))
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
     # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
     factors = clip.factors((norms * (scale * (1.0 + tau))).T).T  # (groups, B)

@@ -161,7 +161,7 @@ def clip_each(
         mask,
         group_count=1 + max(groups),
         ratios=[1.0] * len(pieces),
-        sum_error=0.0,
+        sum_errors=[0.0] * len(pieces),
         tau=tau,
     )
     return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)

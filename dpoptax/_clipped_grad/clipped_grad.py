@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
@@ -31,6 +31,9 @@ from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
 
+# Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16.
+_ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
+
 
 def clipped_grad(
     loss_fn: Callable[..., PyTree],
@@ -40,7 +43,7 @@ def clipped_grad(
     has_aux: bool = False,
     return_values: bool = False,
     method: Literal["auto", "vmap"] = "auto",
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Literal["float32", "bfloat16"] | None = None,
     grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     axis_name: str | Sequence[str] = "data",
@@ -81,9 +84,11 @@ def clipped_grad(
         clipping), and forms per-example gradients only where the traced loss requires it. "vmap"
         forms all of them and is the reference. The two differ by rounding. Where large terms
         of a gradient nearly cancel, "auto" scales it to below C.
-      precision: the dtype that "auto" rounds operands and cotangents to before it measures and
-        contracts them. "bfloat16" halves their memory and takes one matrix-unit pass instead of
-        three to six. It rounds gradients and does not affect the bound.
+      precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
+        keeps them. "bfloat16" rounds them first, which halves their memory and takes one pass of a
+        matrix unit instead of six. It rounds gradients and does not affect the bound. `None` is the
+        platform's precision: "bfloat16" on TPU, where JAX rounds the operands of matrix products by
+        default, and "float32" elsewhere. The platform is that of `mesh`, or JAX's default.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Required by
         `gaussian_noise(fixed_point=True)`. A grid requires per-example gradients.
@@ -147,7 +152,7 @@ def clipped_grad(
     check_microbatch_size(microbatch_size)
     _check_options(method, precision, grid)
     by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
-    if by_examples and precision != "float32":
+    if by_examples and precision == "bfloat16":
         raise ValueError(
             f"`precision` must be 'float32' for per-example gradients, got {precision!r}. They are "
             f"taken for method={method!r}, grid={grid}, clip={clip}."
@@ -163,7 +168,7 @@ def clipped_grad(
         given = loss_fn, clip, points, examples[0], mask, examples[1]
         if by_examples:
             return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
-        dtype = jnp.bfloat16 if precision == "bfloat16" else None
+        dtype = _factor_dtype(precision, mesh)
         return ghost_clipped_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
 
     def device_sum(
@@ -270,15 +275,29 @@ def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints
     return dataclasses.replace(points, reference=linear_map.forward(reference))
 
 
-def _check_options(method: str, precision: str, grid: float | None) -> None:
+def _check_options(method: str, precision: str | None, grid: float | None) -> None:
     if method not in ("auto", "vmap"):
         raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
+    if precision not in (None, "float32", "bfloat16"):
+        raise ValueError(f"`precision` must be 'float32', 'bfloat16' or `None`, got {precision!r}.")
     if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
         raise ValueError(
             f"grid={grid}: want a power of two, as from dpoptax.extend.fixed_point_grid"
         )
+
+
+def _factor_dtype(
+    precision: str | None, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None
+) -> DTypeLike | None:
+    """Returns the dtype that factors are rounded to, `None` for no rounding."""
+    default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if precision is None and default in _ONE_PASS:
+        if isinstance(mesh, jax.sharding.Mesh):
+            platform = mesh.devices.flat[0].platform
+        else:
+            platform = jax.default_backend()
+        precision = "bfloat16" if platform == "tpu" else "float32"
+    return jnp.bfloat16 if precision == "bfloat16" else None
 
 
 def _check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:

@@ -17,6 +17,7 @@ class CostModel(NamedTuple):
       memory_ratio: how many times slower inner products must be before a gradient that is larger
         than its factors is kept. It applies at several gradient points.
       stored_entries: larger factors are stored, since norm and sum would each compute them again.
+      formed_entries: entries of gradients that are formed at once, where they are discarded.
       bundled_entries: smaller formed gradients share one array, as many arrays compile slowly.
     """
 
@@ -26,6 +27,7 @@ class CostModel(NamedTuple):
     cached_entries: int = 2**16
     memory_ratio: float = 1.5
     stored_entries: int = 2**23
+    formed_entries: int = 2**22
     bundled_entries: int = 2**10
 
 

@@ -13,6 +13,7 @@ from dpoptax._clip import block_sums, bounds
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, MeasuredTerm
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum, weighted_products
+from tests import helpers
 from tests.helpers import floats
 
 
@@ -152,7 +153,7 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
     weights = jax.ShapeDtypeStruct((1024,), jnp.float32)
     (product,) = (
         eqn
-        for eqn in jax.make_jaxpr(total)(factor, weights).jaxpr.eqns
+        for eqn in helpers.equations(jax.make_jaxpr(total)(factor, weights).jaxpr)
         if eqn.primitive.name == "dot_general"
     )
     axes, shape = product.params["dimension_numbers"][0][0], product.invars[0].aval.shape

@@ -22,6 +22,7 @@ from dpoptax._clip.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
 from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import float32_at_least, widen
+from dpoptax._xla import round_to_dtype
 
 # Loss of a norm by underflow, at most, for each term of the sums that it consists of.
 UNDERFLOW_LOSS = 2.0**-50
@@ -41,19 +42,20 @@ class Segment(NamedTuple):
         """Returns the factors of the transposed gradient."""
         return Segment(self.columns, self.rows)
 
-    def rounded(self, dtype: DTypeLike) -> "Segment":
-        """Returns the factors in a dtype, except one-hot ones."""
-        return Segment(*(x if is_one_hot(x) else round_to_dtype(x, dtype) for x in self))
+    @property
+    def is_narrow(self) -> bool:
+        """Returns whether a factor is in bfloat16."""
+        return any(x.dtype == jnp.bfloat16 for x in self)
 
-
-def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns an array in a narrower dtype, rounded once for all readers.
-
-    XLA on GPU drops conversions there and back in kernels that it fuses with a reader. It keeps
-    `reduce_precision`.
-    """
-    kind = jnp.finfo(dtype)
-    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+    def rounded(self, dtype: DTypeLike | None) -> "Segment":
+        """Returns the factors in one dtype, except one-hot ones: in bfloat16 if one of them is."""
+        if dtype is None:
+            if not self.is_narrow:
+                return self
+            dtype = jnp.bfloat16
+        return Segment(
+            *(x if is_one_hot(x) or x.dtype == dtype else round_to_dtype(x, dtype) for x in self)
+        )
 
 
 def is_one_hot(factor: jax.Array) -> bool:
@@ -168,9 +170,14 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
 def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     """Returns the same bounds from the formed Ĝ, where the sum contracts the factors again.
 
-    ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
+    ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S². Gradients are formed and discarded
+    for a few examples at a time.
     """
-    square = upper_square(multiply_factors(segments, sizes))
+    examples = segments[0].rows.shape[0]
+    most = max(1, COSTS.formed_entries // math.prod(sizes))
+    part = next(n for n in range(min(most, examples), 0, -1) if examples % n == 0)
+    parts = [Segment(*(x.reshape(-1, part, *x.shape[1:]) for x in s)) for s in segments]
+    square = lax.map(lambda part: upper_square(multiply_factors(part, sizes)), parts).reshape(-1)
     absolute = absolute_size(segments, sizes)
     error = gamma(_positions(segments) + len(segments) + 8)
     return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)

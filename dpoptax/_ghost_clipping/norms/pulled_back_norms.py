@@ -134,9 +134,8 @@ def assemble_gradients(
         return bounds.divide_by_power(x, jnp.where(keep, divisor - exponent, bounds.ERASE_EXPONENT))
 
     columns = materialize([divide(part.segment.columns, part.taken) for part in parts])
-    segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
-    if dtype is not None:
-        segments = [segment.rounded(dtype) for segment in segments]
+    exact = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
+    segments = [segment.rounded(dtype) for segment in exact]
     kept = materialize(
         [jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)]
     )
@@ -144,8 +143,8 @@ def assemble_gradients(
     found: list[MeasuredTerm] = []
     for term, basis, weight in zip(terms, kept, divided, strict=True):
         axes, inner = term.fixed_axes, jnp.zeros_like(weight)
-        for outer, part, segment in zip(outers, parts, segments, strict=True):
-            if dtype is None and not outer.mixed:
+        for outer, part, before, segment in zip(outers, parts, exact, segments, strict=True):
+            if segment is before and not outer.mixed:
                 # The contraction with the unscaled factors is shared with the pulled-back terms.
                 inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
             else:  # with the factors as they are now

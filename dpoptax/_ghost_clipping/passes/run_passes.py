@@ -6,19 +6,21 @@ gradients of the opaque parameters. No other gradient is formed.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
 from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, Step, Use, Value
 from dpoptax._jaxprs import bind
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, widen
-from dpoptax._xla import materialize
+from dpoptax._xla import materialize, round_to_dtype
 
 # The derived values that a block reads, by (value, shifted). Shifted ones are computed from opaque
 # parameters with their zeros added, so that gradients flow to these zeros.
@@ -78,10 +80,21 @@ class Passes:
 
 
 def run_passes(
-    program: Program, points: GradientPoints, batch: Arrays, batch_size: int
+    program: Program,
+    points: GradientPoints,
+    batch: Arrays,
+    batch_size: int,
+    *,
+    factor_dtype: DTypeLike | None = None,
 ) -> tuple[Passes, Arrays]:
-    """Runs a program forward and backward at all points; also returns the first point's results."""
+    """Runs a program forward and backward at all points; also returns the first point's results.
+
+    At a single point, operands and cotangents in float32 are recorded in `factor_dtype`. At several
+    points they are rounded later, since differences of rounded numbers would be less exact.
+    """
     leaves = [jax.tree.leaves(point) for point in points.points]
+    if len(leaves) > 1 or points.tangent is not None:
+        factor_dtype = None
     tangent = None
     outs: list[PassResult] = []
     for j, point in enumerate(leaves):
@@ -97,7 +110,7 @@ def run_passes(
                 direction, derivative.operands, derivative.cotangents, derivative.gradients
             )
         else:
-            out = run_pass(program, point, batch, batch_size)
+            out = run_pass(program, point, batch, batch_size, factor_dtype)
         outs.append(out)
     passes = Passes(
         points,
@@ -110,7 +123,13 @@ def run_passes(
     return passes, outs[0].results
 
 
-def run_pass(program: Program, leaves: Arrays, batch: Arrays, batch_size: int) -> PassResult:
+def run_pass(
+    program: Program,
+    leaves: Arrays,
+    batch: Arrays,
+    batch_size: int,
+    record_dtype: DTypeLike | None = None,
+) -> PassResult:
     """Runs a program forward and backward on a batch of examples at one point.
 
     Args:
@@ -118,6 +137,8 @@ def run_pass(program: Program, leaves: Arrays, batch: Arrays, batch_size: int) -
       leaves: the parameters, flattened.
       batch: the flattened examples (and keys), each with a leading batch axis.
       batch_size: the number of examples.
+      record_dtype: the dtype that operands and cotangents in float32 are recorded in, `None` for
+        their own.
     """
 
     def example(
@@ -126,7 +147,9 @@ def run_pass(program: Program, leaves: Arrays, batch: Arrays, batch_size: int) -
         shifted = [
             x + parameter_zeros[i] if i in parameter_zeros else x for i, x in enumerate(leaves)
         ]
-        runner = _Interpreter(output_zeros, _make_environment(program, leaves, shifted))
+        runner = _Interpreter(
+            output_zeros, _make_environment(program, leaves, shifted), record_dtype
+        )
         results = runner.run(program.block, inputs)
         return results, runner.records
 
@@ -137,7 +160,8 @@ def run_pass(program: Program, leaves: Arrays, batch: Arrays, batch_size: int) -
 
     # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
     output_zeros = {
-        u.index: jnp.zeros((batch_size, *u.shape), u.output.dtype) for u in program.uses
+        u.index: jnp.zeros((batch_size, *u.shape), _recorded_dtype(u.output.dtype, record_dtype))
+        for u in program.uses
     }
     parameter_zeros = {
         i: jnp.zeros((batch_size, *program.parameters[i].shape), program.parameters[i].dtype)
@@ -149,13 +173,47 @@ def run_pass(program: Program, leaves: Arrays, batch: Arrays, batch_size: int) -
     return PassResult(results, *materialize((operands, cotangents, gradients)))
 
 
+def _recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
+    """Returns the dtype that arrays of a dtype are recorded in."""
+    wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32
+    return dtype if record_dtype is None or not wide else jnp.dtype(record_dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _widen_zero(zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype) -> jax.Array:
+    """Converts a zero to the dtype of an output. The cotangent is rounded to the zero's dtype."""
+    del zero_dtype
+    return zero.astype(dtype)
+
+
+_widen_zero.defvjp(
+    lambda zero, dtype, zero_dtype: (zero.astype(dtype), None),
+    lambda dtype, zero_dtype, _, cotangent: (round_to_dtype(cotangent, zero_dtype),),
+)
+
+
 class _Interpreter:
     """Runs the steps of a block and records the data operand of each use."""
 
-    def __init__(self, output_zeros: ByIndex, known: Environment) -> None:
+    def __init__(
+        self, output_zeros: ByIndex, known: Environment, record_dtype: DTypeLike | None
+    ) -> None:
         self.output_zeros = output_zeros
         self.known = known
+        self.record_dtype = record_dtype
         self.records: ByIndex = {}
+
+    def record(self, use: Use, operand: jax.Array) -> None:
+        dtype = _recorded_dtype(operand.dtype, self.record_dtype)
+        same = dtype == operand.dtype
+        self.records[use.index] = operand if same else round_to_dtype(operand, dtype)
+
+    def shift(self, use: Use, output: jax.Array) -> jax.Array:
+        """Returns an output plus a zero, by which the derivative is the output's cotangent."""
+        zero = self.output_zeros[use.index]
+        if self.record_dtype is None:
+            return output + zero.astype(output.dtype)
+        return output + _widen_zero(zero, output.dtype, zero.dtype)
 
     def run(self, block: Block, inputs: Sequence[jax.Array]) -> Arrays:
         values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
@@ -170,9 +228,8 @@ class _Interpreter:
             outputs: Sequence[jax.Array]
             if step.use is not None:
                 (out,) = bind(step.eqn, operands)
-                self.records[step.use.index] = operands[step.data]
-                # The derivative by this zero is the cotangent of the output.
-                outputs = [out + self.output_zeros[step.use.index].astype(out.dtype)]
+                self.record(step.use, operands[step.data])
+                outputs = [self.shift(step.use, out)]
             elif step.body is None:
                 outputs = bind(step.eqn, operands)
             elif step.scan_id is not None:
@@ -193,7 +250,7 @@ class _Interpreter:
         own = {u.index: self.output_zeros[u.index] for u in body.uses()}
 
         def call(inputs: Arrays, output_zeros: ByIndex) -> tuple[Arrays, ByIndex]:
-            inner = _Interpreter(output_zeros, self.known)
+            inner = _Interpreter(output_zeros, self.known, self.record_dtype)
             return inner.run(body, inputs), inner.records
 
         params = step.eqn.params
@@ -217,7 +274,7 @@ class _Interpreter:
             xs, slices, output_zeros = inputs
             # Derived values of stacked parameters are scanned over, all others are closed over.
             known = {**self.known, **dict(zip(keys, slices, strict=True))}
-            inner = _Interpreter(output_zeros, known)
+            inner = _Interpreter(output_zeros, known, self.record_dtype)
             outputs = inner.run(body, [*consts, *carry, *xs])
             return outputs[: len(carry)], (outputs[len(carry) :], inner.records)
 

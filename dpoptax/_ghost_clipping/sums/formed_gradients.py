@@ -66,11 +66,9 @@ def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) 
     """Returns per-example gradients by a used value, (B, ...) in float32, with its stacked axes."""
     layout = use.layout
     segments = [
-        Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight)))
+        Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight))).rounded(dtype)
         for operand, cotangent, weight in pairs
     ]
-    if dtype is not None:
-        segments = [segment.rounded(dtype) for segment in segments]
     stack = tuple(n for n, stacked in use.loops if stacked)
     gradients = factor_products.multiply_factors(segments, layout.sizes)
     return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)

@@ -104,13 +104,16 @@ def ghost_clipped_sum(
     params = points.points[0]
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
     batch_size = mask.shape[0]
-    passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), batch_size)
     plan = make_plan(
         program,
         batch_size,
         len(points.points),
         points.linear_map,
         has_tangent=points.tangent is not None,
+    )
+
+    passes, results = run_passes(
+        program, points, jax.tree.leaves((batch, keys)), batch_size, factor_dtype=factor_dtype
     )
 
     def make_total(differences: bool) -> ClippedTotal:
@@ -183,7 +186,6 @@ def _clip_and_sum(
     ]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
-    segments = [segment for piece in pieces.products for segment in piece.segments]
     coefficients, norms, used = bounds.clip_coefficients(
         scaling,
         pieces.scales,
@@ -193,7 +195,8 @@ def _clip_and_sum(
         group_count=1 + max(groups),
         ratios=[weighted_products.absolute_ratio(piece) for piece in pieces.products]
         + [1.0] * len(pieces.norm_bounds),
-        sum_error=weighted_products.sum_error(segments),
+        sum_errors=[weighted_products.sum_error(piece) for piece in pieces.products]
+        + [weighted_products.FLOAT32_ERROR] * len(pieces.norm_bounds),
         tau=sum_rounding(plan, pieces, whole),
     )
     total = _sum_weighted_gradients(

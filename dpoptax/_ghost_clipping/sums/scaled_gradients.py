@@ -122,9 +122,7 @@ def scale_gradients(
             if side_map_factor is not None and product.mapping is not None:
                 segments, *more = product.mapping(side_map_factor, segments)
                 moved.append((i, *more))
-            if factor_dtype is not None:
-                segments = [segment.rounded(factor_dtype) for segment in segments]
-            piece = FactoredGradients(segments)
+            piece = FactoredGradients([segment.rounded(factor_dtype) for segment in segments])
         products.append(piece)
     if moved:
         places, exponents, kept = zip(*moved, strict=True)

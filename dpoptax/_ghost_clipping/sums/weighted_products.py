@@ -11,7 +11,6 @@ import operator
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from dpoptax._clip import block_sums
 from dpoptax._clip.bounds import broadcast_examples, largest_ratio
@@ -21,14 +20,18 @@ from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
+# Errors of a coefficient times a factor, with room for the rounding of these numbers.
+FLOAT32_ERROR = 2.0**-23
+BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
-def sum_error(segments: list[Segment]) -> float:
-    """Returns the error of one weighted summand relative to S, before any sum over examples."""
-    return 2.0**-16 if any(map(_is_narrow_segment, segments)) else 2.0**-23
 
+def sum_error(factored: FactoredGradients) -> float:
+    """Returns the error of one weighted summand relative to S, before any sum over examples.
 
-def _is_narrow_segment(segment: Segment) -> bool:
-    return any(x.dtype == jnp.bfloat16 for x in segment)
+    A weighted factor is rounded once, and in bfloat16 a second time.
+    """
+    narrow = any(s.is_narrow and not any(map(is_one_hot, s)) for s in factored.segments)
+    return BFLOAT16_ERROR if narrow else FLOAT32_ERROR
 
 
 class SumParts(NamedTuple):
@@ -174,19 +177,23 @@ def _sum_one_hot(
 def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
-        rows = _weigh_values(rows, coefficients)
+        weighted = Segment(_weigh_values(rows, coefficients), columns)
     else:
-        columns = _weigh_values(columns, coefficients)
+        weighted = Segment(rows, _weigh_values(columns, coefficients))
 
     def block_sum(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return _outer_sums(_merge_examples(rows)[0], _merge_examples(columns)[0])
+        rows, columns = _merge_examples(rows)[0], _merge_examples(columns)[0]
+        if rows.shape[0] == 1:
+            return factor_products.contract("tr,td->rd", rows[0], columns[0])[None]
+        return factor_products.contract("ktr,ktd->krd", rows, columns)
 
-    return block_sums.sum_in_blocks(block_sum, rows, columns, block=block)
+    # In bfloat16 the weighted factor is rounded, which `sum_error` includes.
+    return block_sums.sum_in_blocks(block_sum, *weighted.rounded(None), block=block)
 
 
 def _terms_per_entry(segment: Segment) -> int:
-    """Returns how many products an example adds to an entry; bfloat16 has two per position."""
-    return max(1, segment.rows.shape[2]) * (2 if _is_narrow_segment(segment) else 1)
+    """Returns how many products an example adds to an entry."""
+    return max(1, segment.rows.shape[2])
 
 
 def _merge_examples(factor: jax.Array) -> jax.Array:
@@ -195,31 +202,3 @@ def _merge_examples(factor: jax.Array) -> jax.Array:
     # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
-
-
-def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns rowsᵀ columns, (K, R, D), computed in the narrower dtype of the two factors.
-
-    The other factor includes the coefficients. In bfloat16 these would round, and could push a
-    contribution past the clipping bound. So this factor is split into two bfloat16 numbers, high
-    and low, which keep 16 bits of the mantissa.
-    """
-
-    def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        if rows.shape[0] == 1:
-            return factor_products.contract("tr,td->rd", rows[0], columns[0])[None]
-        return factor_products.contract("ktr,ktd->krd", rows, columns)
-
-    def parts(factor: jax.Array) -> list[jax.Array]:
-        if factor.dtype == narrow:
-            return [factor]
-        # Rounded by an operation that XLA keeps: else the low half could be lost as exactly zero.
-        high = factor_products.round_to_dtype(factor, narrow)
-        return [high, factor_products.round_to_dtype(factor - high.astype(factor.dtype), narrow)]
-
-    # The weighted factor is in float32, and the other one may be in bfloat16.
-    narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
-    if narrow.itemsize >= 4:
-        return dot(rows, columns)
-    found = [dot(r, c) for r in parts(rows) for c in parts(columns)]
-    return functools.reduce(operator.add, found)
