@@ -58,11 +58,13 @@ def rewritten(program, pattern, replace):
     return dataclasses.replace(program, mlir_module_serialized=blob), count
 
 
-def inexact(program, factor):
-    """Multiplies every quotient and square root by a factor."""
+def inexact(program, factor, only=("divide", "sqrt", "rsqrt")):
+    """Multiplies every quotient and square root, or only some, by a factor."""
 
     def replace(found):
         indent, name, operation, operands, kind = found.groups()
+        if operation not in only:
+            return found[0]
         exact, times = f"%exact_{name[1:]}", f"%times_{name[1:]}"
         return (
             f"{indent}{exact} = stablehlo.{operation} {operands} : {kind}\n"
@@ -214,7 +216,8 @@ def test_inexact_quotients_and_roots_are_within_the_bound(program, factor):
 
 
 def test_quotients_and_roots_that_are_less_exact_are_found():
-    moved, _ = _attack("regression", lambda lowered: inexact(lowered, 1 - 1e-3))
+    # Errors of roots and quotients would cancel: a norm that is too small, and its quotient.
+    moved, _ = _attack("regression", lambda lowered: inexact(lowered, 1 - 1e-4, only=("sqrt",)))
     assert moved > 1
 
 
