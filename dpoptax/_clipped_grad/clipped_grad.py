@@ -14,6 +14,7 @@ from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clip_per_example import batch_axis, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
+from dpoptax._clip.clipping_functions import PerLayerClip
 from dpoptax._clip.grid import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
@@ -22,9 +23,11 @@ from dpoptax._clipped_grad.sharding import (
     check_one_device,
     check_same_axes,
     make_layout,
+    share_sums,
     sum_over_devices,
 )
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
@@ -158,6 +161,17 @@ def clipped_grad(
             f"taken for method={method!r}, grid={grid}, clip={clip}."
         )
     layout = make_layout(mesh, axis_name, param_specs)
+    streamed = clip if isinstance(clip, PerLayerClip) and clip.streaming else None
+    if streamed and by_examples:
+        raise ValueError(
+            "`per_layer_clip(streaming=True)` must be computed without per-example gradients, got "
+            f"method={method!r} and grid={grid}."
+        )
+    if streamed and microbatch_size is not None and mesh is not None:
+        raise ValueError(
+            "`microbatch_size` must be `None` for `per_layer_clip(streaming=True)` on a mesh, got "
+            f"{microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
+        )
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
@@ -186,8 +200,28 @@ def clipped_grad(
             total = join_sums(clip, points.points[0], total)
         return total, aux
 
-    batch_sum: DeviceSum = device_sum
-    if layout is not None:
+    def streaming_sum(
+        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        assert streamed is not None
+        batch, ids = records
+        whole = WholeBatch(mask.shape[0], 1 if layout is None else layout.shards)
+        if layout is not None:
+            layout.check_batch(mask.shape[0])
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+        total, aux = in_microbatches(
+            lambda examples, mask: streamed_sum(
+                loss_fn, streamed, points, examples[0], mask, examples[1],
+                has_aux=has_aux, whole=whole, factor_dtype=_factor_dtype(precision, mesh),
+                on_devices=share_sums(layout, whole, clip.sensitivity),
+                batch_axes=None if layout is None else layout.axes,
+            ),
+            microbatch_size,
+        )((batch, keys), mask)  # fmt: skip
+        return total if layout is None else layout.constrain(total, points.points[0]), aux
+
+    batch_sum: DeviceSum = streaming_sum if streamed else device_sum
+    if layout is not None and not streamed:
         batch_sum = sum_over_devices(
             device_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
         )

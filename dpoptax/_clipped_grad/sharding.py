@@ -19,6 +19,9 @@ from dpoptax._tree import PyTree, kind_of
 
 # `sums(points, batch, mask, key)` of `clipped_grad` returns the clipped sum and aux.
 DeviceSum = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
+# `on_devices(local)` returns a function of arrays (B, …) that adds the results of `local` of all
+# devices.
+OnDevices = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +44,32 @@ class Layout:
         """Returns the number of shards of the examples."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
+    def check_batch(self, examples: int) -> None:
+        """Raises an error if the devices cannot share the examples evenly."""
+        if examples % self.shards:
+            raise ValueError(
+                f"The batch must split evenly over the {self.shards} devices of axis "
+                f"{'+'.join(self.axes)}, got {examples} examples. Pad it with masked examples, for "
+                f"example by a sampler with multiple_of={self.shards}."
+            )
+
     def specs(self, params: PyTree) -> PyTree:
         """Returns a `PartitionSpec` for each leaf of `params`."""
         if self.param_specs is None:
             return jax.tree.map(lambda x: P(*jax.typeof(x).sharding.spec), params)
         return jax.tree.broadcast(self.param_specs, params)
+
+    def constrain(self, tree: PyTree, params: PyTree) -> PyTree:
+        """Shards a tree on automatic axes like the parameters, if it is known how they are."""
+        if self.param_specs is None:
+            return tree
+        return jax.tree.map(
+            lambda x, spec: lax.with_sharding_constraint(
+                x, jax.sharding.NamedSharding(self.mesh, spec)
+            ),
+            tree,
+            self.specs(params),
+        )
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
         """Reshards `tree` for `shard_map`, which does so itself only for automatic axes.
@@ -105,12 +129,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
     def run(
         points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
-        if mask.shape[0] % layout.shards:
-            raise ValueError(
-                f"The batch must split evenly over the {layout.shards} devices of axis "
-                f"{'+'.join(layout.axes)}, got {mask.shape[0]} examples. Pad it with masked "
-                f"examples, for example by a sampler with multiple_of={layout.shards}."
-            )
+        layout.check_batch(mask.shape[0])
         # Weights that are Python numbers stay out of the operands of `shard_map`, which would make
         # float32 arrays of them and so widen every cotangent of a computation in bfloat16.
         fixed = points.weights if all(isinstance(w, float) for w in points.weights) else None
@@ -124,15 +143,8 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
             tangent=None if points.tangent is None else specs,
         )
 
-        steps = None
-        if block_sums.uses_integer_totals(WholeBatch(mask.shape[0], layout.shards)):
-            steps = block_sums.make_steps(mask.shape[0] * bound, layout.shards)
-
-        def sum_devices(x: jax.Array, spec: P) -> jax.Array:
-            add = functools.partial(_scatter, spec=spec, layout=layout)
-            if steps is None or not jnp.issubdtype(x.dtype, jnp.floating):
-                return add(x)
-            return steps.join(*map(add, steps.split(x)))
+        whole = WholeBatch(mask.shape[0], layout.shards)
+        sum_devices = _device_adder(layout, whole, bound)
 
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
@@ -159,6 +171,50 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
         )
 
     return run
+
+
+def share_sums(layout: Layout | None, whole: WholeBatch, bound: float) -> OnDevices:
+    """Returns a function that lets `local` run on each device's own arrays (B, …).
+
+    The results, of at most `bound` for each example, are added over `layout.axes`. Other axes stay
+    automatic.
+    """
+    if layout is None:
+        return lambda local: local
+    rows, sum_devices = P(layout.axes), _device_adder(layout, whole, bound)
+
+    def on_devices(local: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def run(*arrays: jax.Array) -> jax.Array:
+            mapped = jax.shard_map(
+                lambda *arrays: sum_devices(local(*arrays), P()),
+                mesh=layout.mesh,
+                in_specs=rows,
+                out_specs=P(),
+                axis_names=frozenset(layout.axes),
+                check_vma=False,
+            )
+            return mapped(*(layout.place(x, rows) for x in arrays))
+
+        return run
+
+    return on_devices
+
+
+def _device_adder(
+    layout: Layout, whole: WholeBatch, bound: float
+) -> Callable[[jax.Array, P], jax.Array]:
+    """Returns `add(x, spec)`, which adds summands of at most `bound` per example over devices."""
+    steps = None
+    if block_sums.uses_integer_totals(whole):
+        steps = block_sums.make_steps(whole.examples * bound, layout.shards)
+
+    def sum_devices(x: jax.Array, spec: P) -> jax.Array:
+        add = functools.partial(_scatter, spec=spec, layout=layout)
+        if steps is None or not jnp.issubdtype(x.dtype, jnp.floating):
+            return add(x)
+        return steps.join(*map(add, steps.split(x)))
+
+    return sum_devices
 
 
 def check_one_device(batch: PyTree) -> None:

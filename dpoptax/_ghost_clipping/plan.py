@@ -165,7 +165,7 @@ def make_plan(
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
         pull = not has_tangent and not use.value.leaves & mapped
-        members = _read_use(use) or (_pull_back_use(program, use, points) if pull else [])
+        members = read_use(use) or (_pull_back_use(program, use, points) if pull else [])
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -230,7 +230,7 @@ def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
         found |= new
 
 
-def _read_use(use: Use) -> list[PlannedUse]:
+def read_use(use: Use) -> list[PlannedUse]:
     """Returns the parameters of a use with their layouts; none if they are more than moved."""
     value, layout = use.value, use.layout
     if value.view is not None:

@@ -7,27 +7,25 @@ gradients of the opaque parameters. No other gradient is formed.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
-from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, Step, Use, Value
+from dpoptax._ghost_clipping.passes.interpreter import (
+    Arrays,
+    ByIndex,
+    Environment,
+    Interpreter,
+    make_environment,
+)
+from dpoptax._ghost_clipping.trace.program import Program, Step, Use
 from dpoptax._jaxprs import bind
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, widen
 from dpoptax._xla import materialize, round_to_dtype
 
-# The derived values that a block reads, by (value, shifted). Shifted ones are computed from opaque
-# parameters with their zeros added, so that gradients flow to these zeros.
-Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
-Arrays: TypeAlias = list[jax.Array]
-# Arrays by the index of their use, or of their parameter.
-ByIndex: TypeAlias = dict[int, jax.Array]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
@@ -147,9 +145,7 @@ def run_pass(
         shifted = [
             x + parameter_zeros[i] if i in parameter_zeros else x for i, x in enumerate(leaves)
         ]
-        runner = _Interpreter(
-            output_zeros, _make_environment(program, leaves, shifted), record_dtype
-        )
+        runner = _Recorder(output_zeros, make_environment(program, leaves, shifted), record_dtype)
         results = runner.run(program.block, inputs)
         return results, runner.records
 
@@ -160,7 +156,7 @@ def run_pass(
 
     # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
     output_zeros = {
-        u.index: jnp.zeros((batch_size, *u.shape), _recorded_dtype(u.output.dtype, record_dtype))
+        u.index: jnp.zeros((batch_size, *u.shape), recorded_dtype(u.output.dtype, record_dtype))
         for u in program.uses
     }
     parameter_zeros = {
@@ -173,7 +169,7 @@ def run_pass(
     return PassResult(results, *materialize((operands, cotangents, gradients)))
 
 
-def _recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
+def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
     """Returns the dtype that arrays of a dtype are recorded in."""
     wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32
     return dtype if record_dtype is None or not wide else jnp.dtype(record_dtype)
@@ -192,112 +188,26 @@ _widen_zero.defvjp(
 )
 
 
-class _Interpreter:
-    """Runs the steps of a block and records the data operand of each use."""
+class _Recorder(Interpreter):
+    """Records the data operand of each use, and adds a zero to its output."""
 
-    def __init__(
-        self, output_zeros: ByIndex, known: Environment, record_dtype: DTypeLike | None
-    ) -> None:
-        self.output_zeros = output_zeros
-        self.known = known
+    def __init__(self, by_use: ByIndex, known: Environment, record_dtype: DTypeLike | None) -> None:
+        super().__init__(by_use, known)
         self.record_dtype = record_dtype
-        self.records: ByIndex = {}
 
-    def record(self, use: Use, operand: jax.Array) -> None:
-        dtype = _recorded_dtype(operand.dtype, self.record_dtype)
+    def inner(self, by_use: ByIndex, known: Environment) -> "_Recorder":
+        return _Recorder(by_use, known, self.record_dtype)
+
+    def use(self, step: Step, use: Use, operands: Arrays) -> jax.Array:
+        (output,) = bind(step.eqn, operands)
+        operand, zero = operands[step.data], self.by_use[use.index]
+        dtype = recorded_dtype(operand.dtype, self.record_dtype)
         same = dtype == operand.dtype
         self.records[use.index] = operand if same else round_to_dtype(operand, dtype)
-
-    def shift(self, use: Use, output: jax.Array) -> jax.Array:
-        """Returns an output plus a zero, by which the derivative is the output's cotangent."""
-        zero = self.output_zeros[use.index]
+        # The derivative by this zero is the cotangent of the output.
         if self.record_dtype is None:
             return output + zero.astype(output.dtype)
         return output + _widen_zero(zero, output.dtype, zero.dtype)
-
-    def run(self, block: Block, inputs: Sequence[jax.Array]) -> Arrays:
-        values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
-
-        def read(value: Value, shifted: bool) -> jax.Array:
-            return self.known[value, shifted] if isinstance(value, DerivedValue) else values[value]
-
-        for step in block.steps:
-            # A use reads unshifted parameters: the gradient through it comes from its operand and
-            # cotangent, and must not be counted again in the gradient of an opaque parameter.
-            operands = [read(v, step.use is None) for v in step.operands]
-            outputs: Sequence[jax.Array]
-            if step.use is not None:
-                (out,) = bind(step.eqn, operands)
-                self.record(step.use, operands[step.data])
-                outputs = [self.shift(step.use, out)]
-            elif step.body is None:
-                outputs = bind(step.eqn, operands)
-            elif step.scan_id is not None:
-                outputs = self.scan(step, operands)
-            else:
-                outputs = self.rematerialize(step, operands)
-            values.update(zip(step.outputs, outputs, strict=True))
-        return [read(v, True) for v in block.results]
-
-    def rematerialize(self, step: Step, operands: Arrays) -> Arrays:
-        body = step.body
-        assert body is not None
-        private = [
-            x
-            for v, x in zip(step.operands, operands, strict=True)
-            if not isinstance(v, DerivedValue)
-        ]
-        own = {u.index: self.output_zeros[u.index] for u in body.uses()}
-
-        def call(inputs: Arrays, output_zeros: ByIndex) -> tuple[Arrays, ByIndex]:
-            inner = _Interpreter(output_zeros, self.known, self.record_dtype)
-            return inner.run(body, inputs), inner.records
-
-        params = step.eqn.params
-        call = jax.checkpoint(call, prevent_cse=params["prevent_cse"], policy=params["policy"])
-        outputs, records = call(private, own)
-        self.records.update(records)
-        return outputs
-
-    def scan(self, step: Step, operands: Arrays) -> Arrays:
-        assert step.body is not None
-        p, body, scan_id = step.eqn.params, step.body, step.scan_id
-        first, last = step.carry.start, step.carry.stop
-        private = [not isinstance(v, DerivedValue) for v in step.operands]
-        consts = [x for x, is_private in zip(operands[:first], private, strict=False) if is_private]
-        xs = [x for x, ok in zip(operands[last:], private[last:], strict=True) if ok]
-        stacked = {k: self.known[k] for k in body.needs() if scan_id in k[0].scans}
-        keys = list(stacked)
-        own = {u.index: self.output_zeros[u.index] for u in body.uses()}
-
-        def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
-            xs, slices, output_zeros = inputs
-            # Derived values of stacked parameters are scanned over, all others are closed over.
-            known = {**self.known, **dict(zip(keys, slices, strict=True))}
-            inner = _Interpreter(output_zeros, known, self.record_dtype)
-            outputs = inner.run(body, [*consts, *carry, *xs])
-            return outputs[: len(carry)], (outputs[len(carry) :], inner.records)
-
-        carry, (ys, records) = lax.scan(
-            one_step,
-            operands[first:last],
-            (xs, [stacked[k] for k in keys], own),
-            length=p["length"],
-            reverse=p["reverse"],
-            unroll=p["unroll"],
-        )
-        self.records.update(records)
-        return [*carry, *ys]
-
-
-def _make_environment(program: Program, unshifted: Arrays, shifted: Arrays) -> Environment:
-    needs = list(program.block.needs())
-    opaque = set(program.opaque)
-    evaluate, evaluate_shifted = ParameterEvaluator(unshifted), ParameterEvaluator(shifted)
-    return {
-        (v, is_shifted): evaluate_shifted(v) if is_shifted and v.leaves & opaque else evaluate(v)
-        for v, is_shifted in needs
-    }
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:

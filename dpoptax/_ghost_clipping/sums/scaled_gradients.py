@@ -99,7 +99,7 @@ def scale_gradients(
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
     operands_of = [collect_operands(product, passes, differences) for product in plan.products]
-    tops = [_largest_entries(uses) for uses in operands_of]
+    tops = [largest_entries(uses) for uses in operands_of]
     # A formed gradient has one side. It takes the place of the cotangent, next to an operand of 1.
     tops += [
         LargestEntries(operand=jnp.ones_like(top), operand_varies=True, cotangent=top)
@@ -107,11 +107,11 @@ def scale_gradients(
     ]
     if not tops:
         return ScaledGradients([], [], [], None, ())
-    scales, sides = _make_product_scales(tops)
+    scales, sides = make_product_scales(tops)
     fixed = [FixedArrays(leaves) for leaves in passes.leaves]
     products, moved = [], []
     for i, (product, uses) in enumerate(zip(plan.products, operands_of, strict=True)):
-        divided = [(use.member, _scale_segment(*use, sides[i])) for use in uses]
+        divided = [(use.member, scale_segment(*use, sides[i])) for use in uses]
         if product.is_pulled:
             outers_and_terms = _pull_back_uses(product, divided, fixed, differences)
             piece, *more = assemble_gradients(*outers_and_terms, factor_dtype)
@@ -157,7 +157,7 @@ def collect_operands(product: Product, passes: Passes, differences: bool) -> lis
     ]
 
 
-def _largest_entries(uses: list[UseOperands]) -> LargestEntries:
+def largest_entries(uses: list[UseOperands]) -> LargestEntries:
     """Returns the largest entries of operands and cotangents over the uses of a product."""
     cotangent_tops = [bounds.largest_entry(use.cotangent) for use in uses]
     ones = jnp.ones_like(cotangent_tops[0])
@@ -172,7 +172,7 @@ def _largest_entries(uses: list[UseOperands]) -> LargestEntries:
     return LargestEntries(operands, varies, cotangents)
 
 
-def _make_product_scales(
+def make_product_scales(
     tops: list[LargestEntries],
 ) -> tuple[Scales, list[Exponents]]:
     """Returns the scales of all gradients, and the exponents of the two sides of each.
@@ -201,7 +201,7 @@ def _make_product_scales(
     return scales, sides
 
 
-def _scale_segment(
+def scale_segment(
     member: PlannedUse, operand: jax.Array, cotangent: jax.Array, sides: Exponents
 ) -> Segment:
     """Returns the factors of one use, each divided by a power of two of the example."""

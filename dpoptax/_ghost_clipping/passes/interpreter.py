@@ -1,0 +1,125 @@
+"""Runs the steps of a read program for one example."""
+
+from collections.abc import Sequence
+from typing import Self, TypeAlias
+
+import jax
+from jax import lax
+
+from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, Step, Use, Value
+from dpoptax._jaxprs import bind
+from dpoptax._tree import PyTree
+
+# The derived values that a block reads, by (value, shifted). Shifted ones are computed from opaque
+# parameters with their zeros added, so that gradients flow to these zeros.
+Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
+Arrays: TypeAlias = list[jax.Array]
+# Arrays by the index of their use, or of their parameter.
+ByIndex: TypeAlias = dict[int, jax.Array]
+
+
+class Interpreter:
+    """Runs the steps of a block. Subclasses say how the uses of parameters are run.
+
+    Attributes:
+      by_use: an array for each use, with a leading axis for each scan that is not yet entered.
+      known: the values that are derived from parameters.
+      records: arrays that subclasses keep for each use. Scans stack them.
+    """
+
+    def __init__(self, by_use: ByIndex, known: Environment) -> None:
+        self.by_use = by_use
+        self.known = known
+        self.records: ByIndex = {}
+
+    def use(self, step: Step, use: Use, operands: Arrays) -> jax.Array:
+        """Returns the output of a use."""
+        raise NotImplementedError
+
+    def inner(self, by_use: ByIndex, known: Environment) -> Self:
+        """Returns the interpreter for the body of a scan or of `jax.checkpoint`."""
+        raise NotImplementedError
+
+    def run(self, block: Block, inputs: Sequence[jax.Array]) -> Arrays:
+        values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
+
+        def read(value: Value, shifted: bool) -> jax.Array:
+            return self.known[value, shifted] if isinstance(value, DerivedValue) else values[value]
+
+        for step in block.steps:
+            # A use reads unshifted parameters: the gradient through it comes from its operand and
+            # cotangent, and must not be counted again in the gradient of an opaque parameter.
+            operands = [read(v, step.use is None) for v in step.operands]
+            outputs: Sequence[jax.Array]
+            if step.use is not None:
+                outputs = [self.use(step, step.use, operands)]
+            elif step.body is None:
+                outputs = bind(step.eqn, operands)
+            elif step.scan_id is not None:
+                outputs = self.scan(step, operands)
+            else:
+                outputs = self.rematerialize(step, operands)
+            values.update(zip(step.outputs, outputs, strict=True))
+        return [read(v, True) for v in block.results]
+
+    def rematerialize(self, step: Step, operands: Arrays) -> Arrays:
+        body = step.body
+        assert body is not None
+        private = [
+            x
+            for v, x in zip(step.operands, operands, strict=True)
+            if not isinstance(v, DerivedValue)
+        ]
+        own = {u.index: self.by_use[u.index] for u in body.uses()}
+
+        def call(inputs: Arrays, by_use: ByIndex) -> tuple[Arrays, ByIndex]:
+            inner = self.inner(by_use, self.known)
+            return inner.run(body, inputs), inner.records
+
+        params = step.eqn.params
+        call = jax.checkpoint(call, prevent_cse=params["prevent_cse"], policy=params["policy"])
+        outputs, records = call(private, own)
+        self.records.update(records)
+        return outputs
+
+    def scan(self, step: Step, operands: Arrays) -> Arrays:
+        assert step.body is not None
+        p, body, scan_id = step.eqn.params, step.body, step.scan_id
+        first, last = step.carry.start, step.carry.stop
+        private = [not isinstance(v, DerivedValue) for v in step.operands]
+        consts = [x for x, is_private in zip(operands[:first], private, strict=False) if is_private]
+        xs = [x for x, ok in zip(operands[last:], private[last:], strict=True) if ok]
+        stacked = {k: self.known[k] for k in body.needs() if scan_id in k[0].scans}
+        keys = list(stacked)
+        own = {u.index: self.by_use[u.index] for u in body.uses()}
+
+        def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
+            xs, slices, by_use = inputs
+            # Derived values of stacked parameters are scanned over, all others are closed over.
+            known = {**self.known, **dict(zip(keys, slices, strict=True))}
+            inner = self.inner(by_use, known)
+            outputs = inner.run(body, [*consts, *carry, *xs])
+            return outputs[: len(carry)], (outputs[len(carry) :], inner.records)
+
+        carry, (ys, records) = lax.scan(
+            one_step,
+            operands[first:last],
+            (xs, [stacked[k] for k in keys], own),
+            length=p["length"],
+            reverse=p["reverse"],
+            unroll=p["unroll"],
+        )
+        self.records.update(records)
+        return [*carry, *ys]
+
+
+def make_environment(program: Program, unshifted: Arrays, shifted: Arrays) -> Environment:
+    """Returns the derived values that a program reads, with and without shifts of parameters."""
+    needs = list(program.block.needs())
+    opaque = set(program.opaque)
+    evaluate, evaluate_shifted = ParameterEvaluator(unshifted), ParameterEvaluator(shifted)
+    return {
+        (v, is_shifted): evaluate_shifted(v) if is_shifted and v.leaves & opaque else evaluate(v)
+        for v, is_shifted in needs
+    }
