@@ -215,6 +215,7 @@ def clipped_grad(
                 has_aux=has_aux, whole=whole, factor_dtype=_factor_dtype(precision, mesh),
                 on_devices=share_sums(layout, whole, clip.sensitivity),
                 batch_axes=None if layout is None else layout.axes,
+                specs=None if layout is None else layout.specs(points.points[0]),
             ),
             microbatch_size,
         )((batch, keys), mask)  # fmt: skip

@@ -14,14 +14,12 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax._clip import block_sums
 from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._ghost_clipping.sums.streamed_sum import OnDevices
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
 # `sums(points, batch, mask, key)` of `clipped_grad` returns the clipped sum and aux.
 DeviceSum = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
-# `on_devices(local)` returns a function of arrays (B, …) that adds the results of `local` of all
-# devices.
-OnDevices = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +56,15 @@ class Layout:
         if self.param_specs is None:
             return jax.tree.map(lambda x: P(*jax.typeof(x).sharding.spec), params)
         return jax.tree.broadcast(self.param_specs, params)
+
+    def batch_part(self, spec: P) -> P:
+        """Returns a spec with only the axes that the examples are sharded over."""
+
+        def kept(names: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+            every = () if names is None else (names,) if isinstance(names, str) else names
+            return tuple(name for name in every if name in self.axes) or None
+
+        return P(*map(kept, spec))
 
     def constrain(self, tree: PyTree, params: PyTree) -> PyTree:
         """Shards a tree on automatic axes like the parameters, if it is known how they are."""
@@ -176,20 +183,22 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
 def share_sums(layout: Layout | None, whole: WholeBatch, bound: float) -> OnDevices:
     """Returns a function that lets `local` run on each device's own arrays (B, …).
 
-    The results, of at most `bound` for each example, are added over `layout.axes`. Other axes stay
-    automatic.
+    The results, of at most `bound` for each example, are added over `layout.axes` and sharded over
+    these axes by a spec. Other axes stay automatic.
     """
     if layout is None:
-        return lambda local: local
+        return lambda local, spec: local
     rows, sum_devices = P(layout.axes), _device_adder(layout, whole, bound)
 
-    def on_devices(local: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def on_devices(local: Callable[..., jax.Array], spec: P) -> Callable[..., jax.Array]:
+        spec = layout.batch_part(spec)
+
         def run(*arrays: jax.Array) -> jax.Array:
             mapped = jax.shard_map(
-                lambda *arrays: sum_devices(local(*arrays), P()),
+                lambda *arrays: sum_devices(local(*arrays), spec),
                 mesh=layout.mesh,
                 in_specs=rows,
-                out_specs=P(),
+                out_specs=spec,
                 axis_names=frozenset(layout.axes),
                 check_vma=False,
             )

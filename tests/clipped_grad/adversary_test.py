@@ -12,6 +12,7 @@ import dpoptax
 from dpoptax._clip import bounds
 from dpoptax._ghost_clipping import plan
 from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.trace import entry_rules, rules
 from dpoptax._noise import fixed_point
 from dpoptax.auditing import _worst_example as adversary
@@ -734,3 +735,10 @@ def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
     np.testing.assert_allclose(total(others, np.ones(OTHERS + 1, bool))[0], plain[0], atol=0.01)
     with pytest.raises(ValueError, match="`precision` must be 'float32'.*got 'bfloat16'"):
         dpoptax.clipped_grad(loss, clip, precision="bfloat16", method="vmap")
+
+
+def test_the_rounding_of_weighted_factors_is_found_if_no_room_is_left_for_it(monkeypatch, no_room):
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") <= 1
+    monkeypatch.setattr(weighted_products, "BFLOAT16_ERROR", 0.0)
+    assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") > 1

@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
@@ -56,14 +57,15 @@ from dpoptax._ghost_clipping.sums.scaled_gradients import (
 from dpoptax._ghost_clipping.trace.entry_rules import Lookup
 from dpoptax._ghost_clipping.trace.program import Program, Step, Use
 from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.trace.views import View
 from dpoptax._jaxprs import bind
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import materialize, round_to_dtype
 
-# `on_devices(local)` returns a function of arrays (B, …) that runs `local` on each device's own
-# examples, and adds the results of all devices.
-OnDevices = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
+# `on_devices(local, spec)` returns a function of arrays (B, …) that runs `local` on each device's
+# own examples, and adds the results of all devices. The sum is sharded by `spec`.
+OnDevices = Callable[[Callable[..., jax.Array], P], Callable[..., jax.Array]]
 
 
 def streamed_sum(
@@ -77,13 +79,15 @@ def streamed_sum(
     has_aux: bool,
     whole: WholeBatch,
     on_devices: OnDevices,
+    specs: PyTree = None,
     batch_axes: tuple[str, ...] | None = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Computes the clipped sum of a batch; arguments as for `ghost_clipped_sum`.
 
     `on_devices` runs a sum over examples on the devices that share the batch, which is sharded over
-    the mesh axes `batch_axes`, `None` for one device.
+    the mesh axes `batch_axes`, `None` for one device. `specs` says how each parameter is sharded
+    over these axes.
 
     Returns:
       The sum, shaped like the parameters, and the auxiliary outputs, `None` without `has_aux`.
@@ -97,8 +101,18 @@ def streamed_sum(
     _check_streams(program, points, params)
     leaves = jax.tree.leaves(params)
     parts, opaque_parts = _split_bounds(program, clip, params)
+    shapes = [tuple(x.shape) for x in program.parameters]
+    leaf_specs = [P()] * len(leaves) if specs is None else jax.tree.leaves(specs)
+    axes = {use.index: _parameter_axes(use, shapes[_leaf(use)]) for use in program.uses}
     clips = {
-        use.index: _UseClip(use, parts[use.index], whole, factor_dtype, on_devices)
+        use.index: _UseClip(
+            use,
+            parts[use.index],
+            whole,
+            factor_dtype,
+            on_devices,
+            _use_spec(use, axes[use.index], leaf_specs),
+        )
         for use in program.uses
     }
 
@@ -126,10 +140,10 @@ def streamed_sum(
     )
     found: dict[int, list[jax.Array]] = collections.defaultdict(list)
     for use in program.uses:
-        found[_leaf(use)].append(_place(use, sums[use.index], program))
+        found[_leaf(use)].append(_place(use, sums[use.index], axes[use.index], shapes[_leaf(use)]))
     for i, gradient in gradients.items():
         sum_opaque = functools.partial(_sum_opaque, opaque_parts[i], whole)
-        found[i].append(on_devices(sum_opaque)(gradient, mask))
+        found[i].append(on_devices(sum_opaque, leaf_specs[i])(gradient, mask))
     zero = lambda x: [jnp.zeros(x.shape, float32_at_least(x))]  # noqa: E731
     added = [functools.reduce(operator.add, found.get(i, zero(x))) for i, x in enumerate(leaves)]
     aux = jax.tree.unflatten(program.result_tree, results)[1]
@@ -198,16 +212,45 @@ def _check_streams(program: Program, points: GradientPoints, params: PyTree) -> 
 
 
 def _probe_shape(use: Use) -> tuple[int, ...]:
-    """Returns the shape of the sum of a use: (K, R, D) of its rule, for each step of its scans."""
-    return (*(n for n, _ in use.loops), *use.rule.layout.sizes)
+    """Returns the shape of the sum of a use, cut by its rule, with the steps of its scans."""
+    return (*(n for n, _ in use.loops), *use.rule.layout.split)
 
 
-def _place(use: Use, total: jax.Array, program: Program) -> jax.Array:
+def _parameter_axes(use: Use, shape: tuple[int, ...]) -> list[int | None] | None:
+    """Returns the parameter's axis for each axis of the sum of a use, `None` for size 1.
+
+    The result is `None` if the sum is not the parameter with its axes permuted.
+    """
+    axes = View.identity(0, shape).axes
+    (planned,) = read_use(use)
+    if any(runs and runs not in axes for runs in planned.view.axes):
+        return None
+    found = [axes.index(runs) if runs else None for runs in planned.view.axes]
+    missing = {i for i, runs in enumerate(axes) if runs} - set(found)
+    return None if missing else found
+
+
+def _use_spec(use: Use, axes: list[int | None] | None, leaf_specs: list[P]) -> P:
+    """Returns how the sum of a use in one step of its scans is sharded."""
+    if axes is None:
+        return P()
+    spec = leaf_specs[_leaf(use)]
+    names = [None if i is None or i >= len(spec) else spec[i] for i in axes]
+    return P(*names[len(use.loops) :])
+
+
+def _place(
+    use: Use, total: jax.Array, axes: list[int | None] | None, shape: tuple[int, ...]
+) -> jax.Array:
     """Returns the sum of a use in the shape of its parameter."""
+    if axes is not None:  # without reshapes, which would gather sharded axes
+        unit = tuple(i for i, axis in enumerate(axes) if axis is None)
+        kept = [axis for axis in axes if axis is not None]
+        order = sorted(range(len(kept)), key=kept.__getitem__)
+        return jnp.squeeze(total, unit).transpose(order).reshape(shape)
     (planned,) = read_use(use)
     view = dataclasses.replace(planned.view, scale=1.0)  # the factors include the scale
-    folded = planned.layout.fold(total.reshape(planned.layout.sizes), planned.layout.split)
-    return view.scatter(folded, tuple(program.parameters[_leaf(use)].shape))
+    return view.scatter(total, shape)
 
 
 def _sum_opaque(part: _Part, whole: WholeBatch, gradient: jax.Array, mask: jax.Array) -> jax.Array:
@@ -225,10 +268,11 @@ class _UseClip:
     whole: WholeBatch
     factor_dtype: DTypeLike | None
     on_devices: OnDevices
+    spec: P
 
     def batch_sum(self, operand: jax.Array, cotangent: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns Σ_i mask_i clip(G_i), (K, R, D) in float32, from arrays (B, …)."""
-        return self.on_devices(self._device_sum)(operand, cotangent, mask)
+        """Returns Σ_i mask_i clip(G_i), cut by the rule, in float32, from arrays (B, …)."""
+        return self.on_devices(self._device_sum, self.spec)(operand, cotangent, mask)
 
     def _device_sum(self, operand: jax.Array, cotangent: jax.Array, mask: jax.Array) -> jax.Array:
         (planned,) = read_use(self.use)
@@ -258,7 +302,7 @@ class _UseClip:
         total = weighted_products.sum_products(
             piece, coefficients[0], sizes, bound=bound, examples=examples
         )
-        return total.astype(jnp.float32)
+        return step.layout.fold(total.astype(jnp.float32), step.layout.split)
 
     def _rounded(self, x: jax.Array) -> jax.Array:
         dtype = recorded_dtype(x.dtype, self.factor_dtype)
@@ -305,7 +349,7 @@ def _clipped_use(step: Step, clip: _UseClip) -> Callable[..., jax.Array]:
     @jax.custom_batching.custom_vmap
     def clipped_sum(operand: jax.Array, cotangent: jax.Array, live: jax.Array) -> jax.Array:
         del operand, cotangent, live
-        return jnp.zeros(clip.use.rule.layout.sizes, jnp.float32)  # only for its type
+        return jnp.zeros(clip.use.rule.layout.split, jnp.float32)  # only for its type
 
     @clipped_sum.def_vmap
     def batch_rule(size: int, mapped: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
