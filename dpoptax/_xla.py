@@ -1,7 +1,8 @@
 """Works around the XLA compiler: materializes arrays, hides numbers, stacks small arrays."""
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,14 @@ def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
 
 
 def is_for_one_device(x: jax.Array) -> bool:
-    """Returns whether no other device can hold a part of `x` in the program that is traced.
+    """Returns whether no other device holds a part of `x` in the program that is traced.
 
-    Under automatic mesh axes a type does not show how an array is sharded, so this also asks for
-    the number of devices.
+    The type of an array names its mesh, also if the axes are automatic and the type does not show
+    how they shard it. In `shard_map` over all axes, `x` is what one device holds.
     """
-    return jax.device_count() == 1 and out_sharding(x) is None
+    kind: Any = jax.typeof(x)
+    mesh = jax.sharding.get_abstract_mesh() if kind.sharding.mesh.empty else kind.sharding.mesh
+    return mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual
 
 
 def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
@@ -60,11 +63,12 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     # Outside of a trace each operation runs by itself and stores its result.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    with jax.named_scope(
-        "materialize"
-    ):  # tests/clipped_grad/hlo_test.py looks for it in compiled programs
+    with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
         stored = lax.platform_dependent(
-            [leaves[i] for i in places], tpu=lax.optimization_barrier, default=_after_empty_loop
+            [leaves[i] for i in places],
+            cpu=_after_empty_loop,
+            tpu=lax.optimization_barrier,
+            default=lambda arrays: _after_empty_loop(arrays, change=lax.neg),
         )
     for i, x in zip(places, stored, strict=True):
         leaves[i] = x
@@ -72,27 +76,21 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     return found
 
 
-def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
-    """Returns the arrays as a loop of zero iterations returns them."""
+def _after_empty_loop(
+    arrays: list[jax.Array], change: Callable[[jax.Array], jax.Array] = lax.optimization_barrier
+) -> list[jax.Array]:
+    """Returns the arrays as a loop of zero iterations returns them.
+
+    XLA removes a loop whose body changes nothing. On CPU a barrier hides that, and compiles faster
+    than a `change`.
+    """
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
     _, kept = lax.while_loop(
         lambda carry: carry[0] < never,
-        lambda carry: (carry[0] + 1, [_changed(x, carry[0]) for x in carry[1]]),
+        lambda carry: (carry[0] + 1, list(map(change, carry[1]))),
         (jnp.zeros_like(never), arrays),
     )
     return kept
-
-
-def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
-    """Returns another array: XLA removes a loop whose body changes nothing.
-
-    Of the bodies that were tried, changing one entry compiles fastest.
-    """
-    if not x.ndim or not is_for_one_device(x):
-        return -x  # one entry may be on another device
-    return lax.dynamic_update_slice(
-        x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
-    )
 
 
 def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -142,7 +142,9 @@ def clipped_grad(
 
     Warns:
       UserWarning: when a loss is compiled that makes the gradients of some parameters exactly zero,
-        as batch normalization of a single example does; see `dpoptax.explain`.
+        as batch normalization of a single example does; see `dpoptax.explain`. Also when it closes
+        over more than 16 MB of arrays: make frozen weights an argument of the jitted step, and call
+        `clipped_grad` inside it.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

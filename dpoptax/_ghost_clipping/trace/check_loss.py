@@ -1,10 +1,16 @@
 """Checks the parameters and the loss that a user gave."""
 
+import warnings
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 
 from dpoptax._ghost_clipping.trace.rules import is_narrow, is_real
 from dpoptax._tree import PyTree, check_arrays, is_variable, nnx_kinds
+
+_MAX_CONSTANT_BYTES = 16_000_000
 
 
 def check_parameters(params: PyTree) -> None:
@@ -63,6 +69,32 @@ def check_scalar(shapes: PyTree, has_aux: bool) -> None:
         raise TypeError(
             f"loss_fn must return a real number, but its value is of {value.dtype}, which has no "
             "gradient"
+        )
+
+
+def constant_bytes(closed: ClosedJaxpr) -> int:
+    """Returns the size of the arrays that a traced loss closes over, each counted once."""
+    found = {id(x): x for x in _constants(closed) if not isinstance(x, jax.core.Tracer)}
+    return sum(getattr(x, "nbytes", 0) for x in found.values())
+
+
+def _constants(program: ClosedJaxpr) -> Iterator[PyTree]:
+    yield from program.consts
+    is_closed = lambda x: isinstance(x, ClosedJaxpr)  # noqa: E731
+    for eqn in program.jaxpr.eqns:
+        inner = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_closed)
+        for x in filter(is_closed, inner):
+            yield from _constants(x)
+
+
+def warn_of_constants(size: int) -> None:
+    """Warns of a loss that closes over many bytes of arrays."""
+    if size > _MAX_CONSTANT_BYTES:
+        warnings.warn(
+            f"`loss_fn` closes over {size / 1e6:.0f} MB of arrays, which become constants in the "
+            "compiled program and in compilation caches. Make frozen weights an argument of the "
+            "jitted step, and call `dpoptax.clipped_grad` inside it with the loss that uses them.",
+            stacklevel=2,
         )
 
 

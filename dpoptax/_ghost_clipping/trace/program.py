@@ -240,6 +240,7 @@ class Program:
       vanishing: the parameters whose gradients are zero for every example. An example is a value
         minus its own mean over axes of size one.
       zeros: descriptions of these values.
+      constant_bytes: the size of the arrays that the loss closes over, without traced ones.
     """
 
     block: Block
@@ -250,3 +251,4 @@ class Program:
     result_tree: jax.tree_util.PyTreeDef
     vanishing: frozenset[int]
     zeros: tuple[str, ...]
+    constant_bytes: int

@@ -17,7 +17,13 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._ghost_clipping.trace.activity import GradientFlow
-from dpoptax._ghost_clipping.trace.check_loss import check_parameters, check_scalar, failure_note
+from dpoptax._ghost_clipping.trace.check_loss import (
+    check_parameters,
+    check_scalar,
+    constant_bytes,
+    failure_note,
+    warn_of_constants,
+)
 from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
 from dpoptax._ghost_clipping.trace.entry_rules import Addition, Concatenation, Lookup
 from dpoptax._ghost_clipping.trace.example_separation import check_separate, touches_reference
@@ -60,11 +66,15 @@ def read_batch_program(
     *,
     has_aux: bool,
 ) -> Program:
-    """Reads the program of one example of a batch, and warns of gradients that are always zero."""
+    """Reads the program of one example of a batch.
+
+    Warns of gradients that are always zero, and of large constants.
+    """
     example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
     params, has_tangent = points.points[0], points.tangent is not None
     program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
     warn_of_vanishing(program, params)
+    warn_of_constants(program.constant_bytes)
     return program
 
 
@@ -120,6 +130,7 @@ def read_program(
         jax.tree.structure(shapes),
         vanishing,
         zeros,
+        constant_bytes(closed),
     )
 
 

@@ -1,0 +1,86 @@
+"""Tests that a step compiled ahead of time for other devices does not depend on the host's."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpoptax
+from dpoptax._xla import is_for_one_device
+
+MESHES = {
+    kind: AbstractMesh((8,), ("data",), axis_types=(kind,))
+    for kind in (AxisType.Auto, AxisType.Explicit)
+}
+
+
+def shapes(mesh, tree, spec):
+    sharding = None if mesh is None else NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def trace(mesh, params_spec):
+    """Returns the traced private step for a mesh, or for one device."""
+    options = {} if mesh is None else {"mesh": mesh, "param_specs": params_spec}
+    tx = optax.chain(
+        dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(0)),
+        optax.sgd(0.1),
+    )
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), 1.0, **options)
+
+    def step(params, state, batch):
+        updates, state = tx.update(grad_fn(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, batch = jnp.ones((8, 512)), jnp.ones((16, 8))
+    state = jax.eval_shape(tx.init, params)
+    args = (
+        shapes(mesh, params, params_spec),
+        shapes(mesh, state, P()),
+        shapes(mesh, batch, P("data")),
+    )
+    return jax.jit(step).trace(*args)
+
+
+@pytest.mark.parametrize("mesh", [None, *MESHES.values()], ids=str)
+def test_tracing_does_not_ask_for_the_devices_of_the_host(mesh, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("asked for the devices of the host")
+
+    for name in ("device_count", "devices", "local_device_count", "local_devices"):
+        monkeypatch.setattr(jax, name, refuse)
+    monkeypatch.setattr(jax, "default_backend", refuse)
+    assert trace(mesh, P("data"))
+
+
+@pytest.mark.parametrize("kind", MESHES, ids=str)
+def test_the_program_for_eight_devices_keeps_the_parts_of_an_array_on_them(kind):
+    text = str(trace(MESHES[kind], P("data")).lower(lowering_platforms=("cpu",)).as_text())
+    assert "stablehlo.all_gather" in text  # of the parameters, for the loss
+    sealed_and_noised = text[text.index("stablehlo.reduce_scatter") :]
+    assert "stablehlo.all_gather" not in sealed_and_noised
+    # Rows of 128 numbers would hold the numbers of several devices.
+    assert "tensor<32x128xf32>" not in text
+    assert "tensor<32x128xf32>" in trace(None, P()).lower(lowering_platforms=("cpu",)).as_text()
+
+
+@pytest.mark.parametrize("kind", MESHES, ids=str)
+def test_the_type_of_an_array_tells_whether_other_devices_hold_parts(kind):
+    mesh, found = MESHES[kind], {}
+
+    def function(x, y):
+        found["alone"] = is_for_one_device(y)
+        found["on a mesh"] = is_for_one_device(jnp.sin(x))
+
+        def local(x):
+            found["in shard_map"] = is_for_one_device(x)
+            return x
+
+        jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+        return x
+
+    x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    jax.jit(function).trace(x, jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert (found["alone"], found["on a mesh"], found["in shard_map"]) == (True, False, True)
