@@ -20,14 +20,15 @@ from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microba
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clipped_grad.sharding import (
     DeviceSum,
+    MeshDevices,
     check_one_device,
     check_same_axes,
     make_layout,
-    share_sums,
     sum_over_devices,
 )
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
+from dpoptax._ghost_clipping.sums.use_clip import BatchDevices
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
@@ -208,15 +209,16 @@ def clipped_grad(
         assert streamed is not None
         batch, ids = records
         whole = WholeBatch(mask.shape[0], 1 if layout is None else layout.shards)
+        devices = BatchDevices()
         if layout is not None:
             layout.check_batch(mask.shape[0])
+            devices = MeshDevices(layout, whole, clip.sensitivity)
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         total, aux = in_microbatches(
             lambda examples, mask: streamed_sum(
                 loss_fn, streamed, points, examples[0], mask, examples[1],
                 has_aux=has_aux, whole=whole, factor_dtype=_factor_dtype(precision, mesh),
-                on_devices=share_sums(layout, whole, clip.sensitivity),
-                batch_axes=None if layout is None else layout.axes,
+                devices=devices,
                 specs=None if layout is None else layout.specs(points.points[0]),
             ),
             microbatch_size,

@@ -14,12 +14,17 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax._clip import block_sums
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._ghost_clipping.sums.streamed_sum import OnDevices
+from dpoptax._ghost_clipping.sums.use_clip import BatchDevices, DeviceFunction
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
 # `sums(points, batch, mask, key)` of `clipped_grad` returns the clipped sum and aux.
 DeviceSum = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
+
+
+def names_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the mesh axes in one entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +64,8 @@ class Layout:
 
     def batch_part(self, spec: P) -> P:
         """Returns a spec with only the axes that the examples are sharded over."""
-
-        def kept(names: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
-            every = () if names is None else (names,) if isinstance(names, str) else names
-            return tuple(name for name in every if name in self.axes) or None
-
-        return P(*map(kept, spec))
+        kept = [tuple(name for name in names_of(entry) if name in self.axes) for entry in spec]
+        return P(*(names or None for names in kept))
 
     def constrain(self, tree: PyTree, params: PyTree) -> PyTree:
         """Shards a tree on automatic axes like the parameters, if it is known how they are."""
@@ -180,33 +181,65 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
     return run
 
 
-def share_sums(layout: Layout | None, whole: WholeBatch, bound: float) -> OnDevices:
-    """Returns a function that lets `local` run on each device's own arrays (B, …).
+@dataclasses.dataclass(frozen=True)
+class MeshDevices(BatchDevices):
+    """Adds sums over examples, of at most `bound` for each, over the devices of a layout.
 
-    The results, of at most `bound` for each example, are added over `layout.axes` and sharded over
-    these axes by a spec. Other axes stay automatic.
+    Mesh axes other than those of the examples stay automatic.
     """
-    if layout is None:
-        return lambda local, spec: local
-    rows, sum_devices = P(layout.axes), _device_adder(layout, whole, bound)
 
-    def on_devices(local: Callable[..., jax.Array], spec: P) -> Callable[..., jax.Array]:
-        spec = layout.batch_part(spec)
+    layout: Layout
+    whole: WholeBatch
+    bound: float
+
+    @property
+    def axes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.layout.axes
+
+    def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
+        spec, add = self.layout.batch_part(spec), _device_adder(self.layout, self.whole, self.bound)
+        return self._on_each(lambda *arrays: add(local(*arrays), spec), spec)
+
+    def add_slices(
+        self, local: Callable[..., DeviceFunction], spec: P, axis: int
+    ) -> DeviceFunction:
+        add = _device_adder(self.layout, self.whole, self.bound)
+        names = names_of(self.layout.batch_part(spec)[axis])
+
+        def run(*arrays: jax.Array) -> jax.Array:
+            slice_of = local(*arrays)
+
+            def turn(own: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+                total = add(slice_of(index), P())
+                return jnp.where(lax.axis_index(names) == index, total, own), None
+
+            shape = jax.eval_shape(slice_of, 0)
+            start = jnp.zeros(shape.shape, shape.dtype)
+            own, _ = lax.scan(turn, start, jnp.arange(self.shards(spec, axis)))
+            return own
+
+        return self._on_each(run, self.layout.batch_part(spec))
+
+    def shards(self, spec: P, axis: int) -> int:
+        own = self.layout.batch_part(spec)
+        names = names_of(own[axis]) if axis < len(own) else ()
+        return math.prod(self.layout.mesh.shape[name] for name in names)
+
+    def _on_each(self, local: DeviceFunction, spec: P) -> DeviceFunction:
+        rows = P(self.layout.axes)
 
         def run(*arrays: jax.Array) -> jax.Array:
             mapped = jax.shard_map(
-                lambda *arrays: sum_devices(local(*arrays), spec),
-                mesh=layout.mesh,
+                local,
+                mesh=self.layout.mesh,
                 in_specs=rows,
                 out_specs=spec,
-                axis_names=frozenset(layout.axes),
+                axis_names=frozenset(self.layout.axes),
                 check_vma=False,
             )
-            return mapped(*(layout.place(x, rows) for x in arrays))
+            return mapped(*(self.layout.place(x, rows) for x in arrays))
 
         return run
-
-    return on_devices
 
 
 def _device_adder(
@@ -276,7 +309,7 @@ def _scatter(x: jax.Array, spec: P, layout: Layout) -> jax.Array:
     """Returns the sum of `x` over devices, each device keeping its part by `spec`."""
     missing = list(layout.axes)
     for axis, names in enumerate(spec):
-        for name in () if names is None else (names,) if isinstance(names, str) else names:
+        for name in names_of(names):
             if name in missing:
                 missing.remove(name)
                 x = lax.psum_scatter(x, name, scatter_dimension=axis, tiled=True)
