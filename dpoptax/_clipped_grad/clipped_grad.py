@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 from jax.typing import ArrayLike, DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
@@ -169,6 +170,11 @@ def clipped_grad(
         raise ValueError(
             "`per_layer_clip(streaming=True)` must be computed without per-example gradients, got "
             f"method={method!r} and grid={grid}."
+        )
+    if streamed and mesh is not None and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            "The `mesh` of `per_layer_clip(streaming=True)` must have automatic axes, got "
+            f"axis_types={mesh.axis_types}."
         )
     if streamed and microbatch_size is not None and mesh is not None:
         raise ValueError(

@@ -1,0 +1,83 @@
+"""Tests that streamed per-layer clips on eight virtual devices equal those on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import dpoptax
+from dpoptax._clip import block_sums
+from dpoptax._ghost_clipping.sums import use_clip
+from dpoptax.auditing import _worst_example as adversary
+from tests.helpers import floats, no_room
+from tests.multidevice.problem import (
+    FSDP,
+    KINDS,
+    assert_close,
+    loss_fn,
+    make_batch,
+    make_mesh,
+    make_params,
+    put,
+)
+
+CLIP = dpoptax.per_layer_clip(0.3, streaming=True)
+EXAMPLES = 16
+MASK = np.arange(EXAMPLES) % 5 != 2
+KEYS = {"key": jax.random.key(3), "ids": 7 * np.arange(EXAMPLES) % 1000}
+
+
+@pytest.fixture(scope="module")
+def want():
+    with no_room():
+        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+        return jax.jit(grad_fn)(make_params(), make_batch(0, EXAMPLES), MASK, **KEYS).sum
+
+
+@pytest.mark.usefixtures("no_room")
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("axes", ["data", pytest.param(("model", "data"), marks=pytest.mark.slow)])
+def test_a_sum_over_devices_is_that_of_one_device(axes, sliced, want, monkeypatch):
+    if sliced:
+        monkeypatch.setattr(use_clip, "_SLICED_ENTRIES", 1)
+    mesh = make_mesh((2, 4), ("model", "data"), KINDS[0])
+    # "model" is an axis of the parameters only, or one of the examples as well.
+    specs = FSDP | {"dense": P(("data", "model")), "kernel": P(None, None, None, "model")}
+    params, batch = put(make_params(), mesh, specs), put(make_batch(0, EXAMPLES), mesh, P(axes))
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, axis_name=axes, param_specs=specs)
+    total = jax.jit(grad_fn)(params, batch, put(MASK, mesh, P(axes)), **KEYS).sum
+    assert_close(total, want)
+    for name, leaf in total.items():
+        assert leaf.sharding.is_equivalent_to(params[name].sharding, leaf.ndim), name
+
+
+@pytest.mark.usefixtures("no_room")
+def test_sums_of_many_devices_are_added_in_whole_numbers(want, monkeypatch):
+    monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh)
+    params, batch = put(make_params(), mesh, P()), put(make_batch(0, EXAMPLES), mesh, P("data"))
+    assert_close(jax.jit(grad_fn)(params, batch, MASK, **KEYS).sum, want)
+
+
+def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound():
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    params = floats(np.zeros((4, 4)))
+    grad_fn = dpoptax.clipped_grad(
+        lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2), CLIP, mesh=mesh
+    )
+    total = jax.jit(lambda batch, mask: grad_fn(params, batch, mask).sum)
+    others = tuple(np.random.default_rng(1).normal(size=(2, 16, 16, 4)).astype(np.float32))
+    found, _ = adversary.climb(total, others, seed=0, starts=2 * adversary.FAMILIES, steps=5)
+    assert found <= CLIP.sensitivity
+
+
+def test_batches_that_cannot_be_shared_and_explicit_axes_are_refused():
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    with pytest.raises(ValueError, match="must split evenly over the 8 devices"):
+        dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh)(make_params(), make_batch(0, 12))
+    with pytest.raises(ValueError, match="must be `None` for .*on a mesh, got 2"):
+        dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, microbatch_size=2)
+    with pytest.raises(ValueError, match="must have automatic axes"):
+        dpoptax.clipped_grad(loss_fn, CLIP, mesh=make_mesh((8,), ("data",), KINDS[1]))
