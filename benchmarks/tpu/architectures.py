@@ -171,6 +171,8 @@ def _attention(
 
 
 def _stay(x: jax.Array) -> jax.Array:
+    if jax.sharding.get_abstract_mesh().are_all_axes_manual:
+        return x  # in `shard_map`, where `x` is on one device
     return jax.lax.with_sharding_constraint(x, P(*(None,) * x.ndim))
 
 
