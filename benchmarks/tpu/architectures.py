@@ -77,7 +77,7 @@ def gpt2(
     }
     specs = jax.tree.map(lambda _: P(), params)
     specs["tokens"] = specs["positions"] = P(None, "data")
-    for name, split in (("qkv", 2), ("mix", 1), ("up", 2), ("down", 1)):
+    for name, split in (("qkv", 1), ("mix", 2), ("up", 1), ("down", 2)):
         specs["blocks"][name]["kernel"] = P(*(None,) * split, "data")
     return Architecture(params, jax.ShapeDtypeStruct((length + 1,), jnp.int32), loss_fn, specs)
 
@@ -171,6 +171,8 @@ def _attention(
 
 
 def _stay(x: jax.Array) -> jax.Array:
+    if jax.sharding.get_abstract_mesh().are_all_axes_manual:
+        return x  # in `shard_map`, where `x` is on one device
     return jax.lax.with_sharding_constraint(x, P(*(None,) * x.ndim))
 
 
