@@ -41,7 +41,8 @@ class Options:
     """How the private step is computed.
 
     Attributes:
-      clip: one norm for all parameters, or one for each layer.
+      clip: one norm for all parameters, one for each, or one for each that is clipped during the
+        backward pass.
       method: as of `dpoptax.clipped_grad`.
       precision: as of `dpoptax.clipped_grad`.
       microbatch_size: as of `dpoptax.clipped_grad`.
@@ -49,9 +50,9 @@ class Options:
       noise: whether noise is added, or only the clipped sum computed.
     """
 
-    clip: Literal["flat", "per-layer"] = "flat"
+    clip: Literal["flat", "per-layer", "streaming"] = "flat"
     method: Literal["auto", "vmap"] = "auto"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16"] | None = None
     microbatch_size: int | None = None
     mesh: bool = True
     noise: bool = True
@@ -103,8 +104,8 @@ def private_step(
 ) -> tuple[Callable[..., Any], Any]:
     """Returns a step of DP-SGD on the same loss, and the shapes of its initial state."""
     clip: Any = 1.0
-    if options.clip == "per-layer":
-        clip = dpoptax.per_layer_clip(jax.tree.map(lambda _: 1.0, model.params))
+    if options.clip != "flat":
+        clip = dpoptax.per_layer_clip(1.0, streaming=options.clip == "streaming")
     placed: dict[str, Any] = {}
     if mesh is not None and options.mesh:
         placed = {"mesh": mesh, "param_specs": model.specs if case.fsdp else P()}
