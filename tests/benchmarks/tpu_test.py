@@ -16,27 +16,23 @@ from benchmarks.tpu.architectures import gpt2, vit_s
 from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
 
-TARGET = 1.15
-# Passes of the private step over those of the plain step, by case and examples per chip.
-LIMITS = {
-    ("gpt2", 8): 3.05,
-    ("gpt2-bfloat16", 8): 1.40,
-    ("gpt2-1024", 8): 3.21,
-    ("resnet-18", 32): 3.16,
-    ("resnet-18-bfloat16", 32): 1.28,
-    ("vit-s", 32): 3.06,
-    ("vit-s-bfloat16", 32): 1.40,
-}
+# Passes of the private step over those of the plain step.
+LIMIT = 1.15
+CASES_AND_SIZES = [
+    ("gpt2", 8), ("gpt2-bfloat16", 8), ("gpt2-1024", 8), ("resnet-18", 32),
+    ("resnet-18-bfloat16", 32), ("vit-s", 32), ("vit-s-bfloat16", 32),
+]  # fmt: skip
 SMALL = {
     "gpt2": Case(lambda: gpt2(128, layers=2, width=128, heads=2, vocabulary=5000), 16),
     "vit-s": Case(lambda: vit_s(layers=2, dtype="bfloat16"), 16),
 }
 
 
-@pytest.mark.parametrize(("name", "size"), LIMITS, ids=lambda x: str(x))
+@pytest.mark.parametrize(("name", "size"), CASES_AND_SIZES, ids=str)
 def test_a_private_step_takes_few_passes(name, size):
     case = dataclasses.replace(CASES[name], batch_size=size)
-    assert ratio(case, Options()) <= max(LIMITS[name, size], TARGET)
+    # The default on TPU; here the default is that of a CPU.
+    assert ratio(case, Options(precision="bfloat16")) <= LIMIT
 
 
 def test_per_example_gradients_take_the_passes_of_the_plain_step():
