@@ -145,9 +145,13 @@ def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
             readers = {x.operation for x in block if quotient.name in x.operands}
             assert quotient.dtype != "f32" or (readers == {"select"} and not quotient.root)
 
-    # Values that both norm and sum read are stored by a loop with zero iterations.
-    loops = [len(_among(blocks, "materialize", "while")) for blocks in (written, compiled)]
-    assert loops[0] == loops[1] > 0
+    # Values that both norm and sum read are stored by a loop with zero iterations. On TPU a barrier
+    # keeps them from being computed again; it is removed after kernels are formed.
+    if lower is _for_cpu:
+        loops = [len(_among(blocks, "materialize", "while")) for blocks in (written, compiled)]
+        assert loops[0] == loops[1] > 0
+    else:
+        assert _among(written, "materialize", "opt-barrier")
 
     # Sums over several axes are computed axis by axis.
     for block in compiled:
@@ -162,3 +166,4 @@ def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
         for blocks in (written, compiled)
     ]
     assert bool(rounded[0]) == bool(rounded[1]) == (name == "bfloat16")
+    assert len(rounded[1]) <= len(rounded[0])  # none is computed again
