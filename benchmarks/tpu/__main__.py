@@ -78,25 +78,21 @@ def _reason(text: str) -> str:
     return f"needs {used[1]} of {used[2]}" if used else text.splitlines()[0][:120]
 
 
-def rows(name: str, found: dict[str, Measured]) -> list[str]:
-    """Returns the rows of one case."""
-    lines = []
-    for step, x in found.items():
-        kinds = [
-            f"{kind} {number}: {size / 1e6:.0f}" for kind, (number, size) in x.collectives.items()
-        ]
-        numbers = f"{x.temporary_gb:.2f} | {x.gflop:,.0f} | {x.hbm_gb:.1f}"
-        if x.error:
-            kinds, numbers = [x.error], "– | – | –"
-        lines.append(f"| {name} | {step} | {numbers} | {x.compile_s:.0f} | {', '.join(kinds)} |")
-        name = ""
-    if len(found) == 2 and not any(x.error for x in found.values()):
-        plain, private = found.values()
-        names = ("temporary_gb", "gflop", "hbm_gb", "compile_s")
-        pairs = [(getattr(private, name), getattr(plain, name)) for name in names]
-        ratios = [f"**{a / b:.2f}**" if b else "–" for a, b in pairs]
-        lines.append(f"| | ratio | {' | '.join(ratios)} | |")
-    return lines
+def row(name: str, step: str, x: Measured) -> str:
+    """Returns the row of one step."""
+    kinds = [f"{kind} {number}: {size / 1e6:.0f}" for kind, (number, size) in x.collectives.items()]
+    numbers = f"{x.temporary_gb:.2f} | {x.gflop:,.0f} | {x.hbm_gb:.1f}"
+    if x.error:
+        kinds, numbers = [x.error], "– | – | –"
+    return f"| {name} | {step} | {numbers} | {x.compile_s:.0f} | {', '.join(kinds)} |"
+
+
+def ratio_row(plain: Measured, private: Measured) -> str:
+    """Returns the row of the numbers of the private step over those of the plain step."""
+    names = ("temporary_gb", "gflop", "hbm_gb", "compile_s")
+    pairs = [(getattr(private, name), getattr(plain, name)) for name in names]
+    ratios = [f"**{a / b:.2f}**" if a and b else "–" for a, b in pairs]
+    return f"| | ratio | {' | '.join(ratios)} | |"
 
 
 @contextlib.contextmanager
@@ -154,8 +150,9 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
         for step in ("plain", "private") if given.only is None else (given.only,):
             with announced(f"{name}: compiling the {step} step for {mesh.size} chips"):
                 found[step] = measure(case, options, step, mesh)
-        for row in rows(name, found):
-            show(row, flush=True)
+            show(row(name, step, found[step]), flush=True)
+        if len(found) == 2:
+            show(ratio_row(**found), flush=True)
         results[name] = {step: dataclasses.asdict(x) for step, x in found.items()}
         if given.json:
             everything = {"options": dataclasses.asdict(options), "cases": results}

@@ -154,11 +154,11 @@ def test_the_command_lists_its_cases_and_rejects_others(capsys):
 
 def test_a_step_that_does_not_fit_is_a_row_of_the_table():
     text = "RESOURCE_EXHAUSTED: Ran out of memory. Used 20.51G of 15.75G hbm. Exceeded"
-    failed = command.Measured(error=command._reason(text))
-    assert command.rows("gpt2", {"plain": command.Measured(1.0), "private": failed}) == [
-        "| gpt2 | plain | 1.00 | 0 | 0.0 | 0 |  |",
-        "|  | private | – | – | – | 0 | needs 20.51G of 15.75G |",
-    ]
+    plain, failed = command.Measured(1.0, 3.0), command.Measured(error=command._reason(text))
+    expected = "| gpt2 | private | – | – | – | 0 | needs 20.51G of 15.75G |"
+    assert command.row("gpt2", "private", failed) == expected
+    assert command.row("gpt2", "plain", plain) == "| gpt2 | plain | 1.00 | 3 | 0.0 | 0 |  |"
+    assert command.ratio_row(plain, failed) == "| | ratio | – | – | – | – | |"
 
 
 @pytest.mark.slow
