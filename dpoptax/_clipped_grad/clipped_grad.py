@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.typing import ArrayLike, DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
@@ -21,15 +20,13 @@ from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microba
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clipped_grad.sharding import (
     DeviceSum,
-    MeshDevices,
     check_one_device,
     check_same_axes,
     make_layout,
     sum_over_devices,
 )
+from dpoptax._clipped_grad.streaming import check_streaming, streaming_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
-from dpoptax._ghost_clipping.sums.use_clip import BatchDevices
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
@@ -165,22 +162,8 @@ def clipped_grad(
             f"taken for method={method!r}, grid={grid}, clip={clip}."
         )
     layout = make_layout(mesh, axis_name, param_specs)
-    streamed = clip if isinstance(clip, PerLayerClip) and clip.streaming else None
-    if streamed and by_examples:
-        raise ValueError(
-            "`per_layer_clip(streaming=True)` must be computed without per-example gradients, got "
-            f"method={method!r} and grid={grid}."
-        )
-    if streamed and mesh is not None and AxisType.Explicit in mesh.axis_types:
-        raise ValueError(
-            "The `mesh` of `per_layer_clip(streaming=True)` must have automatic axes, got "
-            f"axis_types={mesh.axis_types}."
-        )
-    if streamed and microbatch_size is not None and mesh is not None:
-        raise ValueError(
-            "`microbatch_size` must be `None` for `per_layer_clip(streaming=True)` on a mesh, got "
-            f"{microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
-        )
+    if isinstance(clip, PerLayerClip) and clip.streaming:
+        check_streaming(method, grid, microbatch_size, mesh)
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
@@ -209,33 +192,17 @@ def clipped_grad(
             total = join_sums(clip, points.points[0], total)
         return total, aux
 
-    def streaming_sum(
-        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
-    ) -> tuple[PyTree, PyTree]:
-        assert streamed is not None
-        batch, ids = records
-        whole = WholeBatch(mask.shape[0], 1 if layout is None else layout.shards)
-        devices = BatchDevices()
-        if layout is not None:
-            layout.check_batch(mask.shape[0])
-            devices = MeshDevices(layout, whole, clip.sensitivity)
-        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        total, aux = in_microbatches(
-            lambda examples, mask: streamed_sum(
-                loss_fn, streamed, points, examples[0], mask, examples[1],
-                has_aux=has_aux, whole=whole, factor_dtype=_factor_dtype(precision, mesh),
-                devices=devices,
-                specs=None if layout is None else layout.specs(points.points[0]),
-            ),
-            microbatch_size,
-        )((batch, keys), mask)  # fmt: skip
-        return total if layout is None else layout.constrain(total, points.points[0]), aux
-
-    batch_sum: DeviceSum = streaming_sum if streamed else device_sum
-    if layout is not None and not streamed:
+    if isinstance(clip, PerLayerClip) and clip.streaming:
+        batch_sum: DeviceSum = streaming_sum(
+            loss_fn, clip, layout, has_aux=has_aux, microbatch_size=microbatch_size,
+            factor_dtype=functools.partial(_factor_dtype, precision, mesh),
+        )  # fmt: skip
+    elif layout is not None:
         batch_sum = sum_over_devices(
             device_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
         )
+    else:
+        batch_sum = device_sum
 
     @functools.partial(jax.jit, static_argnames="unweighted")
     def sealed_sum(

@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax._clip import block_sums
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._ghost_clipping.sums.use_clip import BatchDevices, DeviceFunction
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
@@ -152,7 +151,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
         )
 
         whole = WholeBatch(mask.shape[0], layout.shards)
-        sum_devices = _device_adder(layout, whole, bound)
+        sum_devices = device_adder(layout, whole, bound)
 
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
@@ -181,68 +180,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
     return run
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshDevices(BatchDevices):
-    """Adds sums over examples, of at most `bound` for each, over the devices of a layout.
-
-    Mesh axes other than those of the examples stay automatic.
-    """
-
-    layout: Layout
-    whole: WholeBatch
-    bound: float
-
-    @property
-    def axes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.layout.axes
-
-    def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
-        spec, add = self.layout.batch_part(spec), _device_adder(self.layout, self.whole, self.bound)
-        return self._on_each(lambda *arrays: add(local(*arrays), spec), spec)
-
-    def add_slices(
-        self, local: Callable[..., DeviceFunction], spec: P, axis: int
-    ) -> DeviceFunction:
-        add = _device_adder(self.layout, self.whole, self.bound)
-        names = names_of(self.layout.batch_part(spec)[axis])
-
-        def run(*arrays: jax.Array) -> jax.Array:
-            slice_of = local(*arrays)
-
-            def turn(own: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-                total = add(slice_of(index), P())
-                return jnp.where(lax.axis_index(names) == index, total, own), None
-
-            shape = jax.eval_shape(slice_of, 0)
-            start = jnp.zeros(shape.shape, shape.dtype)
-            own, _ = lax.scan(turn, start, jnp.arange(self.shards(spec, axis)))
-            return own
-
-        return self._on_each(run, self.layout.batch_part(spec))
-
-    def shards(self, spec: P, axis: int) -> int:
-        own = self.layout.batch_part(spec)
-        names = names_of(own[axis]) if axis < len(own) else ()
-        return math.prod(self.layout.mesh.shape[name] for name in names)
-
-    def _on_each(self, local: DeviceFunction, spec: P) -> DeviceFunction:
-        rows = P(self.layout.axes)
-
-        def run(*arrays: jax.Array) -> jax.Array:
-            mapped = jax.shard_map(
-                local,
-                mesh=self.layout.mesh,
-                in_specs=rows,
-                out_specs=spec,
-                axis_names=frozenset(self.layout.axes),
-                check_vma=False,
-            )
-            return mapped(*(self.layout.place(x, rows) for x in arrays))
-
-        return run
-
-
-def _device_adder(
+def device_adder(
     layout: Layout, whole: WholeBatch, bound: float
 ) -> Callable[[jax.Array, P], jax.Array]:
     """Returns `add(x, spec)`, which adds summands of at most `bound` per example over devices."""

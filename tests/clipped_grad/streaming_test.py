@@ -176,8 +176,9 @@ def test_losses_that_do_not_stream_are_refused(loss, options, message):
         dpoptax.clipped_grad(loss, CLIP, **options)(jnp.eye(4), jnp.ones((3, 4)))
 
 
-def test_several_points_are_refused():
-    points = dpoptax.GradientPoints((jnp.eye(4), jnp.eye(4)), (0.5, 0.5))
+@pytest.mark.parametrize("weights", [(0.5, 0.5), (2.0,)])
+def test_several_points_and_weights_are_refused(weights):
+    points = dpoptax.GradientPoints((jnp.eye(4),) * len(weights), weights)
     with pytest.raises(ValueError, match="must have one gradient point"):
         dpoptax.clipped_grad(repeated, CLIP)(points, jnp.ones((3, 4)))
 

@@ -151,9 +151,12 @@ def _leaf(use: Use) -> int:
 
 
 def _check_streams(program: Program, points: GradientPoints, params: PyTree) -> None:
-    if len(points.points) > 1 or points.tangent is not None or points.linear_map is not None:
+    # A weight of 1.0 is a number at trace time; see `clipped_grad`.
+    weighted = len(points.weights) > 1 or not isinstance(points.weights[0], float)
+    if weighted or points.tangent is not None or points.linear_map is not None:
         raise ValueError(
-            "`per_layer_clip(streaming=True)` must have one gradient point without a linear map. "
+            "`per_layer_clip(streaming=True)` must have one gradient point of weight 1.0 without a "
+            "linear map. "
             "Clip without streaming for methods with several points, such as `dpoptax.disk`."
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]

@@ -1,0 +1,145 @@
+"""Computes clipped sums during the backward pass, for `per_layer_clip(…, streaming=True)`."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._clip.clipping_functions import PerLayerClip
+from dpoptax._clipped_grad.microbatches import in_microbatches
+from dpoptax._clipped_grad.sharding import DeviceSum, Layout, device_adder, names_of
+from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
+from dpoptax._ghost_clipping.sums.use_clip import BatchDevices, DeviceFunction
+from dpoptax._points import GradientPoints
+from dpoptax._tree import PyTree
+
+
+def check_streaming(
+    method: str,
+    grid: float | None,
+    microbatch_size: int | None,
+    mesh: Mesh | AbstractMesh | None,
+) -> None:
+    """Raises an error for options of `clipped_grad` that do not stream."""
+    if method == "vmap" or grid is not None:
+        raise ValueError(
+            "`per_layer_clip(streaming=True)` must be computed without per-example gradients, got "
+            f"method={method!r} and grid={grid}."
+        )
+    if mesh is not None and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            "The `mesh` of `per_layer_clip(streaming=True)` must have automatic axes, got "
+            f"axis_types={mesh.axis_types}."
+        )
+    if mesh is not None and microbatch_size is not None:
+        raise ValueError(
+            "`microbatch_size` must be `None` for `per_layer_clip(streaming=True)` on a mesh, got "
+            f"{microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
+        )
+
+
+def streaming_sum(
+    loss_fn: Callable[..., PyTree],
+    clip: PerLayerClip,
+    layout: Layout | None,
+    *,
+    has_aux: bool,
+    microbatch_size: int | None,
+    factor_dtype: Callable[[], DTypeLike | None],
+) -> DeviceSum:
+    """Returns `sums(points, records, mask, key)` of a batch on all devices.
+
+    The compiler shards the loss over automatic axes. Only the sums over examples run in
+    `shard_map`.
+    """
+
+    def sums(
+        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        batch, ids = records
+        whole = WholeBatch(mask.shape[0], 1 if layout is None else layout.shards)
+        devices, specs = BatchDevices(), None
+        if layout is not None:
+            layout.check_batch(mask.shape[0])
+            devices = MeshDevices(layout, whole, clip.sensitivity)
+            specs = layout.specs(points.points[0])
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+        streamed = functools.partial(
+            streamed_sum, loss_fn, clip, points,
+            has_aux=has_aux, whole=whole, devices=devices, specs=specs, factor_dtype=factor_dtype(),
+        )  # fmt: skip
+        total, aux = in_microbatches(
+            lambda examples, mask: streamed(examples[0], mask, examples[1]), microbatch_size
+        )((batch, keys), mask)
+        return total if layout is None else layout.constrain(total, points.points[0]), aux
+
+    return sums
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshDevices(BatchDevices):
+    """Adds sums over examples, of at most `bound` for each, over the devices of a layout.
+
+    Mesh axes other than those of the examples stay automatic.
+    """
+
+    layout: Layout
+    whole: WholeBatch
+    bound: float
+
+    @property
+    def axes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.layout.axes
+
+    def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
+        spec, add = self.layout.batch_part(spec), device_adder(self.layout, self.whole, self.bound)
+        return self._on_each(lambda *arrays: add(local(*arrays), spec), spec)
+
+    def add_slices(
+        self, local: Callable[..., DeviceFunction], spec: P, axis: int
+    ) -> DeviceFunction:
+        add = device_adder(self.layout, self.whole, self.bound)
+        names = names_of(self.layout.batch_part(spec)[axis])
+
+        def run(*arrays: jax.Array) -> jax.Array:
+            slice_of = local(*arrays)
+
+            def turn(own: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+                total = add(slice_of(index), P())
+                return jnp.where(lax.axis_index(names) == index, total, own), None
+
+            shape = jax.eval_shape(slice_of, 0)
+            start = jnp.zeros(shape.shape, shape.dtype)
+            own, _ = lax.scan(turn, start, jnp.arange(self.shards(spec, axis)))
+            return own
+
+        return self._on_each(run, self.layout.batch_part(spec))
+
+    def shards(self, spec: P, axis: int) -> int:
+        own = self.layout.batch_part(spec)
+        names = names_of(own[axis]) if axis < len(own) else ()
+        return math.prod(self.layout.mesh.shape[name] for name in names)
+
+    def _on_each(self, local: DeviceFunction, spec: P) -> DeviceFunction:
+        rows = P(self.layout.axes)
+
+        def run(*arrays: jax.Array) -> jax.Array:
+            mapped = jax.shard_map(
+                local,
+                mesh=self.layout.mesh,
+                in_specs=rows,
+                out_specs=spec,
+                axis_names=frozenset(self.layout.axes),
+                check_vma=False,
+            )
+            return mapped(*(self.layout.place(x, rows) for x in arrays))
+
+        return run
