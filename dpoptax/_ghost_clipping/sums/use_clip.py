@@ -95,7 +95,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UseClip:
-    """Clips and sums the gradients of one use, in each step of its scans."""
+    """Clips and sums the gradients of one use, in each step of its scans.
+
+    Attributes:
+      use: the use.
+      part: its clip.
+      whole: the batch of all devices.
+      factor_dtype: the dtype that factors are rounded to, `None` for no rounding.
+      devices: the devices that share the batch.
+      spec: how the sum, cut by the rule of the use, is sharded over them.
+    """
 
     use: Use
     part: Part
@@ -134,7 +143,7 @@ class UseClip:
     def _device_sum(
         self, operand: jax.Array, cotangent: jax.Array, mask: jax.Array, *, slices: int = 1
     ) -> Callable[..., jax.Array]:
-        """Returns `total(index)`, the sum of these examples or one of its slices."""
+        """Returns `total(index)`: the sum over the examples of a device, or a slice of it."""
         (planned,) = read_use(self.use)
         # One step of the scans, in the layout of the rule.
         step = dataclasses.replace(self.use, loops=())
@@ -146,11 +155,15 @@ class UseClip:
         piece = FactoredGradients([segment])
         product = Product((member,), self._method(mask.shape[0]), ())
         # Blocks are those of this device's examples. The totals of devices are added afterwards.
-        examples, layout = mask.shape[0], step.layout
-        sliced = _Slicing(layout, self._slices() if slices > 1 else None)
-        rounding = weighted_products.product_rounding(
-            sliced.factors(piece, 0), sliced.layout.sizes, examples
-        )
+        examples = mask.shape[0]
+        sliced = _Slicing(step.layout, self._slices() if slices > 1 else None)
+        # Slices share no entry. Blocks bound each of them by the same number as all of them. The
+        # rounding of lookups grows with the number of columns, so all of these count.
+        if isinstance(step.rule, Lookup):
+            parts = piece, step.layout.sizes
+        else:
+            parts = sliced.factors(piece, 0), sliced.layout.sizes
+        rounding = weighted_products.product_rounding(*parts, examples)
         coefficients, _, _ = bounds.clip_coefficients(
             self.part.clip,
             scales,
