@@ -18,7 +18,7 @@ from dpoptax.training import loop, models
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.run import evaluation, phases, step
-from dpoptax.training.run.evaluation import evaluated_steps
+from dpoptax.training.run.course import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
 from tests.runs import CONFIG
@@ -104,7 +104,7 @@ class TestSummary:
     def test_what_is_shown_is_never_below_what_was_spent(self):
         config = dataclasses.replace(CONFIG, steps=30, eval_every=1, accountant="pld")
         plan = make_plan(config, 1438)
-        shown = plan.bounds(evaluated_steps(config, 30))
+        shown = plan.bounds(evaluated_steps(1, 30))
         assert list(shown) == list(range(31))
         assert all(shown[n] >= plan.epsilon(n) for n in (0, 1, 2, 5, 17, 29))
         assert shown[30] == plan.epsilon(30)
@@ -113,7 +113,7 @@ class TestSummary:
         config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
         dataset = load_dataset("digits")
         plan = make_plan(config, dataset.train_size)
-        plan.bounds(evaluated_steps(config, 12))
+        plan.bounds(evaluated_steps(1, 12))
         monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounting ran again"))
         monkeypatch.setattr("dpoptax.accounting.planned_guarantee", None)
         history = loop.train(config, dataset, plan).history
