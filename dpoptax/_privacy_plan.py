@@ -1,5 +1,6 @@
 """The plan of a private run: what its sampler, its noise and its guarantee have in common."""
 
+import bisect
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -219,6 +220,31 @@ class PrivacyPlan:
         """
         for step in range(start, self.steps):
             yield step, *self.sampler.sample(step)
+
+    def steps_within(self, budget: float) -> int:
+        """Returns how many of the plan's steps spend at most the ε `budget`.
+
+        Raises:
+          ValueError: not even one step does.
+
+        >>> plan = PrivacyPlan(dataset_size=90, batch_size=9, steps=40, noise_multiplier=2.0)
+        >>> plan.steps_within(1.0), plan.steps_within(2.0)
+        (16, 40)
+        """
+        if self.epsilon <= budget:
+            return self.steps
+        planned = self.guarantee()
+
+        def spent(steps: int) -> float:
+            assert planned.event_after is not None  # a plan has a sequence of steps
+            return dataclasses.replace(planned, event=planned.event_after(steps)).stated_epsilon
+
+        steps = bisect.bisect_right(range(1, self.steps), budget, key=spent)
+        if not steps:
+            raise ValueError(
+                f"`budget` must be at least {spent(1):.4g}, which one step spends, got {budget}."
+            )
+        return steps
 
     def guarantee(
         self, opt_state: "PyTree" = None, *, same_batches: bool | None = None

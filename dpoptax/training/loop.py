@@ -17,7 +17,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, outputs, records, resume, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
-from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.course import Context, Course, Job, Record, State
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.feeding import Feed
@@ -55,7 +55,7 @@ def train_and_evaluate(
         phases = Phases()
     with Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints:
         with phases("checkpoints"):
-            begun = checkpoints.newest_record()
+            begun = resume.begun(checkpoints, Path(workdir))
         with phases("data"):
             dataset = config.data(progress=progress and main).load()
         context = Context(place, phases, checkpoints, progress=progress and main)
@@ -71,13 +71,7 @@ def _train_in(
 ) -> RunResult:
     """Trains a run, or goes on with the one that was `begun`, and writes its files."""
     main, phases = jax.process_index() == 0, context.phases
-    metrics_path = workdir / "metrics.jsonl"
-    if begun is None and metrics_path.exists():
-        raise CheckpointError(
-            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
-            "fresh start would forget the earlier releases: give another workdir, or "
-            "remove these files if they do not matter"
-        )
+    metrics_path = workdir / resume.METRICS
     # Wrong names are reported before the noise is calibrated, which may take long.
     config.build_model(dataset.num_classes)
     check_names(config)

@@ -35,6 +35,7 @@ class Job:
         identity: Tells the run from other ones, for checkpoints.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
+        patience: Seconds without a progress bar.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Job:
     identity: resume.Identity
     eval_every: int
     checkpoint_every: int
+    patience: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Course:
             desc=self.job.name,
             unit="step",
             bar_format=SHORT,
+            delay=self.job.patience,
             leave=None,  # a bar below another one goes with its run
             disable=not self.context.progress,
         ) as bar:

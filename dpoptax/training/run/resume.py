@@ -14,7 +14,11 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
+from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.resolved import ResolvedRun
+
+METRICS = "metrics.jsonl"
+"""Name of the file with a line for each evaluation of a run."""
 
 # Up to so many devices the room for rounding is the same (docs/developers/bound.md).
 _FEW = 8
@@ -61,6 +65,22 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     if record is None or config.seed is not None:
         return config
     return dataclasses.replace(config, seed=record["seed"])
+
+
+def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
+    """Returns the record of the run that began in a folder, or None.
+
+    Raises:
+        CheckpointError: There are metrics without a checkpoint.
+    """
+    record = checkpoints.newest_record()
+    if record is None and (workdir / METRICS).exists():
+        raise CheckpointError(
+            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
+            "fresh start would forget the earlier releases: give another workdir, or "
+            "remove these files if they do not matter"
+        )
+    return record
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
