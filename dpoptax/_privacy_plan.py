@@ -242,7 +242,8 @@ class PrivacyPlan:
         steps = bisect.bisect_right(range(1, self.steps), budget, key=spent)
         if not steps:
             raise ValueError(
-                f"`budget` must be at least {spent(1):.4g}, which one step spends, got {budget}."
+                f"One step spends ε = {spent(1):.4g}, more than the budget of {budget}. Raise the "
+                "budget, `delta` or the noise multiplier."
             )
         return steps
 
