@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from dpoptax import accounting
+from dpoptax._noise.adaptive import QuantileClip, adaptive_gaussian_noise
 from dpoptax._noise.correlated import correlated_noise
 from dpoptax._noise.gaussian import gaussian_noise
 from dpoptax._pricing.checks import Accountant
@@ -173,15 +174,17 @@ class PrivacyPlan:
     ) -> optax.GradientTransformation:
         """Returns the noise transform, the first one of the chain.
 
-        It is `gaussian_noise`, or `correlated_noise` if the plan has a strategy.
+        It is `gaussian_noise`; `correlated_noise` if the plan has a strategy; or
+        `adaptive_gaussian_noise` if `clip` is an `adaptive_clip`.
 
         Args:
           key: from `dpoptax.random_key_from_os`; a new one for each run.
           fixed_point: whether the guarantee holds for every bit of a release.
-          clip: the clip of all sums; required for correlated noise in fixed point only.
+          clip: the clip of all sums. Required for an `adaptive_clip`, and for correlated noise in
+            fixed point.
 
         Raises:
-          ValueError: `clip` is missing.
+          ValueError: `clip` is missing, or is adaptive under a schedule or a strategy.
 
         >>> import dpoptax, jax
         >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=1.0)
@@ -190,6 +193,19 @@ class PrivacyPlan:
         10
         """
         batch_size = self.sampler.batch_size
+        if isinstance(clip, QuantileClip):
+            if self.strategy is not None or isinstance(self.noise_multiplier, Mapping):
+                raise ValueError(
+                    "`clip` must not be adaptive under a schedule of noise or with correlated "
+                    f"noise, got {clip}."
+                )
+            return adaptive_gaussian_noise(
+                clip,
+                noise_multiplier=self.noise_multiplier,
+                batch_size=batch_size,
+                key=key,
+                fixed_point=fixed_point,
+            )
         if self.strategy is None:
             return gaussian_noise(
                 noise_multiplier=self.noise_multiplier,

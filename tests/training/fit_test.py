@@ -183,6 +183,14 @@ def test_correlated_noise():
     assert ledger.mechanism.strategy == plan.strategy
 
 
+def test_a_clip_that_follows_a_quantile():
+    clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
+    state = quiet(clip=clip).opt_state
+    assert float(dpoptax.gradient_points(state, np.zeros(5)).reference) != 1.0
+    with pytest.raises(ValueError, match="`clip` must not be adaptive .* with correlated noise"):
+        quiet(plan=make_correlated_plan(), clip=clip)
+
+
 def test_exact_noise_by_a_cipher_and_a_loss_with_a_key(tmp_path):
     """The key of the loss is another cipher key's, and neither is given again."""
 
