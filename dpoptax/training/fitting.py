@@ -3,13 +3,11 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -17,9 +15,7 @@ import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training.data import streaming
 from dpoptax.training.data.augmentations import step_keys
-from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.data.fingerprints import fingerprint
-from dpoptax.training.run import inputs, outputs, records, resume, seeds
+from dpoptax.training.run import continuing, inputs, outputs, resume, seeds
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.course import Context, Course, Job, Record, State
 from dpoptax.training.run.feeding import Feed
@@ -170,7 +166,7 @@ def fit(
                 begun = resume.begun(checkpoints, workdir)
             earlier = resume.shown_records(workdir / resume.METRICS)
             if begun is not None:
-                plan, key = _continued(plan, key, fixed_point, begun, workdir)
+                plan, key = continuing.continued(plan, key, fixed_point, begun, workdir)
         key = dpoptax.random_key_from_os() if key is None else key
         observe = stack.enter_context(_observer(log, workdir, earlier))
         observe = resume.as_shown(observe, earlier) if fixed_point else observe
@@ -187,15 +183,11 @@ def fit(
         with phases("compile"):
             example = (params, opt_state), *feed(0), frozen
             lowered = lower_step(make_step(gradient_of, chain), example, place.mesh)
-        seed = plan.sampler.seed
         with phases("data"):
-            identity = resume.Identity(
-                _fields(plan, fixed_point),
-                "" if checkpoints is None else _fingerprint(plan, data, frozen, users),
-                resume.arithmetic(plan.sampler, place, exact=fixed_point)
-                | {"training step": "" if checkpoints is None else _digest(lowered)},
-                {"seed": seed.hex() if isinstance(seed, bytes) else seed, "key": _words(key)},
-            )
+            identity = continuing.identify(plan, key, fixed_point, lowered, context)
+            if checkpoints is not None:
+                hashed = continuing.fingerprint_of(plan, data, frozen, users)
+                identity = dataclasses.replace(identity, data=hashed)
             resume.check_same_on_hosts(identity)
         job = Job(
             name="training",
@@ -272,59 +264,3 @@ def _metrics(
 def _bounds(plan: dpoptax.PrivacyPlan, steps: Sequence[int]) -> dict[int, float | None]:
     curve = plan.guarantee().epsilon_curve(steps, plan.delta)
     return {s: float(e) if np.isfinite(e) else None for s, e in zip(steps, curve, strict=True)}
-
-
-def _continued(
-    plan: dpoptax.PrivacyPlan,
-    key: jax.Array | None,
-    fixed_point: bool,
-    record: Record,
-    workdir: Path,
-) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
-    """Returns the plan with the seed of the begun run, and its key."""
-    resume.check_same_fields(_fields(plan, fixed_point), record, workdir)
-    if key is not None and _words(key) != record["key"]:
-        raise ValueError(
-            f"`key` must be that of the run in {workdir}, got another one. Omit it to go on with "
-            "the run, or pass another workdir for a new one."
-        )
-    words = jnp.asarray(record["key"], jnp.uint32)
-    key = jax.random.wrap_key_data(words) if words.size == 2 else words
-    seed = record["seed"]
-    seed = bytes.fromhex(seed) if isinstance(seed, str) else seed
-    sampler = dataclasses.replace(plan.sampler, seed=seed)
-    return dataclasses.replace(plan, sampler=sampler), key
-
-
-def _words(key: jax.Array) -> list[int]:
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    words: list[int] = np.asarray(jax.random.key_data(key) if typed else key).tolist()
-    return words
-
-
-def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
-    """Returns the values that must not change when a run goes on. Seed and key are its own."""
-    fields = dataclasses.asdict(plan.sampler) | {
-        "sampling": type(plan.sampler).__name__,
-        "noise_multiplier": plan.noise_multiplier,
-        "strategy": None if plan.strategy is None else repr(plan.strategy),
-        "steps": None if plan.strategy is None else plan.steps,
-        "fixed_point": fixed_point,
-    }
-    del fields["seed"]
-    found: dict[str, Any] = records.plain(fields)
-    return found
-
-
-def _fingerprint(plan: dpoptax.PrivacyPlan, data: Any, frozen: Any, users: UserTable | None) -> str:
-    # The records of the first users stand for the whole table.
-    owners = None if users is None else users.sample(plan.sampler, 0).records
-    dataset = Dataset("data", data, {}, 0, owners=owners)
-    return fingerprint(dataset, plan.sampler.seed, frozen={"frozen": frozen})
-
-
-def _digest(lowered: jax.stages.Lowered) -> str:
-    """Returns a hash of a program, without the values of large constants."""
-    module: Any = lowered.compiler_ir()
-    text = module.operation.get_asm(large_elements_limit=1000)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
