@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpoptax import PrivacyPlan, matrix, sampling
+import dpoptax
+from dpoptax import matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import devices, seeds
@@ -47,7 +48,7 @@ class RunPlan:
     sampler: sampling.Sampler
     noise_multiplier: float
     permitted_steps: int
-    promise: PrivacyPlan | None
+    promise: "dpoptax.PrivacyPlan | None"
     unproven: str | None = None
     seed: int = dataclasses.field(default=0, repr=False)
 
@@ -144,7 +145,8 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
                 f"fixed_point=True for method={config.method.name} with sampling="
                 f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
             ) from error
-    promise = PrivacyPlan(
+    # Not imported above: help, which reads this module, does not wait for the accounting.
+    promise = dpoptax.PrivacyPlan(
         sampler=sampler,
         steps=config.steps,
         epsilon=config.epsilon if config.noise_multiplier is None else None,
