@@ -1,5 +1,6 @@
 """The plan of a private run: what its sampler, its noise and its guarantee have in common."""
 
+import bisect
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 
 from dpoptax import accounting
+from dpoptax._noise.adaptive import QuantileClip, adaptive_gaussian_noise
 from dpoptax._noise.correlated import correlated_noise
 from dpoptax._noise.gaussian import gaussian_noise
 from dpoptax._pricing.checks import Accountant
@@ -172,15 +174,17 @@ class PrivacyPlan:
     ) -> optax.GradientTransformation:
         """Returns the noise transform, the first one of the chain.
 
-        It is `gaussian_noise`, or `correlated_noise` if the plan has a strategy.
+        It is `gaussian_noise`; `correlated_noise` if the plan has a strategy; or
+        `adaptive_gaussian_noise` if `clip` is an `adaptive_clip`.
 
         Args:
           key: from `dpoptax.random_key_from_os`; a new one for each run.
           fixed_point: whether the guarantee holds for every bit of a release.
-          clip: the clip of all sums; required for correlated noise in fixed point only.
+          clip: the clip of all sums. Required for an `adaptive_clip`, and for correlated noise in
+            fixed point.
 
         Raises:
-          ValueError: `clip` is missing.
+          ValueError: `clip` is missing, or is adaptive under a schedule or a strategy.
 
         >>> import dpoptax, jax
         >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=1.0)
@@ -189,6 +193,19 @@ class PrivacyPlan:
         10
         """
         batch_size = self.sampler.batch_size
+        if isinstance(clip, QuantileClip):
+            if self.strategy is not None or isinstance(self.noise_multiplier, Mapping):
+                raise ValueError(
+                    "`clip` must not be adaptive under a schedule of noise or with correlated "
+                    f"noise, got {clip}."
+                )
+            return adaptive_gaussian_noise(
+                clip,
+                noise_multiplier=self.noise_multiplier,
+                batch_size=batch_size,
+                key=key,
+                fixed_point=fixed_point,
+            )
         if self.strategy is None:
             return gaussian_noise(
                 noise_multiplier=self.noise_multiplier,
@@ -219,6 +236,32 @@ class PrivacyPlan:
         """
         for step in range(start, self.steps):
             yield step, *self.sampler.sample(step)
+
+    def steps_within(self, budget: float) -> int:
+        """Returns how many of the plan's steps spend at most the ε `budget`.
+
+        Raises:
+          ValueError: not even one step does.
+
+        >>> plan = PrivacyPlan(dataset_size=90, batch_size=9, steps=40, noise_multiplier=2.0)
+        >>> plan.steps_within(1.0), plan.steps_within(2.0)
+        (16, 40)
+        """
+        if self.epsilon <= budget:
+            return self.steps
+        planned = self.guarantee()
+
+        def spent(steps: int) -> float:
+            assert planned.event_after is not None  # a plan has a sequence of steps
+            return dataclasses.replace(planned, event=planned.event_after(steps)).stated_epsilon
+
+        steps = bisect.bisect_right(range(1, self.steps), budget, key=spent)
+        if not steps:
+            raise ValueError(
+                f"One step spends ε = {spent(1):.4g}, more than the budget of {budget}. Raise the "
+                "budget, `delta` or the noise multiplier."
+            )
+        return steps
 
     def guarantee(
         self, opt_state: "PyTree" = None, *, same_batches: bool | None = None

@@ -73,10 +73,11 @@ class UserTable:
     it owns. ε of a sampler of this table is then about one user. It relies on the labels: a person
     with two labels is protected as two. `seed` need not be secret, since the bound holds for any
     selection of records; the sampler's seed must be. `records_per_user` and `num_users` are public;
-    the number of records of each user is private.
+    the number of records of each user is private, and so is `num_records`.
 
     Attributes:
       num_users: number of users; the `dataset_size` of its samplers.
+      num_records: the number of records in the data set.
       records_per_user: R.
 
     Args:
@@ -104,7 +105,7 @@ class UserTable:
     ) -> None:
         self._bound(records_per_user, seed)
         self._labels, inverse = np.unique(_checked(owners), return_inverse=True)
-        self.num_users = len(self._labels)
+        self.num_users, self.num_records = len(self._labels), len(inverse)
         # The records sorted by owner; those of user u are from _starts[u] to _starts[u + 1].
         self._records = np.argsort(inverse, kind="stable")
         counts = np.bincount(inverse, minlength=self.num_users)

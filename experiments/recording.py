@@ -19,6 +19,7 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import make_job
 from dpoptax.training.run.chain import TrainingChain, noise_stage
 from dpoptax.training.run.course import Context, Course
 from dpoptax.training.run.devices import Devices
@@ -151,7 +152,8 @@ def record_run(
     run = resolve(config, plan, num_classes=dataset.num_classes)
     fields = {f.name: getattr(run.chain, f.name) for f in dataclasses.fields(run.chain)}
     run = dataclasses.replace(run, chain=RecordingChain(**fields, coordinates=coordinates))
-    course = Course(run, dataset, Context(Devices(), Phases(), progress=progress))
+    context = Context(Devices(), Phases(), progress=progress)
+    course = Course(*make_job(run, dataset, context), context)
     course.finish()
     stddev = math.nan if isinstance(method, ScaleThenPrivatize) else run.chain.filtered_stddev
     return Recording(recorded(course.state.opt_state), stddev, course.state.params)

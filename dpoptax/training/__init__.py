@@ -1,3 +1,16 @@
-"""Trains models from configs, with the public API of dpoptax."""
+"""Trains your own models with `fit`, and models of configs, with the public API of dpoptax."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from dpoptax.training.data import folders as folders  # it registers its data set
+
+if TYPE_CHECKING:
+    from dpoptax.training.fitting import FitResult as FitResult
+    from dpoptax.training.fitting import fit as fit
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in ("fit", "FitResult"):  # with orbax, which the command line does not wait for
+            return getattr(importlib.import_module("dpoptax.training.fitting"), name)
+        raise AttributeError(f"module 'dpoptax.training' has no attribute {name!r}")

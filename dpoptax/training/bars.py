@@ -29,7 +29,9 @@ class Bar(tqdm):
         super().__init__(*args, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool | None:
-        """Shows the bar, or a line if the last one was long ago."""
+        """Shows the bar, or a line if the last one was long ago, and neither before the delay."""
+        if self.delay and time.time() < self.start_t + self.delay:
+            return True
         if self.fp.isatty():
             return super().display(msg, pos)
         if time.monotonic() - self._shown >= PAUSE:
@@ -44,7 +46,7 @@ class Bar(tqdm):
     def close(self) -> None:
         """Shows the bar for the last time."""
         if not self.disable and not self.fp.isatty():
-            if not self.pos and (self.n or not self.delay):
+            if not self.pos and self.last_print_t >= self.start_t + self.delay:
                 self._write_line()
             self.fp = io.StringIO()  # no carriage return after it
         super().close()

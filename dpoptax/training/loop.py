@@ -3,21 +3,29 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.run import devices, outputs, records, resume
+from dpoptax.training.data.fingerprints import fingerprint
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import devices, outputs, records, resume, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
-from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
-from dpoptax.training.run.course import Context, Course, Record
+from dpoptax.training.run.checkpoints import Checkpoints
+from dpoptax.training.run.course import Context, Course, Job, Record, State
+from dpoptax.training.run.evaluation import Evaluator
+from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.outputs import RunResult
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan, make_plan
-from dpoptax.training.run.resolved import resolve
+from dpoptax.training.run.resolved import ResolvedRun, resolve
+from dpoptax.training.run.step import compile_step
 
 
 def train_and_evaluate(
@@ -47,7 +55,7 @@ def train_and_evaluate(
         phases = Phases()
     with Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints:
         with phases("checkpoints"):
-            begun = checkpoints.newest_record()
+            begun = resume.begun(checkpoints, Path(workdir))
         with phases("data"):
             dataset = config.data(progress=progress and main).load()
         context = Context(place, phases, checkpoints, progress=progress and main)
@@ -63,13 +71,7 @@ def _train_in(
 ) -> RunResult:
     """Trains a run, or goes on with the one that was `begun`, and writes its files."""
     main, phases = jax.process_index() == 0, context.phases
-    metrics_path = workdir / "metrics.jsonl"
-    if begun is None and metrics_path.exists():
-        raise CheckpointError(
-            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
-            "fresh start would forget the earlier releases: give another workdir, or "
-            "remove these files if they do not matter"
-        )
+    metrics_path = workdir / resume.METRICS
     # Wrong names are reported before the noise is calibrated, which may take long.
     config.build_model(dataset.num_classes)
     check_names(config)
@@ -88,10 +90,11 @@ def _train_in(
     with outputs.metrics_file(metrics_path if main else None, shown) as observe:
         if config.fixed_point:
             observe = resume.as_shown(observe, earlier)
-        course = Course(run, dataset, dataclasses.replace(context, observe=observe, shown=shown))
+        context = dataclasses.replace(context, observe=observe, shown=shown)
+        course = Course(*make_job(run, dataset, context), context)
         if main:  # not before: a refused start keeps the statement on the earlier run
             (workdir / "summary.json").unlink(missing_ok=True)
-        result = _result(course)
+        result = _result(run, course, dataset.name)
         # Under the lock: parameters of another process would end up next to this summary.
         return _written(result, workdir, phases) if main else result
 
@@ -131,13 +134,75 @@ def train(
     context = Context(place, Phases(), None, observe, progress)
     with context.phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes)
-    return _result(Course(run, dataset, context))
+    return _result(run, Course(*make_job(run, dataset, context), context), dataset.name)
 
 
-def _result(course: Course) -> RunResult:
+def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job, State]:
+    """Returns the job of a resolved config and its first state.
+
+    Raises:
+        ConfigError: A config that cannot be trained on these data.
+    """
+    config, plan, place, phases = run.config, run.plan, context.place, context.phases
+    if config.record_training_metrics and not streaming.in_memory(dataset.train):
+        raise ConfigError(
+            "record_training_metrics=True reads the whole training split, which is streamed "
+            "from files; leave it out"
+        )
+    with phases("init"):
+        first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
+        variables = config.initial_variables(run.model, first, run.init_key)
+        params, frozen = place.replicate(variables)
+        if place.mesh is None:
+            opt_state = run.chain.begin(params)
+        else:
+            opt_state = place.replicate(run.chain.optimizer.init(params))
+    with phases("data"):
+        resident = place.mesh is None and streaming.in_memory(dataset.train)
+        splits: dict[str, Any] = {"test": dataset.test}
+        if streaming.in_memory(dataset.test):
+            splits["test"] = place.replicate(dataset.test)
+        if resident or config.record_training_metrics:
+            splits["train"] = place.replicate(dataset.train)
+        users = None
+        if config.records_per_user is not None:
+            seed = seeds.of_records(plan.seed, config.generator)
+            users = dataset.users(config.records_per_user, seed=seed)
+        source = splits["train"] if resident else dataset.train
+        feed = Feed(plan.sampler, source, place, resident=resident, users=users)
+        hashed = ""
+        if context.checkpoints is not None or jax.process_count() > 1:
+            hashed = fingerprint(dataset, plan.seed, model=run.model, frozen=frozen)
+        identity = resume.identify(run, hashed, place)
+        resume.check_same_on_hosts(identity)
+    evaluator = Evaluator(config, run.model, splits, frozen)
+
+    def evaluate(params: Any, opt_state: Any) -> Record:
+        params = averaged(params, opt_state)
+        entry: Record = evaluator(params, "test")
+        if config.record_training_metrics:
+            entry["not_covered_by_epsilon"] = evaluator(params, "train")
+        return entry
+
+    job = Job(
+        name=config.method.name,
+        steps=plan.permitted_steps,
+        frozen=frozen,
+        feed=feed,
+        compile=lambda example: compile_step(run.chain, run.model, example, place.mesh),
+        evaluate=evaluate,
+        bounds=plan.bounds,
+        identity=identity,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+    )
+    return job, State(0, params, opt_state)
+
+
+def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:
     """Takes the run to its end and sums it up."""
     course.finish()
-    state, run, phases = course.state, course.run, course.context.phases
+    state, phases = course.state, course.context.phases
     config = run.config
     final = averaged(state.params, state.opt_state)
     with phases("accounting"):
@@ -150,7 +215,7 @@ def _result(course: Course) -> RunResult:
         "steps": course.last,
         "steps_requested": config.steps,
         "stopped_by_budget": course.last < config.steps,
-        "dataset": course.dataset,
+        "dataset": dataset,
         "test_loss": newest["test_loss"],
         "test_accuracy": newest["test_accuracy"],
         **{name: newest[name] for name in ("test_perplexity",) if name in newest},

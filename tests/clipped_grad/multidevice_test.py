@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHECKS = ("sums", "streaming", "noise", "shrinkage", "scaling")
+CHECKS = ("sums", "streaming", "noise", "shrinkage", "scaling", "fitting")
 
 
 # All checks share one process, which starts and compiles once.

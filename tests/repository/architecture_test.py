@@ -16,7 +16,7 @@ ORDER = (
     "_information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.data", "training",
-    "training.methods", "training.models", "training.config", "training.run",
+    "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
     "cli",
 )  # fmt: skip

@@ -30,6 +30,7 @@ LONG = (
     "guides/shrinkage.md",
     "guides/tables.md",
     "guides/users.md",
+    "fit.md",
     "examples/linen.md",
     "examples/lora.md",
     "examples/nnx.md",

@@ -13,7 +13,6 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
-from dpoptax.training.run import course
 from tests import runs
 
 CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
@@ -22,7 +21,7 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, bat
 def _train(steps, workdir):
     """Trains in a process that logs each step before its release."""
     workdir = Path(workdir)
-    compile_step = course.compile_step
+    compile_step = loop.compile_step
 
     def watched(*args):
         step = compile_step(*args)
@@ -39,7 +38,7 @@ def _train(steps, workdir):
 
         return logged
 
-    course.compile_step = watched
+    loop.compile_step = watched
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 

@@ -21,12 +21,11 @@ from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import course, resume
+from dpoptax.training.run import resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
 from tests.runs import CONFIG
 
@@ -39,7 +38,7 @@ def run(workdir, stop_before=None, **changes):
     """Runs all steps, or those before a given step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
-            compile_step = course.compile_step
+            compile_step = loop.compile_step
 
             def stopping(*args):
                 step, count = compile_step(*args), iter(range(stop_before))
@@ -51,7 +50,7 @@ def run(workdir, stop_before=None, **changes):
 
                 return limited
 
-            patch.setattr(course, "compile_step", stopping)
+            patch.setattr(loop, "compile_step", stopping)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
@@ -158,7 +157,7 @@ def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbe
 
 def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkeypatch):
     shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown and is repeated from step 2
-    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
     with pytest.raises(ConfigError, match="shown step 4 .* go on from step 2 .* same noise"):
         run(stopped)
     monkeypatch.undo()
@@ -182,8 +181,8 @@ def test_in_fixed_point_the_order_of_sums_is_recorded_too():
     found = []
     for fixed_point in (False, True):
         config = dataclasses.replace(CONFIG, method=DPSGD(), fixed_point=fixed_point)
-        planned = resolve(config, make_plan(config, 1438), num_classes=10)
-        found.append([resume.arithmetic(planned, where) for where in places])
+        sampler = make_plan(config, 1438).sampler
+        found.append([resume.arithmetic(sampler, p, exact=fixed_point) for p in places])
     (rounded, rounded_by_two), (exact, exact_by_two) = found
     assert rounded == rounded_by_two
     assert (exact["devices"], exact_by_two["devices"]) == (1, 2)
@@ -195,7 +194,7 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, **exact)
     shown = (tmp_path / "metrics.jsonl").read_text()
-    compile_step = course.compile_step
+    compile_step = loop.compile_step
 
     def otherwise(*args):
         step = compile_step(*args)
@@ -207,7 +206,7 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
         return rounded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(course, "compile_step", otherwise)
+        patch.setattr(loop, "compile_step", otherwise)
         with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
             run(tmp_path, **exact)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
@@ -233,9 +232,9 @@ def test_other_draws_of_copies_are_not_put_under_the_same_noise(
         run(tmp_path, stop_before=2, **augmented)
     arithmetic = resume.arithmetic
 
-    def under_another_flag(*args):
+    def under_another_flag(*args, **exact):
         with other():
-            return arithmetic(*args)
+            return arithmetic(*args, **exact)
 
     monkeypatch.setattr(resume, "arithmetic", under_another_flag)
     with pytest.raises(ConfigError, match=f"shown step 2 .*{named}"):
@@ -246,7 +245,7 @@ def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped
     for file in (stopped / "checkpoints" / "4" / "state").rglob("*"):
         if file.is_file():
             _damage_truncate(file)  # and the record stays intact
-    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
     with (
         pytest.warns(UserWarning, match="going on from step 2"),
         pytest.raises(ConfigError, match="shown step 4 .* go on from step 2"),
@@ -259,7 +258,7 @@ def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp
     for steps in (5, 1):
         with pytest.raises(StoppedError):
             run(tmp_path, stop_before=steps, eval_every=1, checkpoint_every=6)
-    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
     with pytest.raises(ConfigError, match="shown step 5 .* go on from step 0"):
         run(tmp_path, eval_every=1, checkpoint_every=6)
 

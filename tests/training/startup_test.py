@@ -12,13 +12,14 @@ import pytest
 
 import dpoptax
 from dpoptax import auditing, sampling
+from dpoptax._pricing import accountants
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
 from dpoptax.training import loop, models
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.run import evaluation, phases, step
-from dpoptax.training.run.evaluation import evaluated_steps
+from dpoptax.training.run.course import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
 from tests.runs import CONFIG
@@ -104,19 +105,19 @@ class TestSummary:
     def test_what_is_shown_is_never_below_what_was_spent(self):
         config = dataclasses.replace(CONFIG, steps=30, eval_every=1, accountant="pld")
         plan = make_plan(config, 1438)
-        shown = plan.bounds(evaluated_steps(config, 30))
+        shown = plan.bounds(evaluated_steps(1, 30))
         assert list(shown) == list(range(31))
         assert all(shown[n] >= plan.epsilon(n) for n in (0, 1, 2, 5, 17, 29))
         assert shown[30] == plan.epsilon(30)
 
-    def test_evaluations_ask_for_no_accounting(self, monkeypatch):
+    def test_evaluations_ask_for_no_accounting(self):
         config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
         dataset = load_dataset("digits")
         plan = make_plan(config, dataset.train_size)
-        plan.bounds(evaluated_steps(config, 12))
-        monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounting ran again"))
-        monkeypatch.setattr("dpoptax.accounting.planned_guarantee", None)
+        plan.bounds(evaluated_steps(1, 12))
+        before = accountants._priced.cache_info().misses
         history = loop.train(config, dataset, plan).history
+        assert accountants._priced.cache_info().misses == before
         assert [entry["step"] for entry in history] == list(range(13))
 
 

@@ -275,7 +275,7 @@ def test_budget_refuses_the_step_that_would_exceed_it():
 
 
 def test_budget_too_small_for_one_step_is_an_error_before_training():
-    with pytest.raises(ValueError, match=r"`epsilon` must .*one step .*got 0\.001"):
+    with pytest.raises(ValueError, match=r"One step spends .* the budget of 0\.001"):
         run(tiny(noise_multiplier=0.5, epsilon=0.001))
 
 

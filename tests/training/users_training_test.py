@@ -15,10 +15,11 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train, train_and_evaluate
+from dpoptax.training.loop import make_job, train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.run.feeding import Feed
+from dpoptax.training.run.course import Context
+from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
@@ -148,7 +149,8 @@ def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, gener
     config = config_of_users(seed=7, generator=generator)
     plan = make_plan(config, digits.units("user"))
     run = resolve(config, plan, num_classes=10)
-    drawn, _ = Feed(run, digits, devices.Devices())(0)
+    job, _ = make_job(run, digits, Context(devices.Devices(), Phases()))
+    drawn, _ = job.feed(0)
     seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7
     own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))
     assert np.array_equal(drawn.rows, own)

@@ -11,7 +11,7 @@ from dpoptax.training.data.dataset import Dataset, Split
 
 
 def fingerprint(
-    dataset: Dataset, key: int, *, test: bool = False, model: Any = None, frozen: Any = None
+    dataset: Dataset, key: int | bytes, *, test: bool = False, model: Any = None, frozen: Any = None
 ) -> str:
     """Computes a hash of the training examples and of their owners.
 

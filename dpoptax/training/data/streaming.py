@@ -4,12 +4,11 @@ A step reads only the records of its sample. On several hosts, each draws the sa
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
 """
 
-import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,42 +23,48 @@ _COMPARED = 64
 _CHECKED_BYTES = 2**28
 
 
-class RandomAccessSource(Protocol):
-    """Records by their number, as `grain`'s data sources have them: each a tree of arrays."""
-
-    def __len__(self) -> int:
-        """The number of records."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """One record."""
+Source = Any
+"""A tree of columns with a row for each record. A column is an array, in memory or memory-mapped,
+or any other object with a length and a record at each number: a list, or a source of `grain`."""
 
 
-Source = Mapping[str, np.ndarray] | RandomAccessSource
-"""Equally long arrays by name, in memory or memory-mapped, or a random-access source."""
+def _is_column(node: Any) -> bool:
+    return isinstance(node, list)  # a list holds records; tuples and dicts hold columns
+
+
+def columns(source: Source) -> list[Any]:
+    """Returns the columns of a source."""
+    return jax.tree.leaves(source, is_leaf=_is_column)
 
 
 def source_size(source: Source) -> int:
     """Returns the number of records."""
-    if isinstance(source, Mapping):
-        return len(next(iter(source.values())))
-    return len(source)
+    return len(columns(source)[0])
 
 
 def in_memory(source: Source) -> bool:
-    """Returns whether all records are in memory, as arrays that are not memory-mapped."""
-    return isinstance(source, Mapping) and not any(
-        isinstance(array, np.memmap) for array in source.values()
+    """Returns whether all columns are arrays that are not memory-mapped."""
+    return all(
+        _is_array(column) and not isinstance(column, np.memmap) for column in columns(source)
     )
+
+
+def _is_array(column: Any) -> bool:
+    return isinstance(column, np.ndarray | jax.Array)
 
 
 def read(source: Source, indices: np.ndarray) -> Any:
     """Reads the records at `indices`, stacked: leaves (*indices.shape, ...)."""
-    if isinstance(source, Mapping):
-        return {name: np.asarray(array[indices]) for name, array in source.items()}
-    records = [source[int(index)] for index in indices.flat]
-    return jax.tree.map(
-        lambda *leaves: np.stack(leaves).reshape(*indices.shape, *np.shape(leaves[0])), *records
-    )
+
+    def rows(column: Any) -> Any:
+        if _is_array(column):
+            return np.asarray(column[indices])
+        records = [column[int(index)] for index in indices.flat]
+        return jax.tree.map(
+            lambda *leaves: np.stack(leaves).reshape(*indices.shape, *np.shape(leaves[0])), *records
+        )
+
+    return jax.tree.map(rows, source, is_leaf=_is_column)
 
 
 def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
@@ -67,11 +72,11 @@ def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
 
     For a streamed source they are those of a spread of the records.
     """
-    records: Any = source
+    records = source
     if not in_memory(source):
         records = read(source, spread(source_size(source)))
     found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(sorted(records.items()))):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(records):
         values = np.ascontiguousarray(leaf)
         checksum = zlib.crc32(values.reshape(-1).view(np.uint8).data)
         found[jax.tree_util.keystr(path)] = values.dtype.str, values.shape, checksum
@@ -91,11 +96,11 @@ def count_not_finite(source: Source) -> tuple[int, int]:
     Returns:
         The number of such records, and the number of records that were checked.
     """
-    records: Any
-    if isinstance(source, Mapping) and (
-        in_memory(source) or sum(map(_bytes, source.values())) <= _CHECKED_BYTES
+    arrays = columns(source)
+    if all(map(_is_array, arrays)) and (
+        in_memory(source) or sum(array.nbytes for array in arrays) <= _CHECKED_BYTES
     ):
-        records = {name: array[:] for name, array in source.items()}
+        records = source
     else:
         records = read(source, spread(source_size(source)))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(records)]
@@ -109,10 +114,6 @@ def count_not_finite(source: Source) -> tuple[int, int]:
                 least, largest = values.min(axis=1, initial=0), values.max(axis=1, initial=0)
             finite &= (-most <= least) & (largest <= most)
     return int(np.count_nonzero(~finite)), len(finite)
-
-
-def _bytes(array: Any) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:

@@ -24,11 +24,6 @@ class Totals(NamedTuple):
     labels: Any
 
 
-def evaluated_steps(config: TrainConfig, last: int) -> tuple[int, ...]:
-    """Returns the numbers of steps after which a run of `last` steps is evaluated."""
-    return (*range(0, last, config.eval_every), last)
-
-
 @functools.lru_cache
 def evaluate_split(
     model: nn.Module, chunk: int = 1024

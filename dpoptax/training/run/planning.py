@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-import dpoptax
 from dpoptax.training import models
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
@@ -239,15 +238,10 @@ def _users(config: TrainConfig) -> str:
 
 
 def _attacks(plan: RunPlan) -> tuple[float, float] | None:
-    if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
+    planned = plan.guarantee(plan.permitted_steps)
+    if planned is None:
         return None
-    planned = dpoptax.accounting.planned_guarantee(
-        noise_multiplier=plan.noise_multiplier,
-        steps=plan.permitted_steps,
-        sampler=plan.priced,
-        delta=plan.delta,
-    )
-    return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(plan.delta)
+    return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
 
 
 def _epsilon(cost: RunCost) -> str:

@@ -1,8 +1,7 @@
 """Plans the privacy of a run: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dpoptax
@@ -38,59 +37,60 @@ class RunPlan:
     """The privacy of a run, as it is fixed before the first step.
 
     Attributes:
-        sampler: Draws the batches and owns the matching accounting event. It holds the run's seed,
-            or one that is derived from it.
+        sampler: Draws the batches. It holds the run's seed, or one that is derived from it.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
-        delta: Failure probability; None if not private.
-        accountant: "pld", "rdp" or "monte_carlo".
+        promise: The plan of the config's steps. None: nothing is promised.
         unproven: Reason why no ε may be stated in spite of noise. None: one may be stated.
-        strategy: Strategy of correlated noise. None for independent noise.
         seed: The config's seed, or the one that was drawn.
     """
 
     sampler: sampling.Sampler
     noise_multiplier: float
     permitted_steps: int
-    delta: float | None
-    accountant: "accounting.Accountant"
+    promise: "dpoptax.PrivacyPlan | None"
     unproven: str | None = None
-    strategy: matrix.Strategy | None = None
     seed: int = dataclasses.field(default=0, repr=False)
 
     @property
-    def priced(self) -> Any:
-        """The sampler, or with correlated noise the participation, as the accounting takes it."""
-        return _priced(self.sampler, self.strategy)
+    def delta(self) -> float | None:
+        """Failure probability; None without a promise."""
+        return None if self.promise is None else self.promise.delta
 
     @property
-    def cost(self) -> tuple[Any, ...]:
+    def strategy(self) -> matrix.Strategy | None:
+        """Strategy of correlated noise. None for independent noise."""
+        return None if self.promise is None else self.promise.strategy
+
+    @property
+    def cost(self) -> Any:
         """Everything that ε follows from: equal for plans with the same price."""
-        return (*self._release.values(), self.permitted_steps, self.unproven)
+        planned = self.guarantee(self.permitted_steps)
+        if planned is None:
+            return self.unproven
+        return planned.event, planned.accountant, self.delta, self.strategy
+
+    def guarantee(self, steps: int) -> "accounting.Guarantee | None":
+        """Returns the guarantee of the first `steps` steps, or None without a promise."""
+        if self.promise is None or self.noise_multiplier == 0:
+            return None
+        return dataclasses.replace(self.promise, steps=steps).guarantee()
 
     def epsilon(self, steps: int) -> float | None:
         """Returns ε after `steps` steps, or None without a promise."""
-        if self.delta is None or self.noise_multiplier == 0:
-            return None
-        return _epsilon(**self._release, steps=steps)
+        planned = self.guarantee(steps)
+        return None if planned is None else planned.stated_epsilon
 
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
         """Returns an upper bound on ε after each of `steps` steps, cheap enough to show at each.
 
         See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
         """
-        if self.delta is None or self.noise_multiplier == 0:
+        planned = self.guarantee(max(steps, default=1))
+        if planned is None:
             return dict.fromkeys(steps)
-        return dict(zip(steps, _curve(**self._release, steps=tuple(steps)), strict=True))
-
-    @property
-    def _release(self) -> dict[str, Any]:
-        return {
-            "sampler": _without_seed(self.priced),
-            "noise_multiplier": self.noise_multiplier,
-            "delta": self.delta,
-            "accountant": self.accountant,
-        }
+        curve = planned.epsilon_curve(steps, planned.stated_delta)
+        return dict(zip(steps, curve.tolist(), strict=True))
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
@@ -122,22 +122,14 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
         **_turns(config, dataset_size),
     )
     if not config.method.private:
-        return RunPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
+        return RunPlan(sampler, 0.0, config.steps, None, seed=seed)
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
                 f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
                 f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
             )
-        return RunPlan(
-            sampler,
-            config.noise_multiplier,
-            config.steps,
-            None,
-            config.accountant,
-            unproven,
-            seed=seed,
-        )
+        return RunPlan(sampler, config.noise_multiplier, config.steps, None, unproven, seed)
     if config.sampling == "shuffled":
         raise ConfigError(
             "sampling='shuffled' has no privacy guarantee: batches of a shuffled epoch depend on "
@@ -145,32 +137,32 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
             "sampling='poisson', or sampling='balls_in_bins' for each example once an epoch"
         )
     strategy = config.method.strategy(config.steps)
-    priced = _priced(sampler, strategy)  # raises, with the reason, where the two do not fit
-    if config.fixed_point and isinstance(priced, matrix.Participation):
+    if config.fixed_point and strategy is not None:
         try:
-            priced.check_fixed_point()
+            strategy.under(sampler).check_fixed_point()
         except ValueError as error:
             raise ConfigError(
                 f"fixed_point=True for method={config.method.name} with sampling="
                 f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
             ) from error
-    noise_multiplier, permitted = _noise_and_steps(
-        _without_seed(priced),
-        epsilon=config.epsilon,
+    # Not imported above: help, which reads this module, does not wait for the accounting.
+    promise = dpoptax.PrivacyPlan(
+        sampler=sampler,
+        steps=config.steps,
+        epsilon=config.epsilon if config.noise_multiplier is None else None,
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
-        steps=config.steps,
+        strategy=strategy,
         accountant=config.accountant,
     )
-    return RunPlan(
-        sampler,
-        noise_multiplier,
-        permitted,
-        config.delta,
-        config.accountant,
-        strategy=strategy,
-        seed=seed,
-    )
+    # Also without a budget, so that errors of the accounting show before the first step.
+    spent = promise.guarantee().epsilon(config.delta)
+    steps = config.steps
+    if config.epsilon is not None and spent > config.epsilon:
+        steps = promise.steps_within(config.epsilon)
+    multiplier = promise.noise_multiplier
+    assert not isinstance(multiplier, Mapping)  # a config has no schedule of noise
+    return RunPlan(sampler, multiplier, steps, promise, seed=seed)
 
 
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
@@ -196,54 +188,3 @@ def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
 
 def _counted(config: TrainConfig) -> str:
     return "users" if config.unit == "user" else "training examples"
-
-
-@functools.lru_cache(maxsize=256)
-def _noise_and_steps(
-    sampler: Any,
-    *,
-    epsilon: float | None,
-    delta: float,
-    noise_multiplier: float | None,
-    steps: int,
-    accountant: "accounting.Accountant",
-) -> tuple[float, int]:
-    """Returns the noise multiplier, and how many of `steps` steps stay within `epsilon`."""
-    sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
-    release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
-    if noise_multiplier is None:
-        assert epsilon is not None  # a config has one of the two
-        noise_multiplier = dpoptax.accounting.calibrate_noise_multiplier(
-            **release, epsilon=epsilon, steps=steps
-        )
-    # By the function that counts the spent ε, also for a calibrated multiplier and without a
-    # budget, so that errors of the accounting show before the first step.
-    release["noise_multiplier"] = noise_multiplier
-    spent = _epsilon(**release, steps=steps)
-    if epsilon is not None and spent > epsilon:
-        steps = dpoptax.accounting.calibrate_steps(**release, epsilon=epsilon)
-    return noise_multiplier, steps
-
-
-@functools.lru_cache(maxsize=4096)
-def _epsilon(**release: Any) -> float:
-    return dpoptax.accounting.epsilon(**release)
-
-
-@functools.lru_cache(maxsize=256)
-def _curve(*, steps: tuple[int, ...], delta: float, **release: Any) -> tuple[float, ...]:
-    planned = dpoptax.accounting.planned_guarantee(
-        steps=max(steps, default=0), delta=delta, **release
-    )
-    return tuple(planned.epsilon_curve(steps, delta).tolist())
-
-
-def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
-    return sampler if strategy is None else strategy.under(sampler)
-
-
-def _without_seed(sampler: Any) -> Any:
-    """Removes the seed, on which ε does not depend, so that runs over seeds share the caches."""
-    if isinstance(sampler, matrix.Participation):
-        return dataclasses.replace(sampler, sampler=_without_seed(sampler.sampler))
-    return dataclasses.replace(sampler, seed=0)

@@ -7,7 +7,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.run import seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
@@ -37,10 +36,8 @@ class ResolvedRun:
         """Returns the guarantee of the run, from the ledger in the final state."""
         config, plan = self.config, self.plan
         epsilon = None
-        if plan.delta is not None and plan.noise_multiplier > 0:
-            epsilon = dpoptax.accounting.epsilon_spent(
-                opt_state, plan.sampler, plan.delta, accountant=plan.accountant
-            )
+        if plan.promise is not None and plan.noise_multiplier > 0:
+            epsilon = plan.promise.guarantee(opt_state).stated_epsilon
         recorded = ["training loss and accuracy"] if config.record_training_metrics else []
         return {
             "method": config.method.name,

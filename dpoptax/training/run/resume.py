@@ -9,27 +9,54 @@ from typing import Any
 import jax
 
 import dpoptax
+from dpoptax.sampling import Sampler
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
+from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.resolved import ResolvedRun
+
+METRICS = "metrics.jsonl"
+"""Name of the file with a line for each evaluation of a run."""
 
 # Up to so many devices the room for rounding is the same (docs/developers/bound.md).
 _FEW = 8
 
 
-def describe(
-    run: ResolvedRun, opt_state: Any, fingerprint: str, place: devices.Devices
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Everything that tells a run from another one.
+
+    Attributes:
+        fields: Values that must not change, as JSON values without the seed.
+        data: Fingerprint of the training examples and of constants of the loss; "" if not needed.
+        arithmetic: Everything else on which the sums of the run depend.
+        secrets: The seed, and other values that a later start needs.
+    """
+
+    fields: dict[str, Any]
+    data: str
+    arithmetic: dict[str, Any]
+    secrets: dict[str, Any] = dataclasses.field(repr=False)
+
+
+def identify(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> Identity:
+    """Returns the identity of the run of a config."""
+    exact = run.config.fixed_point
+    secrets = {"seed": run.plan.seed, "seed_given": run.config.seed is not None}
+    now = arithmetic(run.plan.sampler, place, exact=exact)
+    return Identity(_fields(run), fingerprint, now, secrets)
+
+
+def describe(identity: Identity, opt_state: Any) -> dict[str, Any]:
     """Returns the record of a run for a checkpoint, with its ledger, data and devices."""
     return {
-        "run": _identity(run),
-        "data": fingerprint,
-        "arithmetic": arithmetic(run, place),
+        "run": identity.fields,
+        "data": identity.data,
+        "arithmetic": identity.arithmetic,
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
-        "seed": run.plan.seed,
-        "seed_given": run.config.seed is not None,
+        **identity.secrets,
     }
 
 
@@ -38,6 +65,22 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     if record is None or config.seed is not None:
         return config
     return dataclasses.replace(config, seed=record["seed"])
+
+
+def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
+    """Returns the record of the run that began in a folder, or None.
+
+    Raises:
+        CheckpointError: There are metrics without a checkpoint.
+    """
+    record = checkpoints.newest_record()
+    if record is None and (workdir / METRICS).exists():
+        raise CheckpointError(
+            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
+            "fresh start would forget the earlier releases: give another workdir, or "
+            "remove these files if they do not matter"
+        )
+    return record
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
@@ -98,15 +141,7 @@ def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, show
             f"seed differs from that of the run in {workdir}: it would go on with other noise on "
             "the same data; give the old one, or another workdir for a new run"
         )
-    new, old = _identity(run), record["run"]
-    for field in [*new, *(name for name in old if name not in new)]:
-        before, now = old.get(field), new.get(field)
-        if before != now:
-            raise ConfigError(
-                f"{field}={now!r} differs from {before!r}, with which the run in {workdir} made "
-                f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
-                "another workdir for a new run"
-            )
+    check_same_fields(_fields(run), record, workdir)
     reached = max(record["step"], shown)
     if reached <= plan.permitted_steps or (spent := plan.epsilon(reached)) is None:
         return  # so many steps are within the budget, and so are fewer
@@ -117,17 +152,29 @@ def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, show
         )
 
 
-def arithmetic(run: ResolvedRun, place: devices.Devices) -> dict[str, Any]:
+def check_same_fields(new: dict[str, Any], record: dict[str, Any], workdir: Path) -> None:
+    """Raises a `ConfigError` that names the first field in which the begun run differs."""
+    old = record["run"]
+    for field in [*new, *(name for name in old if name not in new)]:
+        before, now = old.get(field), new.get(field)
+        if before != now:
+            raise ConfigError(
+                f"{field}={now!r} differs from {before!r}, with which the run in {workdir} made "
+                f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
+                "another workdir for a new run"
+            )
+
+
+def arithmetic(sampler: Sampler, place: devices.Devices, *, exact: bool) -> dict[str, Any]:
     """Returns everything besides the config on which the sums of a run depend.
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
     little shorter; the versions that draw batches, alter examples and compute gradients; in which
-    numbers they do, and how keys are split. If every bit counts, also any number of devices and
-    hosts, which add up in another order.
+    numbers they do, and how keys are split. If every bit counts (`exact`), also any number of
+    devices and hosts, which add up in another order.
     """
-    exact = run.config.fixed_point
     shards = 1 if place.mesh is None else place.mesh.size
-    rows = -(-run.plan.sampler.padded_size // shards) * shards
+    rows = -(-sampler.padded_size // shards) * shards
     device = jax.devices()[0] if place.mesh is None else place.mesh.devices.flat[0]
     numbers: Any = jax.config
     return {
@@ -142,15 +189,36 @@ def arithmetic(run: ResolvedRun, place: devices.Devices) -> dict[str, Any]:
     }
 
 
-def check_same_sums(
-    run: ResolvedRun, record: dict[str, Any], place: devices.Devices, shown: int
+def check_restored(
+    identity: Identity, record: dict[str, Any], opt_state: Any, *, steps: int, shown: int
 ) -> None:
+    """Raises if the run may not go on from a restored checkpoint to its last step.
+
+    Args:
+        identity: Of the run now.
+        record: Of the checkpoint.
+        opt_state: Of the checkpoint.
+        steps: Number of steps that the run is allowed now.
+        shown: The last step whose metrics an earlier start has shown.
+    """
+    _check_ledger(record, opt_state)
+    _check_same_data(record, identity.data)
+    _check_same_sums(record, identity.arithmetic, shown)
+    if max(record["step"], steps) < shown:  # the stated ε would leave out steps
+        raise ConfigError(
+            f"steps={steps} ends the run before step {shown}, whose metrics it has "
+            "shown: the stated epsilon would be that of fewer steps than were released; give "
+            f"steps={shown} or more"
+        )
+
+
+def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) -> None:
     """Raises if steps whose results were shown would be run again with other sums.
 
     The same noise would be added to other batches, or to gradients that are clipped or rounded
     differently. The difference of the two results would have no noise.
     """
-    old, new = record.get("arithmetic", {}), arithmetic(run, place)
+    old = record.get("arithmetic", {})
     if shown <= record["step"] or old == new:
         return
     others = ", ".join(
@@ -165,22 +233,12 @@ def check_same_sums(
     )
 
 
-def check_end(run: ResolvedRun, record: dict[str, Any], shown: int) -> None:
-    """Raises if the run would end before a step that was shown, which its ε would leave out."""
-    if max(record["step"], run.plan.permitted_steps) < shown:
-        raise ConfigError(
-            f"steps={run.config.steps} ends the run before step {shown}, whose metrics it has "
-            "shown: the stated epsilon would be that of fewer steps than were released; give "
-            f"steps={shown} or more"
-        )
-
-
-def check_same_on_hosts(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> None:
+def check_same_on_hosts(identity: Identity) -> None:
     """Raises if hosts have another config, seed or data: a record could be in two parts.
 
     Or other versions, which may draw other noise for the same sum.
     """
-    if not devices.same_on_all_hosts(repr((_identity(run), fingerprint, arithmetic(run, place)))):
+    if not devices.same_on_all_hosts(repr((identity, identity.secrets))):
         raise ConfigError(
             "the hosts of this run do not have the same config, seed and training examples, or not "
             "the same versions: each would draw or read other records, and one could be twice in a "
@@ -188,7 +246,7 @@ def check_same_on_hosts(run: ResolvedRun, fingerprint: str, place: devices.Devic
         )
 
 
-def check_same_data(record: dict[str, Any], now: str) -> None:
+def _check_same_data(record: dict[str, Any], now: str) -> None:
     """Raises if the begun run had other examples or owners, or another published model."""
     if record.get("data") != now:
         raise ConfigError(
@@ -199,7 +257,7 @@ def check_same_data(record: dict[str, Any], now: str) -> None:
         )
 
 
-def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
+def _check_ledger(record: dict[str, Any], opt_state: Any) -> None:
     """Raises if the restored ledger is not that of the record: a checkpoint mixed from two."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
         restored = _ledger(ledger)
@@ -210,7 +268,7 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
             )
 
 
-def _identity(run: ResolvedRun) -> dict[str, Any]:
+def _fields(run: ResolvedRun) -> dict[str, Any]:
     """Returns the fields that must not change, as JSON values without the seed."""
     config, plan = run.config, run.plan
     sampler = dataclasses.asdict(plan.sampler)

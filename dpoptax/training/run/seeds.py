@@ -42,6 +42,14 @@ def keys(seed: int, generator: str) -> tuple[jax.Array, Keys]:
     return _split(words)
 
 
+def random_key(noise: jax.Array) -> jax.Array:
+    """Derives the key of losses with randomness from a noise key of either generator."""
+    if jnp.issubdtype(noise.dtype, jax.dtypes.prng_key):
+        return Keys.of(noise).random
+    seed = int.from_bytes(np.asarray(noise).tobytes())
+    return jax.random.wrap_key_data(_words(seed, "random numbers of losses")[:2])
+
+
 def bits(generator: str) -> int:
     """Returns the number of bits of a drawn seed."""
     return 256 if generator == "chacha20" else 63

@@ -93,64 +93,92 @@ def _compile(
     structure: Any,
     mesh: jax.sharding.Mesh | None,
 ) -> Step:
+    args = jax.tree.unflatten(structure, leaves)
+    return lower_step(build_step(chain, model, mesh), args, mesh).compile()
+
+
+def lower_step(
+    unpacked: Callable[..., tuple[Any, Any]], args: Any, mesh: jax.sharding.Mesh | None
+) -> jax.stages.Lowered:
+    """Lowers a `Step` from `unpacked(params, opt_state, batch, mask, frozen)`.
+
+    The arrays of the state are donated. On a mesh, batches are split over its axis "data".
+    """
     shardings: dict[str, Any] = {}
     if mesh is not None:
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
         shardings = {"in_shardings": (whole, rows, rows, whole), "out_shardings": whole}
-    args = jax.tree.unflatten(structure, leaves)
-    unpacked = build_step(chain, model, mesh)
 
     def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
         return unpacked(*state, *rest)
 
-    return jax.jit(step, donate_argnums=0, **shardings).lower(*args).compile()
+    return jax.jit(step, donate_argnums=0, **shardings).lower(*args)
 
 
 def build_step(
     chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None = None
 ) -> Callable[..., tuple[Any, Any]]:
-    """Builds `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` to trace."""
-    build_gradient = _private_gradient if chain.config.method.private else _plain_gradient
+    """Builds `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` of a config."""
+    if not chain.config.method.private:
+        return make_step(
+            lambda frozen: _plain_gradient(chain, model, mesh, frozen), chain.optimizer
+        )
+    options = {"microbatch_size": chain.config.microbatch_size, "mesh": mesh}
+    return make_step(
+        lambda frozen: private_gradient(_loss(chain, model, frozen), chain.clip, **options),
+        chain.optimizer,
+    )
+
+
+def make_step(
+    gradient_of: Callable[[Any], Callable[..., Any]], optimizer: optax.GradientTransformation
+) -> Callable[..., tuple[Any, Any]]:
+    """Makes `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` to trace.
+
+    Args:
+        gradient_of: Returns `gradient(params, opt_state, examples, mask, indices)` from `frozen`.
+        optimizer: The whole chain.
+    """
 
     def step(
-        params: Any,
-        opt_state: Any,
-        batch: Resident | Loaded,
-        mask: jax.Array,
-        frozen: Any,
+        params: Any, opt_state: Any, batch: Resident | Loaded, mask: jax.Array, frozen: Any
     ) -> tuple[Any, Any]:
-        gradient = build_gradient(chain, model, mesh, frozen)
+        gradient = gradient_of(frozen)
         grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
-        updates, opt_state = chain.optimizer.update(grads, opt_state, params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
     return step
 
 
-def _loss(chain: TrainingChain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
-    """Returns the loss of one example, or of one user."""
-    loss = chain.config.method.loss(example_loss(model, frozen))
-    return per_user_loss(loss) if chain.config.unit == "user" else loss
-
-
-def _private_gradient(
-    chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
+def private_gradient(
+    loss_fn: Callable[..., Any], clip: dpoptax.Clip | float, **options: Any
 ) -> Callable[..., Any]:
-    clipped_grad = dpoptax.clipped_grad(
-        _loss(chain, model, frozen),
-        chain.clip,
-        microbatch_size=chain.config.microbatch_size,
-        mesh=mesh,
-    )
+    """Returns the clipped gradient of a loss, at the points and with the key of the state.
+
+    Args:
+        loss_fn: As for `clipped_grad`.
+        clip: As for `clipped_grad`.
+        **options: Of `clipped_grad`. Auxiliary outputs, which are private, are dropped.
+    """
+    clipped_grad = dpoptax.clipped_grad(loss_fn, clip, **options)
 
     def gradient(
         params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
     ) -> Any:
         points = dpoptax.gradient_points(opt_state, params)
         key = step_key(opt_state)
-        return clipped_grad(points, batch, mask, key=key, ids=None if key is None else indices)
+        ids = None if key is None else indices
+        clipped = clipped_grad(points, batch, mask, key=key, ids=ids)
+        return clipped[0] if options.get("has_aux") else clipped
 
     return gradient
+
+
+def _loss(chain: TrainingChain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
+    """Returns the loss of one example, or of one user."""
+    loss = chain.config.method.loss(example_loss(model, frozen))
+    return per_user_loss(loss) if chain.config.unit == "user" else loss
 
 
 def _plain_gradient(

@@ -94,22 +94,25 @@ def price(
     """
     from dp_accounting import GaussianDpEvent
 
+    guarantees = []
     for candidate, plan in zip(candidates, plans, strict=True):
-        if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
+        guarantee = plan.guarantee(plan.permitted_steps)
+        if guarantee is None:
             why = plan.unproven or f"{candidate.name} trains without privacy"
             return Price(reason=why)
-    delta, relation = plans[0].delta, plans[0].priced.neighboring_relation
-    assert delta is not None
-    relations = sorted({plan.priced.neighboring_relation for plan in plans})
+        guarantees.append(guarantee)
+    first = guarantees[0]
+    delta = first.stated_delta
+    relations = sorted({guarantee.neighboring_relation for guarantee in guarantees})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
-    singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
+    events = [guarantee.event for guarantee in guarantees]
+    singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
     def selected(trials: list[Any], relation: str) -> float:
         if sweep.repetitions == "fixed":
             event = dpoptax.accounting.selection.all_of([trials[which] for which in chosen])
-            return dpoptax.accounting.Guarantee(event, relation, plans[0].accountant).epsilon(delta)
+            return dpoptax.accounting.Guarantee(event, relation, first.accountant).epsilon(delta)
         event = dpoptax.accounting.selection.best_of_random(
             trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
@@ -122,18 +125,17 @@ def price(
                 "smaller epsilon, or repetitions of another kind"
             ) from error
 
-    epsilon, stddev = selected(events, relation), 0.0
+    epsilon, stddev = selected(events, first.neighboring_relation), 0.0
     if sweep.held_out == "private":
         # One record changes the number of right answers by at most 1, added, removed or replaced.
-        least = min(spent for spent in singles if spent is not None)
         stddev = dpoptax.accounting.calibrate_noise_multiplier(
-            epsilon=least, delta=delta, steps=1, sampling_probability=1.0
+            epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
         )
         scores = [GaussianDpEvent(stddev)] * len(events)
         while selected(scores, "add-or-remove-one") > epsilon:
             stddev *= 1.02
             scores = [GaussianDpEvent(stddev)] * len(events)
-    return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
+    return Price(epsilon, max(singles), delta, stddev)
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:

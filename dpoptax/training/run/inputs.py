@@ -1,0 +1,122 @@
+"""Checks the arguments of `dpoptax.training.fit` and moves arrays to its devices."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+import dpoptax
+from dpoptax.training.data import streaming
+from dpoptax.training.run.devices import Devices
+from dpoptax.users import UserTable
+
+
+def takes_key(loss_fn: Callable[..., Any]) -> bool:
+    """Returns whether a loss requires a third positional argument.
+
+    Raises:
+        TypeError: It is not a function.
+    """
+    if not callable(loss_fn):
+        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
+    required = [
+        parameter
+        for name, parameter in inspect.signature(loss_fn).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and name != "frozen"
+    ]
+    return len(required) > 2
+
+
+def devices_of(mesh: Mesh | None) -> Devices:
+    """Returns the devices of a mesh with automatic axes.
+
+    Raises:
+        ValueError: The mesh has no axis "data".
+    """
+    if mesh is None:
+        return Devices()
+    names = mesh.axis_names
+    if "data" not in names:
+        raise ValueError(f"`mesh` must have an axis 'data' for the examples, got the axes {names}.")
+    return Devices(Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names)))
+
+
+def on_devices(name: str, tree: Any, place: Devices) -> Any:
+    """Returns new arrays of a tree on all devices, for a step that donates them.
+
+    Raises:
+        TypeError: A leaf is not an array.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float):
+            raise TypeError(
+                f"`{name}` must be a tree of arrays, got a {type(leaf).__name__} at "
+                f"{jax.tree_util.keystr(path) or 'its root'}. Split arrays from everything else, "
+                "such as with eqx.partition or nnx.split."
+            )
+    return copied(place.replicate(jax.tree.map(jnp.asarray, tree)))
+
+
+@jax.jit
+def copied(tree: Any) -> Any:
+    """Returns copies of arrays."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def checked_data(
+    data: streaming.Source, plan: dpoptax.PrivacyPlan, users: UserTable | None, place: Devices
+) -> streaming.Source:
+    """Returns the data, on the host if several devices share each batch.
+
+    Raises:
+        TypeError: A column has no length, or no records at integers.
+        ValueError: The data do not fit the plan, or are not finite.
+    """
+    columns = streaming.columns(data)
+    for column in columns:
+        shape = getattr(column, "shape", None)
+        if isinstance(column, str) or shape == () or not hasattr(column, "__getitem__"):
+            raise TypeError(
+                "`data` must be a tree of arrays or of sequences with a row for each example, got "
+                f"a {type(column).__name__} in it."
+            )
+    unit, size = plan.sampler.unit, plan.sampler.dataset_size
+    if (unit == "user") != (users is not None):
+        got = "None" if users is None else "a table"
+        raise ValueError(
+            f"`users` must be the table whose sampler the plan has, and None if the plan draws "
+            f"examples. The plan draws {unit}s, got {got}."
+        )
+    if users is not None:
+        users.sample(plan.sampler, 0)  # raises if the sampler does not draw this table's users
+        size = users.num_records
+    lengths = sorted({len(column) for column in columns})
+    if lengths != [size]:
+        remedy = "A list holds examples: pass several arrays as a tuple or dict."
+        raise ValueError(
+            f"`data` must have {size:,} rows, one for each example of "
+            f"{'the plan' if users is None else '`users`'}, got {lengths}."
+            + f" {remedy}"
+            * isinstance(data, list)
+        )
+    found, checked = streaming.count_not_finite(data)
+    if found:
+        raise ValueError(
+            f"`data` must be finite in float32, got {found} of {checked} examples with NaN, an "
+            "infinity or a larger number. Their gradients would count as zero."
+        )
+    if place.mesh is None:
+        return data
+    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
+
+
+def resident(data: streaming.Source, place: Devices) -> bool:
+    """Returns whether the data are on the only device, where the step can gather its batch."""
+    columns = streaming.columns(data)
+    return place.mesh is None and all(isinstance(column, jax.Array) for column in columns)

@@ -1,0 +1,380 @@
+"""Tests of `dpoptax.training.fit`: the loop by hand, data sources, stops, logs and refusals."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax.training import fit, fitting
+from dpoptax.training.data import streaming
+from dpoptax.users import UserTable
+from tests import helpers
+
+N, STEPS = 60, 6
+KEY = jax.random.key(3)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 5)).astype(np.float32)
+Y = RNG.integers(3, size=N)
+MLP = helpers.mlp_params(0)
+ADAM = optax.adam(1e-2)
+
+
+def linear_loss(params, example):
+    """Computes the squared error of one example, which compiles quickly."""
+    x, y = example
+    return 0.5 * (x @ params - y) ** 2
+
+
+def make_plan(**changes):
+    values = {"batch_size": 12, "steps": STEPS, "noise_multiplier": 2.0, "seed": 7}
+    return dpoptax.PrivacyPlan(dataset_size=N, accountant="rdp", **values | changes)
+
+
+def make_correlated_plan():
+    strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
+    sampler = dpoptax.matrix.CyclicPoissonSampler(N, 12, seed=0, cycle_length=2)
+    return dpoptax.PrivacyPlan(
+        sampler=sampler, steps=STEPS, noise_multiplier=2.0, strategy=strategy
+    )
+
+
+def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
+    """Fits without a progress bar."""
+    plan = make_plan() if plan is None else plan
+    params = np.zeros(5) if params is None else params
+    return fit(loss_fn, params, data, plan, progress=False, **{"optimizer": ADAM} | options)
+
+
+def by_hand(grad_fn, params, optimizer=ADAM, options=lambda step, indices: {}):
+    """Returns the parameters of a loop that calls the library's parts."""
+    plan = make_plan()
+    tx = optax.chain(plan.noise(KEY), optimizer)
+
+    @jax.jit
+    def update(params, opt_state, batch, mask, step, indices):
+        points = dpoptax.gradient_points(opt_state, params)
+        clipped = grad_fn(points, batch, mask, **options(step, indices))
+        updates, opt_state = tx.update(clipped, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    opt_state = tx.init(params)
+    for step, indices, mask in plan:
+        batch = X[indices], Y[indices]
+        params, opt_state = update(params, opt_state, batch, mask, step, indices)
+    return params
+
+
+def assert_same(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return by_hand(dpoptax.clipped_grad(linear_loss, 1.0), jnp.zeros(5))
+
+
+class Records:
+    """A source of records, as grain has them."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+SOURCES = {
+    "arrays": lambda folder: (X, Y),
+    "arrays of JAX": lambda folder: (jnp.asarray(X), jnp.asarray(Y)),
+    "memory-mapped": lambda folder: (np.load(folder / "x.npy", mmap_mode="r"), Y),
+    "a list of examples": lambda folder: list(zip(X, Y, strict=True)),
+    "a source": lambda folder: Records(),
+    "grain": lambda folder: grain.MapDataset.source(Records()),
+    "an array and a list": lambda folder: (X, list(Y)),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_kind_of_data_gives_the_parameters_of_a_loop_by_hand(name, reference, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    data = SOURCES[name](tmp_path)
+    assert streaming.in_memory(data) == name.startswith("arrays")
+    result = quiet(data, key=KEY)
+    assert_same(result.params, reference)
+    assert result.steps == STEPS
+    assert result.guarantee.stated_epsilon == pytest.approx(make_plan().epsilon)
+    assert dpoptax.ledgers(result.opt_state)[0].releases == STEPS
+
+
+def test_several_points_and_microbatches():
+    optimizer = optax.chain(dpoptax.disk(), optax.sgd(0.1))
+    network = {"loss_fn": helpers.mlp_loss, "params": MLP}
+    result = quiet(key=KEY, optimizer=optimizer, microbatch_size=4, **network)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 1.0, microbatch_size=4)
+    assert_same(result.params, by_hand(grad_fn, MLP, optimizer))
+
+
+def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
+    scale = np.full(5, 0.5, np.float32)
+
+    def loss_fn(params, example, key, *, frozen):
+        x, y = example
+        kept = jax.random.bernoulli(key, 0.5, x.shape)
+        return helpers.mlp_loss(params, (x * kept * frozen["scale"], y)), kept
+
+    given = {"has_aux": True, "clip": 0.7, "key": KEY, "params": MLP}
+    result = quiet(loss_fn=loss_fn, frozen={"scale": scale}, **given)
+    of_step = jax.random.fold_in(KEY, 2**32 - 1)
+    grad_fn = dpoptax.clipped_grad(
+        lambda *args: loss_fn(*args, frozen={"scale": scale}), 0.7, has_aux=True
+    )
+    expected = by_hand(
+        lambda *args, **options: grad_fn(*args, **options)[0],
+        MLP,
+        options=lambda step, ids: {"key": jax.random.fold_in(of_step, step), "ids": ids},
+    )
+    assert_same(result.params, expected)
+
+
+def test_frozen_arrays_are_no_constants_of_the_program(monkeypatch):
+    programs = []
+    lower_step = fitting.lower_step
+
+    def recorded(*args):
+        programs.append(lower_step(*args))
+        return programs[-1]
+
+    monkeypatch.setattr(fitting, "lower_step", recorded)
+
+    def loss_fn(params, example, frozen):
+        return linear_loss(params, (example[0] * frozen, example[1]))
+
+    quiet(loss_fn=loss_fn, frozen=np.full(5, 0.123456, np.float32))
+    assert "1.23456" not in programs[0].as_text()
+    quiet(loss_fn=lambda p, e: loss_fn(p, e, np.full(5, 0.123456, np.float32)))
+    assert "1.23456" in programs[1].as_text()
+
+
+def test_users():
+    table = UserTable(np.arange(N) // 3, records_per_user=2, seed=1)
+    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=5, seed=2)
+    plan = dpoptax.PrivacyPlan(sampler=sampler, steps=STEPS, noise_multiplier=2.0)
+    result = quiet(plan=plan, users=table)
+    assert result.guarantee.unit == "user"
+    with pytest.raises(ValueError, match="`users` must be the table .* draws users, got None"):
+        quiet(plan=plan)
+    with pytest.raises(ValueError, match="`users` must be the table .* draws examples, got a tab"):
+        quiet(users=table)
+    with pytest.raises(ValueError, match="must have 60 rows, .* of `users`, got .59"):
+        quiet((X[1:], Y[1:]), plan=plan, users=table)
+
+
+def test_correlated_noise():
+    plan = make_correlated_plan()
+    (ledger,) = dpoptax.ledgers(quiet(plan=plan).opt_state)
+    assert ledger.mechanism.strategy == plan.strategy
+
+
+def test_a_clip_that_follows_a_quantile():
+    clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
+    state = quiet(clip=clip).opt_state
+    assert float(dpoptax.gradient_points(state, np.zeros(5)).reference) != 1.0
+    with pytest.raises(ValueError, match="`clip` must not be adaptive .* with correlated noise"):
+        quiet(plan=make_correlated_plan(), clip=clip)
+
+
+def test_exact_noise_by_a_cipher_and_a_loss_with_a_key(tmp_path):
+    """The key of the loss is another cipher key's, and neither is given again."""
+
+    def loss_fn(params, example, key):
+        return linear_loss(params, example) * jax.random.uniform(key)
+
+    exact = {"loss_fn": loss_fn, "fixed_point": True}
+    key = dpoptax.random_key_from_os("chacha20")
+    first = quiet(key=key, workdir=tmp_path, **exact)
+    (release,) = first.guarantee.releases
+    assert (release.fixed_point, release.generator) == (True, "chacha20")
+    assert_same(quiet(workdir=tmp_path, **exact).params, first.params)
+
+
+def _words(value):
+    """Returns the name of a test parameter, without arrays in it."""
+    return value if isinstance(value, str) else getattr(value, "__name__", "")
+
+
+class TestStops:
+    """Runs that are stopped and go on."""
+
+    def run(self, folder, stop_at=None, **options):
+        """Fits in a folder; the evaluation of step `stop_at` raises."""
+
+        def evaluate(params):
+            if len(shown) == stop_at:
+                raise KeyboardInterrupt
+            shown.append(None)
+            return {"norm": optax.tree.norm(params)}
+
+        shown = []
+        given = {"eval_every": 1, "checkpoint_every": 2, "evaluate": evaluate, "workdir": folder}
+        return quiet(**given | options)
+
+    @pytest.fixture
+    def stopped(self, tmp_path):
+        """The folder of a run with checkpoints 0, 2 and 4 that has shown steps 0 to 5."""
+        with pytest.raises(KeyboardInterrupt):
+            self.run(tmp_path, 6, key=KEY)
+        return tmp_path
+
+    def test_a_stopped_run_ends_as_it_would_have(self, stopped, reference):
+        before = (stopped / "metrics.jsonl").read_text().splitlines()
+        log = []
+        # Neither key nor seed is given again.
+        result = self.run(stopped, plan=make_plan(seed=None), log=log)
+        assert_same(result.params, reference)
+        assert result.plan.sampler.seed == 7
+        after = (stopped / "metrics.jsonl").read_text().splitlines()
+        assert [record["step"] for record in log] == list(range(STEPS + 1))
+        assert log == result.history == [json.loads(line) for line in after]
+        drop = [{**json.loads(line), "seconds": None} for line in before]
+        assert drop == [{**record, "seconds": None} for record in log[: len(before)]]
+        again = self.run(stopped, 0)
+        assert_same(again.params, reference)
+        assert again.history == result.history
+
+    @pytest.mark.parametrize("step", [1, 4])
+    def test_it_may_stop_at_any_step(self, step, tmp_path, reference):
+        with pytest.raises(KeyboardInterrupt):
+            self.run(tmp_path, step, key=KEY, eval_every=1)
+        assert_same(self.run(tmp_path, key=KEY).params, reference)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"key": jax.random.key(4)}, "`key` must be that of the run"),
+            ({"plan": make_plan(noise_multiplier=3.0)}, "noise_multiplier=3.0 differs from 2.0"),
+            ({"plan": make_plan(batch_size=13)}, "batch_size=13 differs from 12"),
+            ({"fixed_point": True}, "fixed_point=True differs from False"),
+            ({"data": (X + 1, Y)}, "training examples.* differ"),
+            ({"optimizer": optax.adam(2e-2)}, "shown step 5 .* from step 4 .*training step"),
+            ({"clip": 0.5}, "shown step 5 .* from step 4 .*training step"),
+            ({"plan": make_plan(steps=4)}, "ends the run before step 5"),
+            ({"budget": 0.8 * make_plan().epsilon}, "ends the run before step 5"),
+        ],
+        ids=_words,
+    )
+    def test_another_run_is_refused(self, changes, message, stopped):
+        with pytest.raises(ValueError, match=message):
+            self.run(stopped, **changes)
+
+    def test_steps_that_nobody_saw_may_be_taken_with_another_optimizer(self, tmp_path):
+        with pytest.raises(KeyboardInterrupt):
+            self.run(tmp_path, 5, key=KEY)
+        assert self.run(tmp_path, optimizer=optax.adam(2e-2)).steps == STEPS
+
+    def test_a_run_may_be_extended(self, tmp_path):
+        self.run(tmp_path, plan=make_plan(steps=3), key=KEY)
+        assert_same(self.run(tmp_path).params, quiet(key=KEY).params)
+
+
+KILLED = """
+import os, signal, sys
+from tests.training import fit_test
+def evaluate(params, left=[int(sys.argv[2])]):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+fit_test.quiet(key=fit_test.KEY, workdir=sys.argv[1], evaluate=evaluate, eval_every=1,
+               checkpoint_every=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_in_another_one(tmp_path):
+    for evaluations in (4, 3, 20):
+        program = [sys.executable, "-c", KILLED, str(tmp_path), str(evaluations)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+        expected = 0 if evaluations == 20 else -signal.SIGKILL
+        assert done.returncode == expected, done.stderr
+    assert_same(quiet(key=KEY, workdir=tmp_path).params, quiet(key=KEY).params)
+
+
+def test_no_step_exceeds_the_budget():
+    plan = make_plan()
+    budget = plan.guarantee().epsilon_curve([4], plan.delta)[0] * 1.001
+    result = quiet(plan=plan, budget=budget)
+    assert result.steps == plan.steps_within(budget) < STEPS
+    assert result.guarantee.stated_epsilon <= budget
+    assert result.history[-1]["epsilon"] == pytest.approx(result.guarantee.stated_epsilon)
+    with pytest.raises(ValueError, match="One step spends ε = .* more than the budget of 0.1"):
+        quiet(budget=0.1)
+
+
+def test_records_go_to_lists_files_and_functions_alike(tmp_path):
+    kept, called, params = [], [], jnp.zeros(5)
+
+    def evaluate(params):
+        kept.append(params)
+        return {"loss": jnp.float32(1.5), "counts": np.arange(2), "note": "text"}
+
+    options = {"evaluate": evaluate, "eval_every": 4, "params": params}
+    result = quiet(log=called.append, **options)
+    quiet(log=(logged := []), **options)
+    quiet(log=tmp_path / "new" / "log.jsonl", **options)
+    text = (tmp_path / "new" / "log.jsonl").read_text()
+    written = [json.loads(line) for line in text.splitlines()]
+    for records in (called, logged, written):
+        assert [record["step"] for record in records] == [0, 4, 6]
+        assert all(record["counts"] == [0, 1] for record in records)
+        assert records[-1].keys() == {"step", "epsilon", "loss", "counts", "note", "seconds"}
+    assert result.history == called
+    # Neither the given arrays nor those of evaluations were donated to a step.
+    jax.tree.map(np.asarray, (params, kept))
+    assert_same(kept[2], result.params)
+
+
+def test_the_bar_shows_epsilon_and_quick_runs_have_none(capsys, monkeypatch):
+    for patience, shown in ((1e6, False), (0.0, True)):
+        monkeypatch.setattr(fitting, "PATIENCE", patience)
+        monkeypatch.setattr("dpoptax.training.run.phases.PATIENCE", patience or 1e6)
+        fit(linear_loss, np.zeros(5), (X, Y), make_plan(), evaluate=lambda params: {"loss": 1.5})
+        text = capsys.readouterr().err
+        assert ("training: 6/6 steps" in text) == shown
+        assert (f"ε ≤ {make_plan().epsilon:.2f}" in text) == shown
+        assert ("at 6: loss=1.500" in text) == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "message"),
+    [
+        (TypeError, {"plan": 3}, "`plan` must be a `dpoptax.PrivacyPlan`, got 3"),
+        (TypeError, {"optimizer": 0.1}, "`optimizer` must be an optax transformation, got 0.1"),
+        (TypeError, {"loss_fn": 0.1}, "`loss_fn` must be the loss of one example, got 0.1"),
+        (TypeError, {"evaluate": 0.1}, "`evaluate` must be a function of the parameters, got 0.1"),
+        (TypeError, {"log": 0.1}, "`log` must be a list, a path or a function, got 0.1"),
+        (TypeError, {"clip": "l2"}, "`clip` must be"),
+        (TypeError, {"params": {"f": jnp.tanh}}, "`params` must be a tree of arrays, got a"),
+        (TypeError, {"data": (X, 0.1)}, "`data` must be a tree of arrays .* got a float"),
+        (ValueError, {"eval_every": 0}, "`eval_every` must be at least 1, got 0"),
+        (ValueError, {"checkpoint_every": 0}, "`checkpoint_every` must be at least 1, got 0"),
+        (ValueError, {"data": (X, Y[1:])}, r"`data` must have 60 rows, .* got \[59, 60\]"),
+        (ValueError, {"data": [X, Y]}, r"got \[2\]. A list holds examples: pass .* tuple or dict"),
+        (ValueError, {"data": (np.where(X > 2, np.nan, X), Y)}, "`data` must be finite .* of 60"),
+        (ValueError, {"mesh": jax.make_mesh((1,), ("x",))}, "`mesh` must have an axis 'data'"),
+        (TypeError, {"evaluate": lambda params: 1.5}, "`evaluate` must return metrics by name"),
+        (ValueError, {"evaluate": lambda params: {"step": 1}}, "must not return .'step'"),
+        (TypeError, {"loss_fn": lambda p, e: p}, "scalar"),
+    ],
+    ids=_words,
+)
+def test_what_is_wrong_is_said_before_the_first_step(error, changes, message, monkeypatch):
+    monkeypatch.setattr(fitting.Course, "advance", lambda *_: pytest.fail("a step was taken"))
+    with pytest.raises(error, match=message):
+        quiet(**changes)
