@@ -187,8 +187,8 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
         sensitivity C_l, for each subtree, such as {"encoder": 1.0, "head": automatic_clip(0.1)}.
         Use a list if the parameters are a list. A single bound or geometry with bound C makes every
         one of the m leaves a layer with C_l = C/√m, and keeps other settings such as γ.
-      streaming: whether `clipped_grad` clips and sums each layer during the backward pass. Memory
-        and communication are then those of a step without privacy, with `jax.checkpoint` and with
+      streaming: whether `clipped_grad` clips and sums each layer during the backward pass. A step
+        then needs little more memory than one without privacy, with `jax.checkpoint` and with
         sharded parameters as well, because nothing is kept for a second pass. For this, each part
         of a layer is clipped separately: each parameter, each step of a `lax.scan` over stacked
         parameters, and each use of a parameter that is used several times. C_l is divided by √k

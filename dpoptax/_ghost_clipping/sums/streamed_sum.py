@@ -3,8 +3,8 @@
 With the clip `per_layer_clip(…, streaming=True)`, the norm of one part of the gradient needs no
 other part. So the derivative by a used value is replaced. Where automatic differentiation would sum
 the gradients of all examples, `use_clip.UseClip` clips and sums them. A scan stacks the results
-as it would stack gradients, and `jax.checkpoint` computes operands again. The memory of a step is
-then that of a step without privacy.
+as it would stack gradients, and `jax.checkpoint` computes operands again. A step then needs
+little more memory than one without privacy.
 
 The bound of the whole sum follows from the bounds of its parts:
 
