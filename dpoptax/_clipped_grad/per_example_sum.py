@@ -30,7 +30,7 @@ def per_example_sum(
     With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in its units.
     """
     # Raises an error for a loss that mixes examples.
-    read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
+    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         args = (example,) if key is None else (example, key)
@@ -53,5 +53,6 @@ def per_example_sum(
     grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
     if points.linear_map is not None:
         grads = jax.vmap(points.linear_map.forward)(grads)
-    total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole)
+    counted = program.separate(mask)
+    total = sum_clipped(clip, grads, counted, points.reference, grid=grid, whole=whole)
     return total, aux

@@ -1,5 +1,7 @@
 """Tests that a step compiled ahead of time for other devices does not depend on the host's."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -8,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from dpoptax._ghost_clipping.trace import program
 from dpoptax._xla import is_for_one_device
 
 MESHES = {
@@ -23,7 +26,8 @@ def shapes(mesh, tree, spec):
 
 def trace(mesh, params_spec):
     """Returns the traced private step for a mesh, or for one device."""
-    options = {} if mesh is None else {"mesh": mesh, "param_specs": params_spec}
+    placed = {} if mesh is None else {"mesh": mesh, "param_specs": params_spec}
+    options = {"precision": "bfloat16", **placed}  # the default is that of the host
     tx = optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(0)),
         optax.sgd(0.1),
@@ -84,3 +88,23 @@ def test_the_type_of_an_array_tells_whether_other_devices_hold_parts(kind):
     x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     jax.jit(function).trace(x, jax.ShapeDtypeStruct((3,), jnp.float32))
     assert (found["alone"], found["on a mesh"], found["in shard_map"]) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("clip", "method"),
+    [(1.0, "auto"), (1.0, "vmap"), (dpoptax.per_layer_clip(1.0, streaming=True), "auto")],
+    ids=["auto", "vmap", "streaming"],
+)
+def test_no_example_counts_where_the_platform_would_mix_them(clip, method, monkeypatch):
+    """XLA's eigenvalues on TPU iterate a batch until its last example has converged."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.linalg.eigvalsh(jnp.outer(x, x) + jnp.eye(3)) * (x @ w))
+
+    def total():
+        return dpoptax.clipped_grad(loss, clip, method=method)(jnp.ones((3, 3)), jnp.ones((4, 3)))
+
+    assert jnp.any(total().sum != 0)
+    on_tpu = types.SimpleNamespace(platform_dependent=lambda mask, tpu, default: tpu(mask))
+    monkeypatch.setattr(program, "lax", on_tpu)
+    assert jnp.all(total().sum == 0)

@@ -103,7 +103,7 @@ def ghost_clipped_sum(
     """
     params = points.points[0]
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
-    batch_size = mask.shape[0]
+    mask, batch_size = program.separate(mask), mask.shape[0]
     plan = make_plan(
         program,
         batch_size,

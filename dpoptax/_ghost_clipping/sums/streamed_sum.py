@@ -74,6 +74,7 @@ def streamed_sum(
     """
     params = points.points[0]
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
+    mask = program.separate(mask)
     _check_streams(program, points, params)
     leaves = jax.tree.leaves(params)
     parts, opaque_parts = _split_bounds(program, clip, params)

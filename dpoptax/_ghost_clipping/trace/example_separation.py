@@ -31,6 +31,7 @@ _SEQUENTIAL_METHODS = ("sequential", "sequential_unrolled")
 _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
 # Operations of `HIJAX_CALL` in these modules are JAX's own, which keep examples separate.
 _JAX_MODULE = "jax._src.numpy."
+_JOINT_ON_TPU = ("eigh", "svd")
 _CONSEQUENCE = (
     "what an example contributes would depend on the others in its batch, and no clip bounds how "
     "much one of them then moves the sum"
@@ -156,7 +157,16 @@ def converges_jointly(name: str) -> bool:
     """
     if name == "regularized_incomplete_beta":
         return jax.__version_info__ < (0, 12)
-    return name in ("eigh", "svd") and jax.default_backend() == "tpu"
+    return name in _JOINT_ON_TPU and jax.default_backend() == "tpu"
+
+
+def converges_jointly_on_tpu(program: Jaxpr) -> bool:
+    """Returns whether a program for TPU would iterate a batch until its last example converges."""
+    return any(
+        eqn.primitive.name in _JOINT_ON_TPU
+        or any(map(converges_jointly_on_tpu, subprograms(eqn.params)))
+        for eqn in program.eqns
+    )
 
 
 def _check_operation(eqn: JaxprEqn) -> None:

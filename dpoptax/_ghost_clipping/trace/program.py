@@ -5,6 +5,8 @@ import math
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
@@ -241,6 +243,7 @@ class Program:
         minus its own mean over axes of size one.
       zeros: descriptions of these values.
       constant_bytes: the size of the arrays that the loss closes over, without traced ones.
+      joint_on_tpu: whether TPUs would iterate a batch until its last example has converged.
     """
 
     block: Block
@@ -252,3 +255,14 @@ class Program:
     vanishing: frozenset[int]
     zeros: tuple[str, ...]
     constant_bytes: int
+    joint_on_tpu: bool
+
+    def separate(self, mask: jax.Array) -> jax.Array:
+        """Returns the mask (B,) of the examples that count: none if the platform mixes them.
+
+        The default platform is checked earlier, with an error. A program may be compiled for
+        another one.
+        """
+        if not self.joint_on_tpu:
+            return mask
+        return lax.platform_dependent(mask, tpu=jnp.zeros_like, default=lambda mask: mask)

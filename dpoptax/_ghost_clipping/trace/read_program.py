@@ -26,7 +26,11 @@ from dpoptax._ghost_clipping.trace.check_loss import (
 )
 from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
 from dpoptax._ghost_clipping.trace.entry_rules import Addition, Concatenation, Lookup
-from dpoptax._ghost_clipping.trace.example_separation import check_separate, touches_reference
+from dpoptax._ghost_clipping.trace.example_separation import (
+    check_separate,
+    converges_jointly_on_tpu,
+    touches_reference,
+)
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -131,6 +135,7 @@ def read_program(
         vanishing,
         zeros,
         constant_bytes(closed),
+        converges_jointly_on_tpu(closed.jaxpr),
     )
 
 
