@@ -29,7 +29,7 @@ def is_for_one_device(x: jax.Array) -> bool:
     """Returns whether no other device holds a part of `x` in the program that is traced.
 
     The type of an array names its mesh, also if the axes are automatic and the type does not show
-    how they shard it. In `shard_map` over all axes, `x` is what one device holds.
+    how they shard it. In `shard_map` over all axes, `x` is the part of one device.
     """
     kind: Any = jax.typeof(x)
     mesh = jax.sharding.get_abstract_mesh() if kind.sharding.mesh.empty else kind.sharding.mesh

@@ -41,7 +41,7 @@ class Measured:
       hbm_gb: bytes of main memory read and written.
       compile_s: processor time of tracing and compilation.
       collectives: number and bytes of each kind.
-      error: the reason that there are no numbers, such as too little memory.
+      error: why compilation failed, such as too little memory; empty otherwise.
     """
 
     temporary_gb: float = 0.0

@@ -96,7 +96,7 @@ class MeshDevices(BatchDevices):
     bound: float
 
     @property
-    def axes(self) -> tuple[str, ...]:  # type: ignore[override]
+    def axes(self) -> tuple[str, ...]:
         return self.layout.axes
 
     def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:

@@ -318,7 +318,7 @@ def _join_uses(
             if entries.any():
                 return None
             entries[...] = True
-    return [Product(tuple(g), _choose_method(g, *counts), shape) for g in by_layout.values()]
+    return [Product(tuple(g), choose_product_method(g, *counts), shape) for g in by_layout.values()]
 
 
 def _count_terms(members: Iterable[PlannedUse]) -> int:
@@ -326,7 +326,8 @@ def _count_terms(members: Iterable[PlannedUse]) -> int:
     return sum(each.terms for each in counts if each is not None)
 
 
-def _choose_method(members: list[PlannedUse], examples: int, points: int) -> str:
+def choose_product_method(members: list[PlannedUse], examples: int, points: int) -> str:
+    """Returns "outer", "gram", "form" or "keep" for uses that are joined to one product."""
     _, rows, columns = members[0].layout.sizes
     segments = [m.segments(points) for m in members]
     # Positions of all segments together.

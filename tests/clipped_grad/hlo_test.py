@@ -166,4 +166,4 @@ def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
         for blocks in (written, compiled)
     ]
     assert bool(rounded[0]) == bool(rounded[1]) == (name == "bfloat16")
-    assert len(rounded[1]) <= len(rounded[0])  # none is computed again
+    assert len(rounded[1]) <= len(rounded[0])  # no rounding is repeated

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Self, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
@@ -114,12 +115,23 @@ class Interpreter:
         return [*carry, *ys]
 
 
-def make_environment(program: Program, unshifted: Arrays, shifted: Arrays) -> Environment:
-    """Returns the derived values that a program reads, with and without shifts of parameters."""
-    needs = list(program.block.needs())
+def make_environment(program: Program, leaves: Arrays, zeros: ByIndex) -> Environment:
+    """Returns the derived values that a program reads, with and without shifts of parameters.
+
+    Shifted values are computed with `zeros` added to opaque parameters.
+    """
+    shifted = [x + zeros[i] if i in zeros else x for i, x in enumerate(leaves)]
     opaque = set(program.opaque)
-    evaluate, evaluate_shifted = ParameterEvaluator(unshifted), ParameterEvaluator(shifted)
+    evaluate, evaluate_shifted = ParameterEvaluator(leaves), ParameterEvaluator(shifted)
     return {
         (v, is_shifted): evaluate_shifted(v) if is_shifted and v.leaves & opaque else evaluate(v)
-        for v, is_shifted in needs
+        for v, is_shifted in program.block.needs()
+    }
+
+
+def opaque_zeros(program: Program, batch_size: int) -> ByIndex:
+    """Returns a zero for each opaque parameter and example, (B, …)."""
+    return {
+        i: jnp.zeros((batch_size, *program.parameters[i].shape), program.parameters[i].dtype)
+        for i in program.opaque
     }

@@ -19,6 +19,7 @@ from dpoptax._ghost_clipping.passes.interpreter import (
     Environment,
     Interpreter,
     make_environment,
+    opaque_zeros,
 )
 from dpoptax._ghost_clipping.trace.program import Program, Step, Use
 from dpoptax._jaxprs import bind
@@ -142,10 +143,8 @@ def run_pass(
     def example(
         output_zeros: ByIndex, parameter_zeros: ByIndex, inputs: Arrays
     ) -> tuple[Arrays, ByIndex]:
-        shifted = [
-            x + parameter_zeros[i] if i in parameter_zeros else x for i, x in enumerate(leaves)
-        ]
-        runner = _Recorder(output_zeros, make_environment(program, leaves, shifted), record_dtype)
+        known = make_environment(program, leaves, parameter_zeros)
+        runner = _Recorder(output_zeros, known, record_dtype)
         results = runner.run(program.block, inputs)
         return results, runner.records
 
@@ -159,10 +158,7 @@ def run_pass(
         u.index: jnp.zeros((batch_size, *u.shape), recorded_dtype(u.output.dtype, record_dtype))
         for u in program.uses
     }
-    parameter_zeros = {
-        i: jnp.zeros((batch_size, *program.parameters[i].shape), program.parameters[i].dtype)
-        for i in program.opaque
-    }
+    parameter_zeros = opaque_zeros(program, batch_size)
     (cotangents, gradients), (results, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
         output_zeros, parameter_zeros
     )

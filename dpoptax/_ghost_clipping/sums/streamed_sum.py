@@ -37,6 +37,7 @@ from dpoptax._ghost_clipping.passes.interpreter import (
     Arrays,
     ByIndex,
     make_environment,
+    opaque_zeros,
 )
 from dpoptax._ghost_clipping.plan import read_use
 from dpoptax._ghost_clipping.sums.use_clip import BatchDevices, Part, Streamer, UseClip
@@ -96,10 +97,7 @@ def streamed_sum(
     def example(
         probes: ByIndex, parameter_zeros: ByIndex, inputs: Arrays, live: jax.Array
     ) -> Arrays:
-        shifted = [
-            x + parameter_zeros[i] if i in parameter_zeros else x for i, x in enumerate(leaves)
-        ]
-        known = make_environment(program, leaves, shifted)
+        known = make_environment(program, leaves, parameter_zeros)
         return Streamer(probes, known, clips, live).run(program.block, inputs)
 
     def total(probes: ByIndex, parameter_zeros: ByIndex) -> tuple[jax.Array, Arrays]:
@@ -108,10 +106,7 @@ def streamed_sum(
         return results[0].sum(), results
 
     probes = {u.index: jnp.zeros(_probe_shape(u), jnp.float32) for u in program.uses}
-    parameter_zeros = {
-        i: jnp.zeros((mask.shape[0], *program.parameters[i].shape), program.parameters[i].dtype)
-        for i in program.opaque
-    }
+    parameter_zeros = opaque_zeros(program, mask.shape[0])
     (sums, gradients), results = jax.grad(total, argnums=(0, 1), has_aux=True)(
         probes, parameter_zeros
     )

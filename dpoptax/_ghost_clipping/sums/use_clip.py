@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip
-from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
 from dpoptax._ghost_clipping.passes.interpreter import (
@@ -24,7 +23,12 @@ from dpoptax._ghost_clipping.passes.interpreter import (
     Interpreter,
 )
 from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
-from dpoptax._ghost_clipping.plan import PlannedUse, Product, read_use
+from dpoptax._ghost_clipping.plan import (
+    PlannedUse,
+    Product,
+    choose_product_method,
+    read_use,
+)
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import measure_product
 from dpoptax._ghost_clipping.sums.scaled_gradients import (
@@ -48,13 +52,12 @@ DeviceFunction = Callable[..., jax.Array]
 
 
 class BatchDevices:
-    """Describes the devices that share a batch; here one device.
+    """Describes the devices that share a batch; here one device."""
 
-    Attributes:
-      axes: the mesh axes that the examples are sharded over, `None` for one device.
-    """
-
-    axes: tuple[str, ...] | None = None
+    @property
+    def axes(self) -> tuple[str, ...] | None:
+        """Returns the mesh axes that the examples are sharded over, `None` for one device."""
+        return None
 
     def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
         """Returns a function of arrays (B, …) that adds the results of `local` of all devices.
@@ -116,12 +119,11 @@ class UseClip:
     def batch_sum(self, operand: jax.Array, cotangent: jax.Array, mask: jax.Array) -> jax.Array:
         """Returns Σ_i mask_i clip(G_i), cut by the rule, in float32, from arrays (B, …)."""
         arrays = operand, cotangent, mask
-        found = self._slices()
-        if found is None:
+        slices = self._slices()
+        if slices is None:
             return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
-        axis, count = found
         return self.devices.add_slices(
-            lambda *arrays: self._device_sum(*arrays, slices=count), self.spec, axis
+            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, slices[0]
         )(*arrays)
 
     def _slices(self) -> tuple[int, int] | None:
@@ -141,7 +143,12 @@ class UseClip:
         return axis, self.devices.shards(self.spec, axis)
 
     def _device_sum(
-        self, operand: jax.Array, cotangent: jax.Array, mask: jax.Array, *, slices: int = 1
+        self,
+        operand: jax.Array,
+        cotangent: jax.Array,
+        mask: jax.Array,
+        *,
+        slices: tuple[int, int] | None = None,
     ) -> Callable[..., jax.Array]:
         """Returns `total(index)`: the sum over the examples of a device, or a slice of it."""
         (planned,) = read_use(self.use)
@@ -153,10 +160,11 @@ class UseClip:
         scales, sides = make_product_scales([largest_entries([pair])])
         segment = scale_segment(*pair, sides[0]).rounded(self.factor_dtype)
         piece = FactoredGradients([segment])
-        product = Product((member,), self._method(mask.shape[0]), ())
+        method = choose_product_method([member], mask.shape[0], 1)
+        product = Product((member,), "form" if method == "keep" else method, ())
         # Blocks are those of this device's examples. The totals of devices are added afterwards.
         examples = mask.shape[0]
-        sliced = _Slicing(step.layout, self._slices() if slices > 1 else None)
+        sliced = _Slicing(step.layout, slices)
         # Slices share no entry. Blocks bound each of them by the same number as all of them. The
         # rounding of lookups grows with the number of columns, so all of these count.
         if isinstance(step.rule, Lookup):
@@ -191,14 +199,6 @@ class UseClip:
     def _rounded(self, x: jax.Array) -> jax.Array:
         dtype = recorded_dtype(x.dtype, self.factor_dtype)
         return x if dtype == x.dtype else round_to_dtype(x, dtype)
-
-    def _method(self, examples: int) -> str:
-        rule = self.use.rule
-        _, rows, columns = rule.layout.sizes
-        method = factor_products.choose_method(examples, rule.positions, rows, columns, segments=1)
-        if isinstance(rule, Lookup):
-            return "outer" if method == "outer" else "gram"
-        return "form" if method == "keep" else method
 
 
 class _Slicing:

@@ -70,7 +70,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Runtime context of a run. It does not affect what the run releases.
+    """Runtime context of a run. It does not affect the releases.
 
     Attributes:
         place: The devices that it computes on.
