@@ -51,7 +51,7 @@ class Options:
     """
 
     clip: Literal["flat", "per-layer", "streaming"] = "flat"
-    method: Literal["auto", "vmap"] = "auto"
+    method: Literal["auto", "vmap", "recompute"] = "auto"
     precision: Literal["float32", "bfloat16"] | None = None
     microbatch_size: int | None = None
     mesh: bool = True

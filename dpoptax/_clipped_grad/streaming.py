@@ -45,10 +45,14 @@ def check_streaming(
     if not layers and method != "recompute":
         return None
     option = "`per_layer_clip(streaming=True)`" if layers else "`method='recompute'`"
-    if (layers and method != "auto") or grid is not None or (clip.encodes and not clip.by_norms):
+    if method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms):
         raise ValueError(
-            f"{option} must be computed without per-example gradients and kept factors, got "
-            f"method={method!r}, grid={grid} and {clip}."
+            f"{option} must be computed without per-example gradients, got method={method!r}, "
+            f"grid={grid} and clip={clip}."
+        )
+    if layers and method == "recompute":
+        raise ValueError(
+            f"{option} must have method='auto', got 'recompute'. Streaming needs no second turn."
         )
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
