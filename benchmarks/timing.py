@@ -25,7 +25,7 @@ class Result:
     """One variant in one cell: milliseconds of every step by round, or the error.
 
     `ratio` and `memory_ratio` are relative to `baseline`, the fastest non-private step of the same
-    framework in the same cell.
+    framework in the same cell. `facts` are those that the worker reports.
     """
 
     cell: Cell
@@ -37,6 +37,7 @@ class Result:
     ratio: float | None = None
     memory_ratio: float | None = None
     baseline: str | None = None
+    facts: dict[str, float] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[float]:
@@ -145,6 +146,7 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
             result.error = str(error)
             continue
         result.compile_seconds = worker.facts.get("compile_seconds")
+        result.facts = worker.facts
         workers.append((worker, result))
     start = time.monotonic()
     for turn in range(budget.rounds):

@@ -9,6 +9,7 @@ from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
 from benchmarks.networks import NETWORKS
 from benchmarks.serve import serve
+from benchmarks.third_party import problem as third_party_problem
 from benchmarks.variants import TUNED
 
 
@@ -18,9 +19,14 @@ def _candidates(library, batch_size):
     return sizes if library.startswith("dpoptax") else sizes[1:] or [batch_size]
 
 
+def _problem(name, options):
+    ours = MODELS | NETWORKS
+    return ours[name](**options) if name in ours else third_party_problem(name)
+
+
 def build(request):
     """Returns the step and its compile seconds, or the tuned micro-batch size only."""
-    problem = (MODELS | NETWORKS)[request["model"]](**request["options"])
+    problem = _problem(request["model"], request["options"])
     batch_size = request["batch_size"]
     batch = jax.block_until_ready(problem.make_batch(batch_size))
 
@@ -51,7 +57,11 @@ def build(request):
         results = jax.block_until_ready(compiled(*state, batch))
         state[:] = params_and_state(results, request["algorithm"])
 
-    return run, {"compile_seconds": compile_seconds}
+    facts = {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(problem.params)),
+        "temporary_mb": compiled.memory_analysis().temp_size_in_bytes / 2**20,
+    }
+    return run, {"compile_seconds": compile_seconds, **facts}
 
 
 if __name__ == "__main__":
