@@ -1,4 +1,4 @@
-"""A report on a finished model: the membership attack by thresholds, next to its bound."""
+"""Reports how well thresholds on a finished model's losses tell who was in the training data."""
 
 import dataclasses
 import functools
@@ -35,27 +35,27 @@ class MembershipReport:
 
     @property
     def true_positive_rates(self) -> Array:
-        """(rates,), the fractions of `losses_in` guessed "in"."""
+        """Returns the fractions of `losses_in` guessed "in", (rates,)."""
         return 1 - self.errors.false_negative_rates
 
     @property
     def true_positive_bounds(self) -> Array:
-        """(2, rates), lower and upper limits of the true-positive rates at these thresholds."""
+        """Returns lower and upper limits of the true-positive rates, (2, rates)."""
         return 1 - self.errors.false_negative_bounds[::-1]
 
     @functools.cached_property
     def claimed_bounds(self) -> Array | None:
-        """(rates,), the largest true-positive rates under the guarantee; None without one."""
+        """Returns the largest true-positive rates under the guarantee, (rates,), if there is one."""
         return None if self.claimed is None else 1 - self.claimed(self.false_positive_rates)
 
     @functools.cached_property
     def refuted(self) -> bool:
-        """Whether some true-positive rate exceeds the guarantee's bound, limits included."""
+        """Returns whether the lower limit of a true-positive rate exceeds the guarantee's bound."""
         return self.claimed is not None and self.errors.refutes(self.claimed)
 
     @functools.cached_property
     def auc(self) -> float:
-        """The probability that an example in the data has the smaller loss; ties halved."""
+        """Returns the probability that an example in the data has the smaller loss; ties halved."""
         scores = -np.concatenate([self.losses_in, self.losses_out])
         return CanaryScores(scores, np.arange(len(scores)) < len(self.losses_in)).auc
 
@@ -156,8 +156,8 @@ def membership_report(
 
     This tests one attack on one model, and its conclusion is one-sided. A true-positive rate above
     the bound refutes the guarantee. A rate below it proves nothing: other attacks may be stronger.
-    Losses are weak scores, and `audit` has stronger adversaries. Pass the scores of any attack in
-    place of losses, with low scores for members, such as −log of a likelihood ratio.
+    Losses are weak scores, and `audit` has stronger adversaries. Pass the scores of any attack
+    instead of losses, with low scores for members, such as −log of a likelihood ratio.
 
     The limits of Clopper and Pearson treat examples as independent, although those of one model
     share its noise. They assume that chance alone decided which examples were in the data: members
