@@ -63,7 +63,8 @@ def measure(case: Case, options: Options, step: str, mesh: Mesh) -> Measured:
     try:
         with cases.context(case, mesh):
             traced = jax.jit(function, donate_argnums=(0, 1)).trace(*args)
-            compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+            platform = "cuda" if mesh.devices.flat[0].platform == "gpu" else "tpu"
+            compiled = traced.lower(lowering_platforms=(platform,)).compile()
     except jax.errors.JaxRuntimeError as error:
         return Measured(compile_s=time.process_time() - start, error=_reason(str(error)))
     seconds, cost = time.process_time() - start, hlo.cost(compiled.as_text())
@@ -123,7 +124,10 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all")
     parser.add_argument("--list", action="store_true", help="list the cases")
-    parser.add_argument("--topology", help="devices, such as v5e:4x4; default: those of the case")
+    parser.add_argument(
+        "--topology", help="devices, such as v5e:4x4 or h100; default: those of the case"
+    )
+    parser.add_argument("--batch-size", type=int, help="default: that of the case")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
     parser.add_argument("--only", choices=["plain", "private"])
     parser.add_argument("--clip", choices=["flat", "per-layer", "streaming"], default="flat")
@@ -146,6 +150,8 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     show(HEADER)
     for name in given.cases or CASES:
         case = CASES[name]
+        if given.batch_size:
+            case = dataclasses.replace(case, batch_size=given.batch_size)
         mesh, found = cases.make_mesh(given.topology or case.topology), {}
         for step in ("plain", "private") if given.only is None else (given.only,):
             with announced(f"{name}: compiling the {step} step for {mesh.size} chips"):
