@@ -69,8 +69,9 @@ def measure(case: Case, options: Options, step: str, mesh: Mesh) -> Measured:
         return Measured(compile_s=time.process_time() - start, error=_reason(str(error)))
     seconds, cost = time.process_time() - start, hlo.cost(compiled.as_text())
     temporary = compiled.memory_analysis().temp_size_in_bytes
-    gb = cost.hbm_bytes / 1e9
-    return Measured(temporary / 1e9, cost.passes / 1e9, gb, seconds, cost.collectives)
+    # On a GPU, products are calls of libraries, and have other units.
+    gflop = 0.0 if platform == "cuda" else cost.passes / 1e9
+    return Measured(temporary / 1e9, gflop, cost.hbm_bytes / 1e9, seconds, cost.collectives)
 
 
 def _reason(text: str) -> str:
@@ -82,7 +83,8 @@ def _reason(text: str) -> str:
 def row(name: str, step: str, x: Measured) -> str:
     """Returns the row of one step."""
     kinds = [f"{kind} {number}: {size / 1e6:.0f}" for kind, (number, size) in x.collectives.items()]
-    numbers = f"{x.temporary_gb:.2f} | {x.gflop:,.0f} | {x.hbm_gb:.1f}"
+    gflop = f"{x.gflop:,.0f}" if x.gflop else "–"
+    numbers = f"{x.temporary_gb:.2f} | {gflop} | {x.hbm_gb:.1f}"
     if x.error:
         kinds, numbers = [x.error], "– | – | –"
     return f"| {name} | {step} | {numbers} | {x.compile_s:.0f} | {', '.join(kinds)} |"
