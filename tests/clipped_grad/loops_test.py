@@ -147,6 +147,7 @@ def test_linen_train_state():
     assert min(jax.tree.leaves(moved)) > 0
 
 
+@pytest.mark.slow
 def test_nnx_optimizer():
     class Model(nnx.Module):
         def __init__(self, rngs):
