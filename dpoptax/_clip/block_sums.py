@@ -348,12 +348,32 @@ def sum_lookups(
         return table
     bits = 62 if wide == jnp.float64 else 30
     exact = make_steps(max(examples * largest_summand, ratio) * bound, count, bits=bits)
+    rows = jnp.concatenate([rows for rows, _ in lookups])
+    steps = exact.split(jnp.concatenate([values.astype(wide) for _, values in lookups]))
+
+    def total(rows: jax.Array, steps: jax.Array, size: int) -> jax.Array:
+        return jnp.zeros((size, steps.shape[1]), steps.dtype).at[rows].add(steps)
+
     # Two integers hold a number: whole steps may wrap around, and fine ones have room for all.
-    coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
-    for rows, values in lookups:
-        parts = exact.split(values.astype(wide))
-        coarse, fine = coarse.at[rows].add(parts[0]), fine.at[rows].add(parts[1])
-    return exact.join(coarse, fine)
+    if rows.shape[0] >= size:
+        return exact.join(*(total(rows, x, size) for x in steps))
+    # The integers of the rows that occur, instead of two more tables.
+    order, found, slots = _join_equal(rows, size)
+    sums = exact.join(*(total(slots, x[order], len(found)) for x in steps))
+    return table.at[found].set(sums, mode="drop", unique_indices=True)
+
+
+def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns an order that sorts rows (N,), the different rows, and the slot of each sorted one.
+
+    There may be fewer than N different rows. They are filled up with rows beyond the table.
+    """
+    rows = jnp.where(rows < 0, rows + size, rows).astype(jnp.int32)
+    order = jnp.argsort(rows)
+    ordered = rows[order]
+    slots = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]]))
+    beyond = size + jnp.arange(len(rows), dtype=jnp.int32)
+    return order, beyond.at[slots].set(ordered), slots
 
 
 def lookup_rounding(

@@ -52,7 +52,7 @@ _UNDERFLOW_LOSS = 2.0**-58
 ROOT_ROUNDINGS = 4
 # Twice the roundings in a norm over S/M, in a geometry's factor, and in the coefficient: five roots
 # and quotients and seven other operations.
-_COEFFICIENT_ROUNDINGS = 2 * (5 * ROOT_ROUNDINGS + 7)
+COEFFICIENT_ROUNDINGS = 2 * (5 * ROOT_ROUNDINGS + 7)
 # Exponents of gradients are clamped to this range. Outside of it they are far below any clipping
 # bound, or far above it, in either case.
 _EXPONENT_RANGE = (-126, 60)
@@ -60,7 +60,7 @@ _EXPONENT_RANGE = (-126, 60)
 # of a grid are longer, since int32 holds 2³⁰ of a bound.
 _MINIMUM_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
-_ZERO_EXPONENT = -(2**20)
+ZERO_EXPONENT = -(2**20)
 # Division by 2 to this power makes every number zero (`divide_by_power`).
 ERASE_EXPONENT = 2**20
 _BLOCK = 128
@@ -110,7 +110,7 @@ class Scales(NamedTuple):
     """Holds the divisors of gradients: a power of two for each side and example.
 
     Attributes:
-      exponent: the exponents of all sides together, (pieces, B), int32; `_ZERO_EXPONENT` or below
+      exponent: the exponents of all sides together, (pieces, B), int32; `ZERO_EXPONENT` or below
         if the piece is exactly zero.
       finite: whether a side is finite, (pieces, sides, B).
     """
@@ -140,7 +140,7 @@ def _make_piece_scales(tops: jax.Array) -> tuple[jax.Array, Scales]:
     finite = jnp.isfinite(tops)
     found = binary_exponent(jnp.where(finite, tops, 0.0))
     total = jnp.sum(found, axis=0, dtype=jnp.int32)
-    divisor = jnp.where(found == _ZERO_EXPONENT, 0, found)
+    divisor = jnp.where(found == ZERO_EXPONENT, 0, found)
     return jnp.where(finite, divisor, ERASE_EXPONENT), Scales(total, finite)
 
 
@@ -156,11 +156,11 @@ def largest_entry(x: jax.Array) -> jax.Array:
 
 
 def binary_exponent(top: jax.Array) -> jax.Array:
-    """Returns ⌊log₂ top⌋ of positive normal numbers, in int32; `_ZERO_EXPONENT` below them."""
+    """Returns ⌊log₂ top⌋ of positive normal numbers, in int32; `ZERO_EXPONENT` below them."""
     # The sign bit of a magnitude is zero, so the shift leaves the biased exponent.
     bits = lax.bitcast_convert_type(top, jnp.int32)
     found = (bits >> 23) - 127
-    return jnp.where(found >= -126, found, _ZERO_EXPONENT)
+    return jnp.where(found >= -126, found, ZERO_EXPONENT)
 
 
 def power_of_two(exponent: jax.Array) -> jax.Array:
@@ -350,11 +350,11 @@ def clip_coefficients(
     used = jnp.all(scales.finite, axis=(0, 1)) & mask & keeps_order(scales.exponent[0])
     member = np.arange(group_count)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
-    largest = jnp.max(jnp.where(inside, scales.exponent, _ZERO_EXPONENT), axis=1)  # (groups, B)
+    largest = jnp.max(jnp.where(inside, scales.exponent, ZERO_EXPONENT), axis=1)  # (groups, B)
     # Pieces of a group are scaled to the group's largest, so no square overflows.
     relative = power_of_two(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
     # All terms are positive, so rounding is relative to the sum itself.
-    room = 1.0 + gamma(len(groups) + _COEFFICIENT_ROUNDINGS)
+    room = 1.0 + gamma(len(groups) + COEFFICIENT_ROUNDINGS)
 
     def length(values: jax.Array) -> jax.Array:
         square = jnp.where(inside, jnp.square(values * relative), 0.0)

@@ -14,7 +14,6 @@ from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clip_per_example import batch_axis, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
-from dpoptax._clip.clipping_functions import PerLayerClip
 from dpoptax._clip.grid import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
@@ -44,7 +43,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     has_aux: bool = False,
     return_values: bool = False,
-    method: Literal["auto", "vmap"] = "auto",
+    method: Literal["auto", "vmap", "recompute"] = "auto",
     precision: Literal["float32", "bfloat16"] | None = None,
     grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
@@ -85,7 +84,10 @@ def clipped_grad(
       method: "auto" computes norms and sums from the operands and cotangents of each layer (ghost
         clipping), and forms per-example gradients only where the traced loss requires it. "vmap"
         forms all of them and is the reference. The two differ by rounding. Where large terms
-        of a gradient nearly cancel, "auto" scales it to below C.
+        of a gradient nearly cancel, "auto" scales it to below C. "recompute" runs the forward and
+        backward passes twice, first for the norms and then for the sum, and keeps nothing in
+        between. With `jax.checkpoint` or sharded parameters it needs little more memory than a step
+        without privacy.
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, which halves their memory and takes one pass of a
         matrix unit instead of six. It rounds gradients and does not affect the bound. `None` is the
@@ -162,8 +164,7 @@ def clipped_grad(
             f"taken for method={method!r}, grid={grid}, clip={clip}."
         )
     layout = make_layout(mesh, axis_name, param_specs)
-    if isinstance(clip, PerLayerClip) and clip.streaming:
-        check_streaming(method, grid, microbatch_size, mesh)
+    use_sum = check_streaming(clip, method, grid, microbatch_size, mesh)
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
@@ -192,9 +193,9 @@ def clipped_grad(
             total = join_sums(clip, points.points[0], total)
         return total, aux
 
-    if isinstance(clip, PerLayerClip) and clip.streaming:
+    if use_sum is not None:
         batch_sum: DeviceSum = streaming_sum(
-            loss_fn, clip, layout, has_aux=has_aux, microbatch_size=microbatch_size,
+            use_sum, loss_fn, clip, layout, has_aux=has_aux, microbatch_size=microbatch_size,
             factor_dtype=functools.partial(_factor_dtype, precision, mesh),
         )  # fmt: skip
     elif layout is not None:
@@ -288,8 +289,8 @@ def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints
 
 
 def _check_options(method: str, precision: str | None, grid: float | None) -> None:
-    if method not in ("auto", "vmap"):
-        raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
+    if method not in ("auto", "vmap", "recompute"):
+        raise ValueError(f"`method` must be 'auto', 'vmap' or 'recompute', got {method!r}.")
     if precision not in (None, "float32", "bfloat16"):
         raise ValueError(f"`precision` must be 'float32', 'bfloat16' or `None`, got {precision!r}.")
     if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):

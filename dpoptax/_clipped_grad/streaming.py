@@ -1,4 +1,8 @@
-"""Computes clipped sums during the backward pass, for `per_layer_clip(…, streaming=True)`."""
+"""Computes clipped sums during the backward pass, use by use, where nothing is kept for later.
+
+`per_layer_clip(…, streaming=True)` clips each part by itself. `method="recompute"` clips whole
+gradients, and computes them twice.
+"""
 
 import dataclasses
 import functools
@@ -13,49 +17,66 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._clip.clip import Clip
 from dpoptax._clip.clipping_functions import PerLayerClip
 from dpoptax._clipped_grad.microbatches import in_microbatches
 from dpoptax._clipped_grad.sharding import DeviceSum, Layout, device_adder, names_of
+from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunction
+from dpoptax._ghost_clipping.sums.recomputed_sum import recomputed_sum
 from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
-from dpoptax._ghost_clipping.sums.use_clip import BatchDevices, DeviceFunction
+from dpoptax._ghost_clipping.sums.use_places import UseTotal
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
 
 def check_streaming(
+    clip: Clip,
     method: str,
     grid: float | None,
     microbatch_size: int | None,
     mesh: Mesh | AbstractMesh | None,
-) -> None:
-    """Raises an error for options of `clipped_grad` that do not stream."""
-    if method == "vmap" or grid is not None:
+) -> Callable[..., tuple[UseTotal, PyTree]] | None:
+    """Returns the way to a sum use by use, `None` if options do not ask for it, or raises.
+
+    Raises:
+      ValueError: other options exclude it.
+    """
+    layers = isinstance(clip, PerLayerClip) and clip.streaming
+    if not layers and method != "recompute":
+        return None
+    option = "`per_layer_clip(streaming=True)`" if layers else "`method='recompute'`"
+    if method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms):
         raise ValueError(
-            "`per_layer_clip(streaming=True)` must be computed without per-example gradients, got "
-            f"method={method!r} and grid={grid}."
+            f"{option} must be computed without per-example gradients, got method={method!r}, "
+            f"grid={grid} and clip={clip}."
+        )
+    if layers and method == "recompute":
+        raise ValueError(
+            f"{option} must have method='auto', got 'recompute'. Streaming needs no second turn."
         )
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
-            "The `mesh` of `per_layer_clip(streaming=True)` must have automatic axes, got "
-            f"axis_types={mesh.axis_types}."
+            f"The `mesh` of {option} must have automatic axes, got axis_types={mesh.axis_types}."
         )
     if mesh is not None and microbatch_size is not None:
         raise ValueError(
-            "`microbatch_size` must be `None` for `per_layer_clip(streaming=True)` on a mesh, got "
-            f"{microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
+            f"`microbatch_size` must be `None` for {option} on a mesh, got {microbatch_size}. Use "
+            "`jax.checkpoint` in the loss to save memory."
         )
+    return streamed_sum if layers else recomputed_sum
 
 
 def streaming_sum(
+    use_sum: Callable[..., tuple[UseTotal, PyTree]],
     loss_fn: Callable[..., PyTree],
-    clip: PerLayerClip,
+    clip: Clip,
     layout: Layout | None,
     *,
     has_aux: bool,
     microbatch_size: int | None,
     factor_dtype: Callable[[], DTypeLike | None],
 ) -> DeviceSum:
-    """Returns `sums(points, records, mask, key)` of a batch on all devices.
+    """Returns `sums(points, records, mask, key)` of a batch on all devices, by `use_sum`.
 
     The compiler shards the loss over automatic axes. Only the sums over examples run in
     `shard_map`.
@@ -72,14 +93,16 @@ def streaming_sum(
             devices = MeshDevices(layout, whole, clip.sensitivity)
             specs = layout.specs(points.points[0])
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        streamed = functools.partial(
-            streamed_sum, loss_fn, clip, points,
+        by_use = functools.partial(
+            use_sum, loss_fn, clip, points,
             has_aux=has_aux, whole=whole, devices=devices, specs=specs, factor_dtype=factor_dtype(),
         )  # fmt: skip
-        total, aux = in_microbatches(
-            lambda examples, mask: streamed(examples[0], mask, examples[1]), microbatch_size
+        (total, statistic), aux = in_microbatches(
+            lambda examples, mask: by_use(examples[0], mask, examples[1]), microbatch_size
         )((batch, keys), mask)
-        return total if layout is None else layout.constrain(total, points.points[0]), aux
+        if layout is not None:
+            total = layout.constrain(total, points.points[0])
+        return clip.join(total, statistic), aux
 
     return sums
 
@@ -102,6 +125,9 @@ class MeshDevices(BatchDevices):
     def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
         spec, add = self.layout.batch_part(spec), device_adder(self.layout, self.whole, self.bound)
         return self._on_each(lambda *arrays: add(local(*arrays), spec), spec)
+
+    def each(self, local: DeviceFunction) -> DeviceFunction:
+        return self._on_each(local, P(self.layout.axes))
 
     def add_slices(
         self, local: Callable[..., DeviceFunction], spec: P, axis: int

@@ -41,6 +41,8 @@ from dpoptax.auditing._game import canary_gradient as canary_gradient
 from dpoptax.auditing._game import canary_gradients as canary_gradients
 from dpoptax.auditing._game import leaf_projections as leaf_projections
 from dpoptax.auditing._game import linear_loss as linear_loss
+from dpoptax.auditing._membership import MembershipReport as MembershipReport
+from dpoptax.auditing._membership import membership_report as membership_report
 from dpoptax.auditing._one_run import OneRunGuesses as OneRunGuesses
 from dpoptax.auditing._one_run import guesses_about as guesses_about
 from dpoptax.auditing._one_run import p_value_dp as p_value_dp

@@ -82,13 +82,13 @@ def trade_off_curve(
     return TradeOffCurve(
         taken / len(without),
         missed / len(within),
-        _clopper_pearson(taken, len(without), tail),
-        _clopper_pearson(missed, len(within), tail),
+        clopper_pearson(taken, len(without), tail),
+        clopper_pearson(missed, len(within), tail),
         confidence,
     )
 
 
-def _clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Array:
+def clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Array:
     """Returns lower and upper limits (2, counts), each wrong with probability at most `tail`."""
     low = np.where(counts > 0, stats.beta.ppf(tail, counts, trials - counts + 1), 0.0)
     high = np.where(counts < trials, stats.beta.isf(tail, counts + 1, trials - counts), 1.0)

@@ -168,7 +168,7 @@ def repeated(params, x):
         (computed, {}, "computed on before dot_general"),
         (repeated, {}, "all steps use the whole"),
         (computed, {"method": "vmap"}, "without per-example gradients, got method='vmap'"),
-        (computed, {"grid": 2.0**-10}, "got method='auto' and grid=0.0009"),
+        (computed, {"grid": 2.0**-10}, "got method='auto', grid=0.0009"),
     ],
 )
 def test_losses_that_do_not_stream_are_refused(loss, options, message):

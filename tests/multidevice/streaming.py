@@ -1,4 +1,6 @@
-"""Tests that streamed per-layer clips on eight virtual devices equal those on one device."""
+"""Tests that sums by streaming and in two turns are the same on eight devices as on one."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import dpoptax
 from dpoptax._clip import block_sums
 from dpoptax._ghost_clipping.sums import use_clip
 from dpoptax.auditing import _worst_example as adversary
+from tests import helpers
 from tests.helpers import floats, no_room
 from tests.multidevice.problem import (
     FSDP,
@@ -23,49 +26,56 @@ from tests.multidevice.problem import (
 )
 
 CLIP = dpoptax.per_layer_clip(0.3, streaming=True)
+WAYS = {"streaming": {"clip": CLIP}, "recompute": {"clip": 0.3, "method": "recompute"}}
 EXAMPLES = 16
 MASK = np.arange(EXAMPLES) % 5 != 2
 KEYS = {"key": jax.random.key(3), "ids": 7 * np.arange(EXAMPLES) % 1000}
 
 
-@pytest.fixture(scope="module")
-def want():
+@functools.cache
+def one_device(way):
     with no_room():
-        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+        grad_fn = dpoptax.clipped_grad(loss_fn, **WAYS[way])
         return jax.jit(grad_fn)(make_params(), make_batch(0, EXAMPLES), MASK, **KEYS).sum
 
 
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("sliced", [False, True])
 @pytest.mark.parametrize("axes", ["data", pytest.param(("model", "data"), marks=pytest.mark.slow)])
-def test_a_sum_over_devices_is_that_of_one_device(axes, sliced, want, monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sum_over_devices_is_that_of_one_device(way, axes, sliced, monkeypatch):
     if sliced:
         monkeypatch.setattr(use_clip, "_SLICED_ENTRIES", 1)
     mesh = make_mesh((2, 4), ("model", "data"), KINDS[0])
     # "model" is an axis of the parameters only, or one of the examples as well.
     specs = FSDP | {"dense": P(("data", "model")), "kernel": P(None, None, None, "model")}
     params, batch = put(make_params(), mesh, specs), put(make_batch(0, EXAMPLES), mesh, P(axes))
-    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, axis_name=axes, param_specs=specs)
+    layout = {"mesh": mesh, "axis_name": axes, "param_specs": specs}
+    grad_fn = dpoptax.clipped_grad(loss_fn, **WAYS[way], **layout)
     total = jax.jit(grad_fn)(params, batch, put(MASK, mesh, P(axes)), **KEYS).sum
-    assert_close(total, want)
+    assert_close(total, one_device(way))
     for name, leaf in total.items():
         assert leaf.sharding.is_equivalent_to(params[name].sharding, leaf.ndim), name
 
 
 @pytest.mark.usefixtures("no_room")
-def test_sums_of_many_devices_are_added_in_whole_numbers(want, monkeypatch):
+@pytest.mark.parametrize("way", helpers.slow_but(("streaming",), WAYS))
+def test_sums_of_many_devices_are_added_in_whole_numbers(way, monkeypatch):
     monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
     mesh = make_mesh((8,), ("data",), KINDS[0])
-    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh)
+    grad_fn = dpoptax.clipped_grad(loss_fn, **WAYS[way], mesh=mesh)
     params, batch = put(make_params(), mesh, P()), put(make_batch(0, EXAMPLES), mesh, P("data"))
-    assert_close(jax.jit(grad_fn)(params, batch, MASK, **KEYS).sum, want)
+    assert_close(jax.jit(grad_fn)(params, batch, MASK, **KEYS).sum, one_device(way))
 
 
-def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound():
+@pytest.mark.parametrize("way", WAYS)
+def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(way):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(
-        lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2), CLIP, mesh=mesh
+        lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2),
+        **WAYS[way],
+        mesh=mesh,
     )
     total = jax.jit(lambda batch, mask: grad_fn(params, batch, mask).sum)
     others = tuple(np.random.default_rng(1).normal(size=(2, 16, 16, 4)).astype(np.float32))

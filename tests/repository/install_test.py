@@ -124,6 +124,7 @@ def test_what_prices_and_trains_nothing_imports_neither_accounting_nor_models(pr
     assert len(added) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_help_of_what_prices_many_runs_waits_for_no_accounting(command):
     done = run(
@@ -155,6 +156,7 @@ def test_an_unknown_name_is_an_attribute_error():
         dpoptax.trust_clipped  # noqa: B018
 
 
+@pytest.mark.slow
 def test_an_extra_that_is_missing_is_named():
     uses = {
         "import dpoptax.auditing": "auditing needs jax_privacy",

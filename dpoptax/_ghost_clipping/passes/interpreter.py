@@ -1,7 +1,7 @@
 """Runs the steps of a read program for one example."""
 
 from collections.abc import Sequence
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from dpoptax._tree import PyTree
 Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
 Arrays: TypeAlias = list[jax.Array]
 # Arrays by the index of their use, or of their parameter.
-ByIndex: TypeAlias = dict[int, jax.Array]
+ByIndex: TypeAlias = dict[int, Any]
 
 
 class Interpreter:

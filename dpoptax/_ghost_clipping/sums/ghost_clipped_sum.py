@@ -163,22 +163,10 @@ def _clip_and_sum(
     whole: WholeBatch,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
-
-    def statistic(norms: jax.Array, used: jax.Array) -> jax.Array | None:
-        value = clip.statistic(norms, reference)
-        if value is None:
-            return None
-        if whole.examples > _STATISTIC_EXAMPLES:
-            raise ValueError(
-                f"{clip} counts up to {_STATISTIC_EXAMPLES} examples exactly, and this batch has "
-                f"{whole.examples}: take smaller batches, or method='vmap', whose bound has the "
-                "rounding of the count"
-            )
-        return jnp.sum(jnp.where(used, value, 0.0))
-
     zeros = _zero_sums(params, plan, pieces)
     if pieces.scales is None:
-        return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+        nothing = jnp.zeros(mask.shape, jnp.float32)
+        return zeros, sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
     scaling = clip.scaling(reference)
     norm_bounds = [
@@ -202,7 +190,23 @@ def _clip_and_sum(
     total = _sum_weighted_gradients(
         zeros, plan, pieces, coefficients, bound=scaling.sensitivity, examples=whole.examples
     )
-    return total, statistic(norms, used)
+    return total, sum_statistic(clip, reference, norms, used, whole)
+
+
+def sum_statistic(
+    clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
+) -> jax.Array | None:
+    """Returns the sum of the geometry's statistic over the used examples, `None` without one."""
+    value = clip.statistic(norms, reference)
+    if value is None:
+        return None
+    if whole.examples > _STATISTIC_EXAMPLES:
+        raise ValueError(
+            f"{clip} counts up to {_STATISTIC_EXAMPLES} examples exactly, and this batch has "
+            f"{whole.examples}: take smaller batches, or method='vmap', whose bound has the "
+            "rounding of the count"
+        )
+    return jnp.sum(jnp.where(used, value, 0.0))
 
 
 def measure_product(product: Product, piece: FactoredGradients) -> NormBounds:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,10 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._clip.bounds import NormBounds, Scales
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
-from dpoptax._ghost_clipping.passes.interpreter import (
-    Arrays,
-    ByIndex,
-    Environment,
-    Interpreter,
-)
 from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.plan import (
     PlannedUse,
@@ -30,6 +25,7 @@ from dpoptax._ghost_clipping.plan import (
     read_use,
 )
 from dpoptax._ghost_clipping.sums import weighted_products
+from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import measure_product
 from dpoptax._ghost_clipping.sums.scaled_gradients import (
     UseOperands,
@@ -38,93 +34,108 @@ from dpoptax._ghost_clipping.sums.scaled_gradients import (
     scale_segment,
 )
 from dpoptax._ghost_clipping.trace.entry_rules import Lookup
-from dpoptax._ghost_clipping.trace.program import Step, Use
+from dpoptax._ghost_clipping.trace.program import Use
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
-from dpoptax._jaxprs import bind
 from dpoptax._points import weigh
+from dpoptax._tree import PyTree
 from dpoptax._xla import materialize, round_to_dtype
 
 # Larger sums that devices share are computed in slices. A layer of a large model is smaller, and a
 # table of a vocabulary larger.
 _SLICED_ENTRIES = 2**24
 
-DeviceFunction = Callable[..., jax.Array]
 
+class MeasuredUse(NamedTuple):
+    """Holds the gradients of a use of some examples, as factors, and their size.
 
-class BatchDevices:
-    """Describes the devices that share a batch; here one device."""
+    Attributes:
+      piece: the factors.
+      layout: their layout.
+      scales: the powers of two that they are divided by.
+      size: bounds of the norms of the divided gradients.
+    """
+
+    piece: FactoredGradients
+    layout: FactorLayout
+    scales: Scales
+    size: NormBounds
 
     @property
-    def axes(self) -> tuple[str, ...] | None:
-        """Returns the mesh axes that the examples are sharded over, `None` for one device."""
-        return None
+    def examples(self) -> int:
+        """Returns the number of examples."""
+        return self.size.square.shape[0]
 
-    def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
-        """Returns a function of arrays (B, …) that adds the results of `local` of all devices.
+    @property
+    def ratio(self) -> float:
+        """Returns M of the sum of the gradients."""
+        return weighted_products.absolute_ratio(self.piece)
 
-        `local` gets each device's own examples. The sum is sharded by `spec`.
-        """
-        del spec
-        return local
-
-    def add_slices(
-        self, local: Callable[..., DeviceFunction], spec: P, axis: int
-    ) -> DeviceFunction:
-        """Returns the same where `local(…)(index)` is a slice of the result along `axis`.
-
-        There are as many slices as `spec` has shards along the axis.
-        """
-        raise NotImplementedError
-
-    def shards(self, spec: P, axis: int) -> int:
-        """Returns the number of devices that an axis is sharded over."""
-        del spec, axis
-        return 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Holds the clip of one part of the gradient, and how many parts are added to each entry."""
-
-    clip: Clip
-    added: int
-
-    def tau(self, whole: WholeBatch, *roundings: block_sums.Rounding) -> float:
-        """Returns τ of the sum of the part, with room for the additions of the other parts."""
-        own = block_sums.tau(whole, roundings)
-        room = block_sums.parts_rounding(self.added, whole.examples)
-        return (own + room) / (1.0 - room)
+    @property
+    def sum_error(self) -> float:
+        """Returns the error of a weighted gradient, relative to S."""
+        return weighted_products.sum_error(self.piece)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class UseClip:
-    """Clips and sums the gradients of one use, in each step of its scans.
+class UseSum:
+    """Sums the weighted gradients of one use, in each step of its scans.
 
     Attributes:
       use: the use.
-      part: its clip.
-      whole: the batch of all devices.
+      bound: an upper bound of the norm of a weighted gradient.
       factor_dtype: the dtype that factors are rounded to, `None` for no rounding.
       devices: the devices that share the batch.
       spec: how the sum, cut by the rule of the use, is sharded over them.
     """
 
     use: Use
-    part: Part
-    whole: WholeBatch
+    bound: float
     factor_dtype: DTypeLike | None
     devices: BatchDevices
     spec: P
 
-    def batch_sum(self, operand: jax.Array, cotangent: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns Σ_i mask_i clip(G_i), cut by the rule, in float32, from arrays (B, …)."""
-        arrays = operand, cotangent, mask
+    def coefficients(self, measured: MeasuredUse, given: PyTree) -> jax.Array:
+        """Returns the weights of the gradients, (B,), from arrays (B, …) given for each example."""
+        raise NotImplementedError
+
+    def batch_sum(self, operand: jax.Array, cotangent: jax.Array, given: PyTree) -> jax.Array:
+        """Returns the weighted sum, cut by the rule, in float32, from arrays (B, …)."""
+        arrays = operand, cotangent, given
         slices = self._slices()
         if slices is None:
             return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
         return self.devices.add_slices(
             lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, slices[0]
         )(*arrays)
+
+    def measure(self, operand: jax.Array, cotangent: jax.Array) -> MeasuredUse:
+        """Returns the gradients from operands and cotangents (B, …)."""
+        (planned,) = read_use(self.use)
+        # One step of the scans, in the layout of the rule.
+        step = dataclasses.replace(self.use, loops=())
+        member = PlannedUse(step, planned.view, step.layout)
+        examples = operand.shape[0]
+        operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
+        pair = UseOperands(member, operand, weigh(cotangent, 1.0, planned.view.scale))
+        scales, sides = make_product_scales([largest_entries([pair])])
+        segment = scale_segment(*pair, sides[0]).rounded(self.factor_dtype)
+        piece = FactoredGradients([segment])
+        method = choose_product_method([member], examples, 1)
+        product = Product((member,), "form" if method == "keep" else method, ())
+        return MeasuredUse(piece, step.layout, scales, measure_product(product, piece))
+
+    def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
+        """Returns how one example changes the rounding of the sum.
+
+        Blocks are those of one device's examples. The totals of devices are added afterwards.
+        """
+        # Slices share no entry. Blocks bound each of them by the same number as all of them. The
+        # rounding of lookups grows with the number of columns, so all of these count.
+        slices = None if isinstance(self.use.rule, Lookup) else self._slices()
+        sliced = _Slicing(measured.layout, slices)
+        return weighted_products.product_rounding(
+            sliced.factors(measured.piece, 0), sliced.layout.sizes, measured.examples
+        )
 
     def _slices(self) -> tuple[int, int] | None:
         """Returns the axis of the sum to cut in slices, and their number, `None` for no slices.
@@ -146,51 +157,22 @@ class UseClip:
         self,
         operand: jax.Array,
         cotangent: jax.Array,
-        mask: jax.Array,
+        given: PyTree,
         *,
         slices: tuple[int, int] | None = None,
     ) -> Callable[..., jax.Array]:
         """Returns `total(index)`: the sum over the examples of a device, or a slice of it."""
-        (planned,) = read_use(self.use)
-        # One step of the scans, in the layout of the rule.
-        step = dataclasses.replace(self.use, loops=())
-        member = PlannedUse(step, planned.view, step.layout)
-        operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
-        pair = UseOperands(member, operand, weigh(cotangent, 1.0, planned.view.scale))
-        scales, sides = make_product_scales([largest_entries([pair])])
-        segment = scale_segment(*pair, sides[0]).rounded(self.factor_dtype)
-        piece = FactoredGradients([segment])
-        method = choose_product_method([member], mask.shape[0], 1)
-        product = Product((member,), "form" if method == "keep" else method, ())
-        # Blocks are those of this device's examples. The totals of devices are added afterwards.
-        examples = mask.shape[0]
-        sliced = _Slicing(step.layout, slices)
-        # Slices share no entry. Blocks bound each of them by the same number as all of them. The
-        # rounding of lookups grows with the number of columns, so all of these count.
-        if isinstance(step.rule, Lookup):
-            parts = piece, step.layout.sizes
-        else:
-            parts = sliced.factors(piece, 0), sliced.layout.sizes
-        rounding = weighted_products.product_rounding(*parts, examples)
-        coefficients, _, _ = bounds.clip_coefficients(
-            self.part.clip,
-            scales,
-            [measure_product(product, piece)],
-            [0],
-            mask,
-            group_count=1,
-            ratios=[weighted_products.absolute_ratio(piece)],
-            sum_errors=[weighted_products.sum_error(piece)],
-            tau=self.part.tau(self.whole, rounding),
-        )
+        measured = self.measure(operand, cotangent)
+        sliced = _Slicing(measured.layout, slices)
+        coefficients = self.coefficients(measured, given)
 
         def total(index: jax.Array | int = 0) -> jax.Array:
             found = weighted_products.sum_products(
-                sliced.factors(piece, index),
-                coefficients[0],
+                sliced.factors(measured.piece, index),
+                coefficients,
                 sliced.layout.sizes,
-                bound=self.part.clip.sensitivity,
-                examples=examples,
+                bound=self.bound,
+                examples=measured.examples,
             )
             return sliced.layout.fold(found.astype(jnp.float32), sliced.layout.split)
 
@@ -199,6 +181,52 @@ class UseClip:
     def _rounded(self, x: jax.Array) -> jax.Array:
         dtype = recorded_dtype(x.dtype, self.factor_dtype)
         return x if dtype == x.dtype else round_to_dtype(x, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Holds the clip of one part of the gradient, and how many parts are added to each entry."""
+
+    clip: Clip
+    added: int
+
+    def tau(self, whole: WholeBatch, *roundings: block_sums.Rounding) -> float:
+        """Returns τ of the sum of the part, with room for the additions of the other parts."""
+        return tau_of_parts(whole, roundings, self.added)
+
+
+def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:
+    """Returns τ of sums with these roundings, of which up to `added` are added to each entry."""
+    own = block_sums.tau(whole, roundings)
+    room = block_sums.parts_rounding(added, whole.examples)
+    return (own + room) / (1.0 - room)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UseClip(UseSum):
+    """Sums the gradients of one use, each clipped by itself. The mask (B,) is given for each.
+
+    Attributes:
+      part: the clip.
+      whole: the batch of all devices.
+    """
+
+    part: Part
+    whole: WholeBatch
+
+    def coefficients(self, measured: MeasuredUse, given: jax.Array) -> jax.Array:
+        coefficients, _, _ = bounds.clip_coefficients(
+            self.part.clip,
+            measured.scales,
+            [measured.size],
+            [0],
+            given,
+            group_count=1,
+            ratios=[measured.ratio],
+            sum_errors=[measured.sum_error],
+            tau=self.part.tau(self.whole, self.rounding(measured)),
+        )
+        return coefficients[0]
 
 
 class _Slicing:
@@ -231,70 +259,3 @@ class _Slicing:
                 for rows, columns in piece.segments
             ]
         )
-
-
-class Streamer(Interpreter):
-    """Runs uses so that the derivative by a probe is the clipped sum of the batch.
-
-    `by_use` holds the probes: zeros in the shape of the sum. `live` is the example's entry of the
-    mask.
-    """
-
-    def __init__(
-        self, by_use: ByIndex, known: Environment, clips: dict[int, UseClip], live: jax.Array
-    ) -> None:
-        super().__init__(by_use, known)
-        self.clips = clips
-        self.live = live
-
-    def inner(self, by_use: ByIndex, known: Environment) -> "Streamer":
-        return Streamer(by_use, known, self.clips, self.live)
-
-    def use(self, step: Step, use: Use, operands: Arrays) -> jax.Array:
-        apply = _clipped_use(step, self.clips[use.index])
-        return apply(operands, self.by_use[use.index], self.live)
-
-
-def _clipped_use(step: Step, clip: UseClip) -> Callable[..., jax.Array]:
-    """Returns `apply(operands, probe, live)`: the output of a use of one example.
-
-    Its derivative by the data operand is that of the operation. By the probe, it is the clipped sum
-    over all examples that `jax.vmap` maps it over.
-    """
-
-    @jax.custom_batching.custom_vmap
-    def clipped_sum(operand: jax.Array, cotangent: jax.Array, live: jax.Array) -> jax.Array:
-        del operand, cotangent, live
-        return jnp.zeros(clip.use.rule.layout.split, jnp.float32)  # only for its type
-
-    @clipped_sum.def_vmap
-    def batch_rule(size: int, mapped: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
-        whole = [
-            x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
-            for x, is_mapped in zip(arrays, mapped, strict=True)
-        ]
-        return clip.batch_sum(*whole), False
-
-    @jax.custom_vjp
-    def apply(operands: Arrays, probe: jax.Array, live: jax.Array) -> jax.Array:
-        del probe, live
-        (output,) = bind(step.eqn, operands)
-        return output
-
-    def forward(operands: Arrays, probe: jax.Array, live: jax.Array) -> tuple[jax.Array, Any]:
-        return apply(operands, probe, live), (operands, live)
-
-    def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, jax.Array, None]:
-        operands, live = saved
-        operand, gradients = operands[step.data], [None] * len(operands)
-        if jnp.issubdtype(operand.dtype, jnp.inexact):
-
-            def output(operand: jax.Array) -> jax.Array:
-                moved = [*operands[: step.data], operand, *operands[step.data + 1 :]]
-                return bind(step.eqn, moved)[0]
-
-            (gradients[step.data],) = jax.vjp(output, operand)[1](cotangent)
-        return gradients, clipped_sum(operand, cotangent, live), None
-
-    apply.defvjp(forward, backward)
-    return apply

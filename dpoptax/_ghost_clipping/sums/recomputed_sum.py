@@ -1,0 +1,250 @@
+"""Clips whole gradients in two turns, without keeping anything between norms and sums.
+
+Other sums keep the operands and cotangents of all uses until the norms are known. This one runs the
+forward and the backward pass twice. The first turn measures each use of a parameter in the backward
+pass, and the norms give each example's coefficient. The second turn sums each use in the backward
+pass. So `jax.checkpoint` and sharded parameters save what they save without privacy, for the price
+of a second forward and backward pass.
+
+The bound does not rely on both turns computing the same numbers; see `dpoptax._clip.limits`. A
+barrier keeps the compiler from joining them, which would keep all that the first turn computed.
+
+Uses of one parameter are measured separately, and their norms are added. For tied embeddings, this
+is at most √2 times the norm.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._clip import block_sums, bounds
+from dpoptax._clip.block_sums import Rounding, WholeBatch
+from dpoptax._clip.bounds import NormBounds, Scales
+from dpoptax._clip.clip import Clip
+from dpoptax._clip.limits import (
+    Limits,
+    PartNorms,
+    join_norms,
+    limited_coefficients,
+    make_limits,
+    part_norms,
+)
+from dpoptax._ghost_clipping.passes.interpreter import Arrays, ByIndex
+from dpoptax._ghost_clipping.sums import weighted_products
+from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
+from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
+from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
+from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.trace.program import Program
+from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._points import GradientPoints
+from dpoptax._tree import PyTree
+from dpoptax._xla import materialize
+
+# The arrays of all parts of a gradient: of the uses, and then of the opaque parameters.
+_ByPart: TypeAlias = list[PyTree]
+
+
+def recomputed_sum(
+    loss_fn: Callable[..., PyTree],
+    clip: Clip,
+    points: GradientPoints,
+    batch: PyTree,
+    mask: jax.Array,
+    keys: jax.Array | None,
+    *,
+    has_aux: bool,
+    whole: WholeBatch,
+    devices: BatchDevices,
+    specs: PyTree = None,
+    factor_dtype: DTypeLike | None = None,
+) -> tuple[UseTotal, PyTree]:
+    """Computes the clipped sum of a batch; arguments as for `streamed_sum`.
+
+    Returns:
+      The sum, shaped like the parameters, with the sum of the geometry's statistic; and the
+      auxiliary outputs, `None` without `has_aux`.
+
+    Raises:
+      ValueError: there are several gradient points, or the loss computes on a parameter before the
+        parameter meets data.
+    """
+    params = points.points[0]
+    leaves, inputs = jax.tree.leaves(params), jax.tree.leaves((batch, keys))
+    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
+    mask = program.separate(mask)
+    check_uses(program, points, "`method='recompute'`")
+    uses = _LimitedUses(
+        clip.scaling(points.reference),
+        program,
+        UsePlaces(program, leaves, specs),
+        whole,
+        devices,
+        factor_dtype,
+    )
+    packed = uses.measure(leaves, inputs)
+    limits, norms, used = uses.clip_whole(packed, clip.groups(params), mask)
+    statistic = sum_statistic(clip, points.reference, norms, used, whole)
+    leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
+    sums, results = uses.sum(leaves, inputs, limits)
+    aux = jax.tree.unflatten(program.result_tree, results)[1]
+    return (jax.tree.unflatten(jax.tree.structure(params), sums), statistic), aux
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _LimitedUse(UseSum):
+    """Measures the gradients of one use, or sums them within the `Limits` given for each example.
+
+    `roundings` collects how one example changes the rounding of each sum, as norms are traced.
+    """
+
+    roundings: dict[int, Rounding]
+
+    def norms(self, operand: jax.Array, cotangent: jax.Array) -> jax.Array:
+        """Returns the packed norms of examples, (B, 2)."""
+        measured, steps = self.measure(operand, cotangent), math.prod(n for n, _ in self.use.loops)
+        rounding = self.rounding(measured)
+        self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
+        return part_norms(measured.scales, measured.size, measured.sum_error).pack()
+
+    def coefficients(self, measured: MeasuredUse, given: Limits) -> jax.Array:
+        return limited_coefficients(
+            given,
+            measured.scales,
+            measured.size,
+            ratio=measured.ratio,
+            sum_error=measured.sum_error,
+        )
+
+
+class _LimitedUses:
+    """Measures the gradients of a program, and sums them within limits.
+
+    Attributes:
+      parts: the parameter of each part of the gradient, and the steps of the scans around it.
+    """
+
+    def __init__(
+        self,
+        clip: Clip,
+        program: Program,
+        places: UsePlaces,
+        whole: WholeBatch,
+        devices: BatchDevices,
+        factor_dtype: DTypeLike | None,
+    ) -> None:
+        self.clip = clip
+        self.program = program
+        self.places = places
+        self.whole = whole
+        self.devices = devices
+        self.roundings: dict[int, Rounding] = {}
+        self.uses = {
+            use.index: _LimitedUse(
+                use, clip.sensitivity, factor_dtype, devices, places.spec(use), self.roundings
+            )
+            for use in program.uses
+        }
+        self.parts = [(leaf_of(use), tuple(n for n, _ in use.loops)) for use in program.uses]
+        self.parts += [(leaf, ()) for leaf in program.opaque]
+
+    def measure(self, leaves: Arrays, inputs: Arrays) -> _ByPart:
+        """Returns the packed norms of all parts of each example's gradient."""
+
+        def function(use: _LimitedUse) -> BatchFunction:
+            norms = self.devices.each(use.norms)
+            kind = jax.ShapeDtypeStruct((2,), jnp.float32)
+            return BatchFunction(lambda x, y, _: norms(x, y), kind, mapped=True)
+
+        by_use, gradients, _ = self._run(leaves, inputs, function, [()] * len(self.uses))
+        norms = self.devices.each(_formed_norms)
+        return [by_use[i] for i in self.uses] + [norms(gradients[i]) for i in self.program.opaque]
+
+    def sum(self, leaves: Arrays, inputs: Arrays, limits: _ByPart) -> tuple[Arrays, Arrays]:
+        """Returns the sums of all parameters within the limits, and the outputs of the loss."""
+
+        def function(use: _LimitedUse) -> BatchFunction:
+            kind = jax.ShapeDtypeStruct(use.use.rule.layout.split, jnp.float32)
+            return BatchFunction(use.batch_sum, kind, mapped=False)
+
+        sums, gradients, outputs = self._run(leaves, inputs, function, limits)
+        opaque = {
+            leaf: self.devices.add(_sum_formed, self.places.specs[leaf])(gradients[leaf], own)
+            for leaf, own in zip(self.program.opaque, limits[len(self.uses) :], strict=True)
+        }
+        return self.places.join(sums, opaque), outputs
+
+    def _run(
+        self,
+        leaves: Arrays,
+        inputs: Arrays,
+        function: Callable[[_LimitedUse], BatchFunction],
+        own: _ByPart,
+    ) -> tuple[ByIndex, ByIndex, Arrays]:
+        return run_uses(
+            self.program,
+            leaves,
+            inputs,
+            {index: function(use) for index, use in self.uses.items()},
+            own=dict(zip(self.uses, own, strict=False)),
+            axes=self.devices.axes,
+        )
+
+    def clip_whole(
+        self, packed: _ByPart, groups: list[int], mask: jax.Array
+    ) -> tuple[_ByPart, jax.Array, jax.Array]:
+        """Returns the limits of all parts, the norms of the first group, and the used examples."""
+        norms = [PartNorms.unpack(x.reshape(mask.shape[0], -1, 2)) for x in packed]
+        by_leaf: dict[int, list[PartNorms]] = collections.defaultdict(list)
+        for (leaf, _), part in zip(self.parts, norms, strict=True):
+            by_leaf[leaf].append(part)
+        if not by_leaf:
+            return [], jnp.zeros(mask.shape, jnp.float32), mask
+        sizes, scales = zip(*map(join_norms, by_leaf.values()), strict=True)
+        most = max(self.places.added.values())
+        coefficients, whole_norms, used = bounds.clip_coefficients(
+            self.clip,
+            Scales(*(jnp.concatenate(each) for each in zip(*scales, strict=True))),
+            list(sizes),
+            [groups[leaf] for leaf in by_leaf],
+            mask,
+            group_count=1 + max(groups),
+            ratios=[1.0] * len(by_leaf),
+            sum_errors=[0.0] * len(by_leaf),
+            tau=tau_of_parts(self.whole, self.roundings.values(), most),
+        )
+        found = dict(zip(by_leaf, zip(coefficients, scales, strict=True), strict=True))
+
+        def limit(leaf: int, steps: tuple[int, ...], part: PartNorms) -> Limits:
+            coefficient, scale = found[leaf]
+            limits = make_limits(part, coefficient, scale.exponent[0])
+            return Limits(*(x.reshape(mask.shape[0], *steps) for x in limits))
+
+        parts = zip(self.parts, norms, strict=True)
+        return [limit(*key, part) for key, part in parts], whole_norms, used
+
+
+def _measure_formed(gradient: jax.Array) -> tuple[jax.Array, NormBounds, Scales]:
+    gradient = materialize(gradient)
+    exponents, scales = bounds.make_scales([bounds.largest_entry(gradient)[None]])
+    return *bounds.scale_formed(gradient, exponents[0, 0]), scales
+
+
+def _formed_norms(gradient: jax.Array) -> jax.Array:
+    _, size, scales = _measure_formed(gradient)
+    return part_norms(scales, size, weighted_products.FLOAT32_ERROR).pack()
+
+
+def _sum_formed(gradient: jax.Array, own: Limits) -> jax.Array:
+    unit, size, scales = _measure_formed(gradient)
+    error = weighted_products.FLOAT32_ERROR
+    weights = limited_coefficients(own, scales, size, ratio=1.0, sum_error=error)
+    return block_sums.sum_weighted(weights, unit)

@@ -1,0 +1,186 @@
+"""Tests of `clipped_grad(method="recompute")`, which measures and sums in two turns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax._clip import bounds
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.sums import recomputed_sum
+from tests import helpers
+from tests.clipped_grad import streaming_test
+from tests.clipped_grad.adversary_test import CLIPS, QUICK, _attack
+from tests.clipped_grad.streaming_test import (
+    EXAMPLES,
+    MASK,
+    STREAMS,
+    assert_close,
+    computed,
+    make_problem,
+    repeated,
+    two_uses,
+)
+
+BOUND = 2.0
+
+
+def untied(params, example):
+    return two_uses(params["embed"], params["head"], params, example)
+
+
+def make_untied():
+    params, batch = make_problem()
+    return params | {"head": params["embed"][::-1]}, batch
+
+
+@pytest.mark.parametrize(
+    ("clip", "microbatch_size"),
+    [(BOUND, 5), pytest.param(dpoptax.per_layer_clip(0.5), None, marks=pytest.mark.slow)],
+)
+def test_the_sum_is_that_of_kept_factors(clip, microbatch_size, no_room):
+    params, batch = make_untied()
+    found, want = (
+        jax.jit(dpoptax.clipped_grad(untied, clip, **options))(params, batch, MASK).sum
+        for options in ({"method": "recompute", "microbatch_size": microbatch_size}, {})
+    )
+    assert_close(found, want, rtol=1e-4)
+
+
+def test_a_statistic_of_the_norms_is_counted_once(no_room):
+    params, x = jnp.eye(4), helpers.normal(0, (6, 4))
+    tx = dpoptax.adaptive_gaussian_noise(
+        dpoptax.adaptive_clip(0.5), noise_multiplier=1.0, batch_size=6, key=jax.random.key(0)
+    )
+    state = tx.init(params)
+
+    def total(method):
+        loss = lambda w, x: jnp.sum((x @ w) ** 2)  # noqa: E731
+        grad_fn = dpoptax.clipped_grad(loss, dpoptax.adaptive_clip(0.5), method=method)
+        return jax.jit(lambda w: grad_fn(dpoptax.gradient_points(state, w), x).sum)(params)
+
+    assert_close(total("recompute"), total("auto"), rtol=1e-5)
+
+
+def test_norms_of_uses_of_one_parameter_are_added(no_room):
+    params, batch = make_problem()
+    found = jax.jit(dpoptax.clipped_grad(streaming_test.loss_fn, BOUND, method="recompute"))(
+        params, batch, MASK
+    )
+    table = params["embed"]
+    grads = jax.vmap(jax.grad(two_uses, argnums=(0, 1, 2)), (None, None, None, 0))(
+        table, table, params, batch
+    )
+    norm = jax.vmap(optax.tree.norm)
+    whole = grads[2] | {"embed": norm(grads[0]) + norm(grads[1])}
+    factor = MASK * jnp.minimum(1.0, BOUND / norm(whole))
+    want = grads[2] | {"embed": grads[0] + grads[1]}
+    assert_close(
+        found.sum, jax.tree.map(lambda g: jnp.einsum("b,b...->...", factor, g), want), rtol=2e-4
+    )
+
+
+def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
+    params, batch = make_untied()
+
+    def loss(params, example, key):
+        value = untied(params, example)
+        return value * jax.random.uniform(key), key
+
+    key, ids = jax.random.key(0), np.arange(EXAMPLES) + 7
+    grad_fn = dpoptax.clipped_grad(
+        loss, BOUND, has_aux=True, return_values=True, method="recompute"
+    )
+    _, (values, keys) = jax.jit(grad_fn)(params, batch, key=key, ids=ids)
+    want = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(want))
+    losses = jax.vmap(untied, (None, 0))(params, batch) * jax.vmap(jax.random.uniform)(want)
+    np.testing.assert_allclose(values, losses, rtol=1e-5)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("program", helpers.slow_but(STREAMS[:6] + ("tied",), STREAMS))
+@pytest.mark.parametrize("clip", ["l2", "AUTO-V"])
+def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
+    assert _attack(program, CLIPS[clip], QUICK, method="recompute") <= 1
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("way", ["gram", "form"])
+@pytest.mark.parametrize("program", ["regression", "batched"])
+def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    options = {"method": "recompute"}
+    assert _attack(program, CLIPS["AUTO-V"], QUICK, precision="bfloat16", **options) <= 1
+    assert _attack(program, CLIPS["AUTO-V"], QUICK, dtype="bfloat16", **options) <= 1
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_the_bound_does_not_need_equal_turns(limited, monkeypatch):
+    """The second turn sums gradients that are four times as long as the measured ones."""
+    measure = recomputed_sum.part_norms
+
+    def short(*args):
+        found = measure(*args)
+        return found._replace(norms=found.norms / 4)
+
+    def not_limited(limits, scales, size, **options):
+        del size, options
+        return limits.factor * bounds.power_of_two(scales.exponent[0] - limits.exponent)
+
+    monkeypatch.setattr(recomputed_sum, "part_norms", short)
+    if not limited:
+        monkeypatch.setattr(recomputed_sum, "limited_coefficients", not_limited)
+    found = _attack("regression", CLIPS["AUTO-V"], QUICK, method="recompute")
+    assert found <= 1 if limited else found > 3
+
+
+def test_an_example_that_is_not_finite_adds_zero():
+    params, (tokens, targets) = make_untied()
+    grad_fn = jax.jit(dpoptax.clipped_grad(untied, BOUND, method="recompute"))
+    want = grad_fn(params, (tokens, targets), np.arange(EXAMPLES) != 3).sum
+    targets = targets.at[3].set(jnp.inf)
+    found = grad_fn(params, (tokens, targets), np.ones(EXAMPLES, bool)).sum
+    jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
+def test_nothing_is_kept_between_the_turns():
+    """The memory of a checkpointed step does not grow with the number of layers."""
+
+    def loss(params, x):
+        layer = lambda h, w: (jnp.tanh(jnp.tanh(h @ w) @ w.T), None)  # noqa: E731
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, params)[0] ** 2)
+
+    def memory(layers):
+        shapes = (layers, 16, 16), (64, 128, 16)
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        grad_fn = dpoptax.clipped_grad(loss, 1.0, method="recompute")
+        step = jax.jit(lambda w, x: grad_fn(w, x).sum)
+        return step.lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+
+    carry = 64 * 128 * 16 * 4
+    assert memory(30) - memory(10) < 1.5 * 20 * carry
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        (computed, {}, "computed on before dot_general"),
+        (repeated, {}, "all steps use the whole"),
+        (computed, {"grid": 2.0**-10}, "without per-example gradients"),
+        (computed, {"clip": streaming_test.CLIP}, "Streaming needs no second turn"),
+    ],
+)
+def test_losses_and_options_without_two_turns_are_refused(loss, options, message):
+    with pytest.raises(ValueError, match=message):
+        dpoptax.clipped_grad(loss, **{"clip": 1.0, "method": "recompute"} | options)(
+            jnp.eye(4), jnp.ones((3, 4))
+        )
+
+
+def test_several_points_are_refused():
+    points = dpoptax.GradientPoints((jnp.eye(4), jnp.eye(4)), (0.5, 0.5))
+    with pytest.raises(ValueError, match="`method='recompute'` must have one gradient point"):
+        dpoptax.clipped_grad(repeated, 1.0, method="recompute")(points, jnp.ones((3, 4)))
