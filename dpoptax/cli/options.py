@@ -6,8 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from dpoptax.accounting import Accountant
-from dpoptax.training.config import TrainConfig
+from dpoptax.training.config import Accountant, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
