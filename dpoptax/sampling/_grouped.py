@@ -75,7 +75,8 @@ class GroupedPoissonSampler(Sampler):
         """p_g, the probability of each record of a group in each step."""
         pairs = zip(self.weights, self.group_sizes, strict=True)
         scale = self.batch_size / math.fsum(weight * size for weight, size in pairs)
-        return tuple(weight * scale for weight in self.weights)
+        exact = (weight * scale for weight in self.weights)
+        return tuple(1.0 if 1 < p < 1 + 1e-12 else p for p in exact)  # rounding
 
     @property
     def padded_size(self) -> int:

@@ -52,7 +52,7 @@ def run(file: ConfigFile) -> types.ModuleType:
 
 
 def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
-    """Returns what a field of a config names: a registered name, or MODULE:FUNCTION.
+    """Returns the object that a config names: a registered one, or MODULE:FUNCTION.
 
     Modules of the current folder are found too.
 
@@ -79,7 +79,7 @@ def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
 
 
 def code_digest(*names: str) -> str:
-    """Returns a hash of the files of the modules among `names`, or "" if there are none."""
+    """Returns a hash of the modules that `names` refer to, or "" without any."""
     modules = [sys.modules[name.rpartition(":")[0]] for name in names if ":" in name]
     found = hashlib.sha256("".join(map(inspect.getsource, modules)).encode())
     return found.hexdigest() if modules else ""

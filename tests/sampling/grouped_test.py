@@ -82,6 +82,8 @@ def test_equal_weights_are_poisson_sampling():
     assert sampler.probabilities == pytest.approx((0.048, 0.048))
     whole = GroupedPoissonSampler(5, 5, 0, group_sizes=(4, 1), weights=(1, 1))
     assert whole.padded_size == 5
+    third = GroupedPoissonSampler(30, 30, 0, group_sizes=(10,) * 3, weights=(0.7, 0.7, 0.7))
+    assert third.probabilities == (1.0, 1.0, 1.0)
     assert whole.sample(0).mask.all()
     assert whole.dp_event(1.0, 3) == PoissonSampler(5, 5, 0).dp_event(1.0, 3)
 
