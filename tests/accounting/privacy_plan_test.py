@@ -21,6 +21,9 @@ SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 20}
 STRATEGY = matrix.BandedToeplitz((1.0, 0.5))
 SAMPLERS = {
     "poisson": sampling.PoissonSampler,
+    "grouped": functools.partial(
+        sampling.GroupedPoissonSampler, group_sizes=(900, 100), weights=(1, 2)
+    ),
     "fixed_size": sampling.FixedSizeSampler,
     "random_allocation": sampling.RandomAllocationSampler,
     "min_separation": functools.partial(sampling.MinSeparationSampler, separation=3),

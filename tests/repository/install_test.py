@@ -162,6 +162,7 @@ def test_an_extra_that_is_missing_is_named():
         "import dpoptax.auditing": "auditing needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
         "dpoptax.filters.spectrum.plot(None, 'x.png')": "`plot` needs matplotlib",
+        "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
         "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }
     program = """

@@ -17,6 +17,12 @@ from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, 
 Operands: TypeAlias = tuple[DerivedValue, ...]
 
 _MOST_INTEGERS = 1 << 20  # computed while the loss is traced
+# Operations that compute the same anywhere, unlike those that read a mesh, a platform or a host.
+_INTEGER_OPERATIONS = {
+    "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "expand_dims",
+    "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "neg", "rem", "reshape", "rev", "select_n",
+    "slice", "squeeze", "sub", "transpose",
+}  # fmt: skip
 
 
 def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
@@ -102,11 +108,10 @@ def _known_integers(value: DerivedValue) -> np.ndarray | None:
         return None
     eqn = origin.operation.eqn
     operands = [_known_integers(v) for v in origin.operation.operands]
-    if subprograms(eqn.params) or any(v is None for v in operands):
+    if eqn.primitive.name not in _INTEGER_OPERATIONS or any(v is None for v in operands):
         return None
     with jax.ensure_compile_time_eval():
-        found = eqn.primitive.bind(*operands, **eqn.params)
-    return np.asarray(found[origin.index] if eqn.primitive.multiple_results else found)
+        return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
 
 
 def _find_tiles(eqn: JaxprEqn, operands: Operands) -> tuple[int, tuple[View, ...]] | None:
