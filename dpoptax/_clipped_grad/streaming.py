@@ -130,21 +130,26 @@ class MeshDevices(BatchDevices):
         return self._on_each(local, P(self.layout.axes))
 
     def add_slices(
-        self, local: Callable[..., DeviceFunction], spec: P, axis: int
+        self, local: Callable[..., DeviceFunction], spec: P, axis: int, count: int
     ) -> DeviceFunction:
         add = device_adder(self.layout, self.whole, self.bound)
         names = names_of(self.layout.batch_part(spec)[axis])
+        shards = self.shards(spec, axis) // count  # in a slice
 
         def run(*arrays: jax.Array) -> jax.Array:
             slice_of = local(*arrays)
 
+            kind = jax.eval_shape(slice_of, 0)
+            size = kind.shape[axis] // shards
+            place = lax.axis_index(names)
+
             def turn(own: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
                 total = add(slice_of(index), P())
-                return jnp.where(lax.axis_index(names) == index, total, own), None
+                part = lax.dynamic_slice_in_dim(total, place % shards * size, size, axis)
+                return jnp.where(place // shards == index, part, own), None
 
-            shape = jax.eval_shape(slice_of, 0)
-            start = jnp.zeros(shape.shape, shape.dtype)
-            own, _ = lax.scan(turn, start, jnp.arange(self.shards(spec, axis)))
+            shape = (*kind.shape[:axis], size, *kind.shape[axis + 1 :])
+            own, _ = lax.scan(turn, jnp.zeros(shape, kind.dtype), jnp.arange(count))
             return own
 
         return self._on_each(run, self.layout.batch_part(spec))

@@ -40,12 +40,11 @@ def one_device(way):
 
 
 @pytest.mark.usefixtures("no_room")
-@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("entries", [2**24, 16, 1])
 @pytest.mark.parametrize("axes", ["data", pytest.param(("model", "data"), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sum_over_devices_is_that_of_one_device(way, axes, sliced, monkeypatch):
-    if sliced:
-        monkeypatch.setattr(use_clip, "_SLICED_ENTRIES", 1)
+def test_a_sum_over_devices_is_that_of_one_device(way, axes, entries, monkeypatch):
+    monkeypatch.setattr(use_clip, "_SLICE_ENTRIES", entries)
     mesh = make_mesh((2, 4), ("model", "data"), KINDS[0])
     # "model" is an axis of the parameters only, or one of the examples as well.
     specs = FSDP | {"dense": P(("data", "model")), "kernel": P(None, None, None, "model")}

@@ -32,11 +32,11 @@ class BatchDevices:
         return local
 
     def add_slices(
-        self, local: Callable[..., DeviceFunction], spec: P, axis: int
+        self, local: Callable[..., DeviceFunction], spec: P, axis: int, count: int
     ) -> DeviceFunction:
-        """Returns the same where `local(…)(index)` is a slice of the result along `axis`.
+        """Returns the same where `local(…)(index)` is one of `count` slices along `axis`.
 
-        There are as many slices as `spec` has shards along the axis.
+        Each slice holds the same number of the shards that `spec` has along the axis.
         """
         raise NotImplementedError
 

@@ -40,9 +40,9 @@ from dpoptax._points import weigh
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize, round_to_dtype
 
-# Larger sums that devices share are computed in slices. A layer of a large model is smaller, and a
-# table of a vocabulary larger.
-_SLICED_ENTRIES = 2**24
+# Larger sums that devices share are computed in slices of up to this size. Each slice reads the
+# factors again. A layer of a billion parameters is smaller, and a table of a vocabulary larger.
+_SLICE_ENTRIES = 2**24
 
 
 class MeasuredUse(NamedTuple):
@@ -105,7 +105,7 @@ class UseSum:
         if slices is None:
             return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
         return self.devices.add_slices(
-            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, slices[0]
+            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, *slices
         )(*arrays)
 
     def measure(self, operand: jax.Array, cotangent: jax.Array) -> MeasuredUse:
@@ -144,14 +144,17 @@ class UseSum:
         axis is the only one of the rows or of the columns, and these are not one-hot.
         """
         layout = self.use.rule.layout
+        entries = math.prod(layout.split)
         shared = [i for i in range(len(layout.split)) if self.devices.shards(self.spec, i) > 1]
-        if math.prod(layout.split) < _SLICED_ENTRIES or len(shared) != 1:
+        if entries <= _SLICE_ENTRIES or len(shared) != 1:
             return None
         (axis,) = shared
         one_hot = isinstance(self.use.rule, Lookup) and layout.rows == (axis,)
         if one_hot or (axis,) not in (layout.rows, layout.columns):
             return None
-        return axis, self.devices.shards(self.spec, axis)
+        shards = self.devices.shards(self.spec, axis)
+        counts = (n for n in range(2, shards) if shards % n == 0 and entries <= n * _SLICE_ENTRIES)
+        return axis, next(counts, shards)
 
     def _device_sum(
         self,
