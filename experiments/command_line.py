@@ -36,6 +36,9 @@ commands:
         their spectra
   record WORKDIR --output FILE
         adds the runs of `dpoptax compare` in WORKDIR to a file, one line each
+  released-code [--data-dir DIR] [--folder FOLDER] [--seeds N]
+        the true ε of the papers' released code; with data, also trains a
+        linear model with its update rules
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
 
@@ -287,6 +290,19 @@ def _image_benchmark(arguments: list[str]) -> int:
     return 0
 
 
+def _released_code(arguments: list[str]) -> int:
+    from experiments.released.report import ReleasedCode, write_report
+
+    given = tyro.cli(
+        ReleasedCode,
+        args=arguments,
+        prog=f"{_PROGRAM} released-code",
+        description="Measure and price the papers' released update rules, and train with them.",
+    )
+    print(write_report(given))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "study": _study,
     "report": _report,
@@ -294,6 +310,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "spectrum": _spectrum,
     "record": _record,
+    "released-code": _released_code,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

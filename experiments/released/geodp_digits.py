@@ -30,7 +30,9 @@ def rows(data_dir: Path) -> list[tuple[str, ...]]:
     updates: list[Update] = []
     for _, size, beta in CURVES:
 
-        def geodp(g: Array, w: Array, clip: float = np.inf, n: int = size, b: float = beta) -> Array:
+        def geodp(
+            g: Array, w: Array, clip: float = np.inf, n: int = size, b: float = beta
+        ) -> Array:
             g = g / max(1.0, float(np.linalg.norm(g)) / clip)
             return geodp_branch(g, _CLIP, n, w, beta=b, program="Runme.m")
 
