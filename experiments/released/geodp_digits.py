@@ -1,11 +1,12 @@
 """Trains a logistic regression on the digits 0 and 1 with the released GeoDP and its baseline."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments.released.geodp import dp_branch, geodp_branch
+from experiments.released.geodp import clip_mean, dp_branch, geodp_branch
 from experiments.released.linear_model import load
 from experiments.released.rules import Array
 
@@ -29,19 +30,10 @@ def rows(data_dir: Path) -> list[tuple[str, ...]]:
     kept = data.labels < 2
     updates: list[Update] = []
     for _, size, beta in CURVES:
-
-        def geodp(
-            g: Array, w: Array, clip: float = np.inf, n: int = size, b: float = beta
-        ) -> Array:
-            g = g / max(1.0, float(np.linalg.norm(g)) / clip)
-            return geodp_branch(g, _CLIP, n, w, beta=b, program="Runme.m")
-
-        updates += [
-            lambda g, w, n=size: dp_branch(g, _CLIP, n, w),
-            geodp,
-            lambda g, w, n=size: g + _CLIP / n * w,
-            lambda g, w, geodp=geodp: geodp(g, w, _CLIP),
-        ]
+        dp = functools.partial(_dp, size=size)
+        geodp = functools.partial(_geodp, size=size, beta=beta)
+        bounded = functools.partial(_geodp, size=size, beta=beta, clipped=True)
+        updates += [functools.partial(_dp, size=size, clipped=True), geodp, dp, bounded]
     sigmas = np.repeat([sigma for sigma, _, _ in CURVES], len(updates) // len(CURVES))
     losses = iter(train(data.inputs[kept], data.labels[kept], updates, sigmas).T)
     return [
@@ -51,6 +43,15 @@ def rows(data_dir: Path) -> list[tuple[str, ...]]:
         )
         for sigma, size, beta in CURVES
     ]
+
+
+def _dp(mean: Array, noise: Array, *, size: int, clipped: bool = False) -> Array:
+    return dp_branch(mean, _CLIP, size, noise) if clipped else mean + _CLIP / size * noise
+
+
+def _geodp(mean: Array, noise: Array, *, size: int, beta: float, clipped: bool = False) -> Array:
+    mean = clip_mean(mean, _CLIP) if clipped else mean
+    return geodp_branch(mean, _CLIP, size, noise, beta=beta, program="Runme.m")
 
 
 def train(inputs: Array, labels: Array, updates: Sequence[Update], sigmas: Array) -> Array:

@@ -135,9 +135,7 @@ class Training:
         scales = np.asarray(sigmas, np.float32)[:, None]
         draws = (scales * rng.standard_normal(size, np.float32) for _ in range(self.steps))
         batches = poisson_sums(data, self.batch_size, self.stabilizer, seed)
-        rates = [
-            [np.float32(rate * self.schedule(t)) for t in range(self.steps)] for _, rate in rules
-        ]
+        rates = [[rate * self.schedule(t) for t in range(self.steps)] for _, rate in rules]
         last: list[Array] = []
         for last in run(  # noqa: B007, the last iterates count
             [rule for rule, _ in rules],

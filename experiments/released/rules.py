@@ -122,13 +122,15 @@ class Average:
     """The filter m_t = (1 − κ) m_{t−1} + κ g_t with m_{−1} = g_0."""
 
     def __init__(self, kappa: float):
-        self._kappa, self._m = kappa, None
+        self._kappa = kappa
+        self._m: Array | None = None
 
     def __call__(self, g: Array) -> Array:
         """Returns m_t for the input g_t."""
         before = g if self._m is None else self._m
-        self._m = (1 - self._kappa) * before + self._kappa * g
-        return self._m
+        found: Array = (1 - self._kappa) * before + self._kappa * g
+        self._m = found
+        return found
 
 
 def _lagged(iterates: Sequence[Array], t: int, lag: int) -> Array:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,6 +251,13 @@ def test_the_page_has_every_arm_and_every_part(tmp_path):
     assert "+0.00 ± 0.00" in text
     tables.draw(records, tmp_path / "parts.png")
     assert (tmp_path / "parts.png").stat().st_size > 1000
+
+
+def test_the_figure_of_the_results_is_that_of_its_record():
+    root = Path(__file__).parents[2]
+    record = root / "experiments" / "results" / "released-code" / "parts.png"
+    shown = root / "docs" / "results" / "released-code.png"
+    assert shown.read_bytes() == record.read_bytes()
 
 
 def test_finished_seeds_are_not_trained_again(tmp_path, monkeypatch):
