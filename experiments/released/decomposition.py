@@ -151,7 +151,7 @@ def compare(data_dir: Path, output: Path, *, seeds: int = 5) -> list[Record]:
         (name, seed) for seed in range(seeds) for name in comparisons() if (name, seed) not in done
     ]
     data = load(data_dir) if planned else None
-    for name, seed in Bar(planned, unit="seed"):
+    for name, seed in Bar(planned, unit="seed", disable=not planned):
         assert data is not None
         comparison = comparisons()[name]
         new = _train(name, comparison, data, seed)
