@@ -36,6 +36,21 @@ def test_released_disk_has_less_noise_than_calibrated(kappa, gamma):
 
 
 @pytest.mark.parametrize(
+    ("k", "t", "wanted"),
+    [(2, 1, [1, 0]), (2, 5, [5, 3]), (3, 5, [5, 3, 2]), (4, 5, [5, 3, 2, 1]), (4, 0, [0] * 4)],
+)
+def test_released_pmlf_leaves_out_the_last_iterate(k, t, wanted):
+    points = rules.released_pmlf(k).points(np.arange(t + 1.0), t)
+    assert [(weight, x) for weight, x in points] == [(1.0, x) for x in wanted]
+
+
+def test_the_steps_of_released_disk_have_the_length_of_the_rate():
+    start, batches, draws = _problem()
+    iterates = _run(rules.released_disk(0.7, 0.5), start, batches, draws, 0.3)
+    np.testing.assert_allclose(np.linalg.norm(np.diff(iterates, axis=0), axis=1), 0.3)
+
+
+@pytest.mark.parametrize(
     "rule",
     [
         rules.dp_sgd(),
