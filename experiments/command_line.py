@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -39,6 +39,8 @@ commands:
   released-code [--data-dir DIR] [--folder FOLDER] [--seeds N]
         the true ε of the papers' released code; with data, also trains a
         linear model with its update rules
+  digits NAME --output FILE
+        a table measured on digits; NAME is `batches` or `public`
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
 
@@ -128,6 +130,23 @@ class RecordArguments:
 
     workdir: tyro.conf.Positional[Path]
     output: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsArguments:
+    """Options of `digits`.
+
+    Attributes:
+        name: The measurement: batch sizes at equal compute, or uses of public examples.
+        output: The Markdown file.
+        trials: Number of settings tried for each row.
+        seeds: Number of runs with the best setting.
+    """
+
+    name: tyro.conf.Positional[Literal["batches", "public"]]
+    output: Path
+    trials: int = 16
+    seeds: int = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +296,22 @@ def _record(arguments: list[str]) -> int:
     return 0
 
 
+def _digits(arguments: list[str]) -> int:
+    given = tyro.cli(
+        DigitsArguments,
+        args=arguments,
+        prog=f"{_PROGRAM} digits",
+        description="Train settings of private training on digits, and write a table.",
+    )
+    from experiments.digits import batches, public
+
+    page = batches.batches_page if given.name == "batches" else public.public_page
+    text = page(trials=given.trials, seeds=given.seeds)
+    given.output.write_text(text, encoding="utf-8")
+    print(f"Written to {given.output}")
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -311,6 +346,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "spectrum": _spectrum,
     "record": _record,
     "released-code": _released_code,
+    "digits": _digits,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -71,13 +72,15 @@ _LONG_EXAMPLES = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks long examples as slow, and moves modules marked `optimized` to the front.
+    """Marks long examples and tests of experiments as slow, and moves `optimized` to the front.
 
     Compiled programs are dropped between the two kinds. Workers receive the modules in this order,
     not by their number of tests.
     """
+    experiments = pathlib.Path(__file__).parent / "experiments"
     for item in items:
-        if isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES:
+        long = isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES
+        if long or experiments in item.path.parents:
             item.add_marker("slow")
     items.sort(key=lambda item: not any(item.getparent(pytest.Module).iter_markers("optimized")))
 

@@ -63,13 +63,15 @@ def measure(case: Case, options: Options, step: str, mesh: Mesh) -> Measured:
     try:
         with cases.context(case, mesh):
             traced = jax.jit(function, donate_argnums=(0, 1)).trace(*args)
-            compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+            platform = "cuda" if mesh.devices.flat[0].platform == "gpu" else "tpu"
+            compiled = traced.lower(lowering_platforms=(platform,)).compile()
     except jax.errors.JaxRuntimeError as error:
         return Measured(compile_s=time.process_time() - start, error=_reason(str(error)))
     seconds, cost = time.process_time() - start, hlo.cost(compiled.as_text())
     temporary = compiled.memory_analysis().temp_size_in_bytes
-    gb = cost.hbm_bytes / 1e9
-    return Measured(temporary / 1e9, cost.passes / 1e9, gb, seconds, cost.collectives)
+    # On a GPU, products are calls of libraries, and have other units.
+    gflop = 0.0 if platform == "cuda" else cost.passes / 1e9
+    return Measured(temporary / 1e9, gflop, cost.hbm_bytes / 1e9, seconds, cost.collectives)
 
 
 def _reason(text: str) -> str:
@@ -81,7 +83,8 @@ def _reason(text: str) -> str:
 def row(name: str, step: str, x: Measured) -> str:
     """Returns the row of one step."""
     kinds = [f"{kind} {number}: {size / 1e6:.0f}" for kind, (number, size) in x.collectives.items()]
-    numbers = f"{x.temporary_gb:.2f} | {x.gflop:,.0f} | {x.hbm_gb:.1f}"
+    gflop = f"{x.gflop:,.0f}" if x.gflop else "–"
+    numbers = f"{x.temporary_gb:.2f} | {gflop} | {x.hbm_gb:.1f}"
     if x.error:
         kinds, numbers = [x.error], "– | – | –"
     return f"| {name} | {step} | {numbers} | {x.compile_s:.0f} | {', '.join(kinds)} |"
@@ -123,7 +126,10 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all")
     parser.add_argument("--list", action="store_true", help="list the cases")
-    parser.add_argument("--topology", help="devices, such as v5e:4x4; default: those of the case")
+    parser.add_argument(
+        "--topology", help="devices, such as v5e:4x4 or h100; default: those of the case"
+    )
+    parser.add_argument("--batch-size", type=int, help="default: that of the case")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
     parser.add_argument("--only", choices=["plain", "private"])
     parser.add_argument("--clip", choices=["flat", "per-layer", "streaming"], default="flat")
@@ -146,6 +152,8 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     show(HEADER)
     for name in given.cases or CASES:
         case = CASES[name]
+        if given.batch_size:
+            case = dataclasses.replace(case, batch_size=given.batch_size)
         mesh, found = cases.make_mesh(given.topology or case.topology), {}
         for step in ("plain", "private") if given.only is None else (given.only,):
             with announced(f"{name}: compiling the {step} step for {mesh.size} chips"):

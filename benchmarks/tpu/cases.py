@@ -58,8 +58,11 @@ class Options:
     noise: bool = True
 
 
-def _big(**options: Any) -> Architecture:
-    return gpt2(128, layers=24, width=1792, heads=14, dtype="bfloat16", remat=True, **options)
+def _big(layers: int, width: int) -> Architecture:
+    return gpt2(
+        128, layers=layers, width=width, heads=width // 128, dtype="bfloat16", remat=True,
+        constrained=True,
+    )  # fmt: skip
 
 
 CASES = {
@@ -69,7 +72,8 @@ CASES = {
     "gpt2-1024": Case(lambda: gpt2(1024), 32),
     "gpt2-4096": Case(lambda: gpt2(4096, remat=True, query_block=512), 8),
     "gpt2-16384": Case(lambda: gpt2(16384, remat=True, query_block=512), 8),
-    "big": Case(lambda: _big(constrained=True), 32, fsdp=True, topology="v5e:4x4"),
+    "big": Case(lambda: _big(24, 1792), 32, fsdp=True, topology="v5e:4x4"),  # 1.02 billion
+    "10b": Case(lambda: _big(40, 4480), 128, fsdp=True, topology="v5e:8x8"),
     "resnet-18": Case(resnet_18, 256),
     "resnet-18-bfloat16": Case(lambda: resnet_18(dtype="bfloat16"), 256),
     "vit-s": Case(vit_s, 256),
@@ -165,18 +169,43 @@ def _axis(case: Case) -> str | None:
     return "data" if case.fsdp else None
 
 
+# What XLA has to know about a GPU that is absent.
+_H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  device_memory_size: 84978434048 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
 def make_mesh(topology: str) -> Mesh:
-    """Returns a mesh of the devices of a topology, such as "v5e:4x4", that need not exist."""
+    """Returns a mesh of devices that need not exist: a topology such as "v5e:4x4", or "h100"."""
     from jax.experimental import topologies
 
-    # Without these, libtpu looks for devices. Nothing is executed, so processes may share it.
+    # Without these, the libraries look for devices. Nothing is executed, so processes may share
+    # libtpu.
     for name, value in {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     }.items():
         os.environ.setdefault(name, value)
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    return Mesh(np.array(devices).reshape(-1), ("data",))
+    if topology == "h100":
+        found = topologies.get_topology_desc(
+            topology_name="", platform="cuda", target_config=_H100, topology="1x1x1"
+        )
+    else:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    return Mesh(np.array(found.devices).reshape(-1), ("data",))

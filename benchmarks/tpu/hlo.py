@@ -135,9 +135,8 @@ class Program:
                 self._count(x.computation("calls"), runs)
             elif x.operation == "conditional":
                 branches = re.search(r"branch_computations=\{([^}]*)\}", x.text)
-                found = _OPERANDS.findall(branches[1]) if branches else []
-                for branch in found:  # in two turns, each of two branches is taken once
-                    self._count(branch, runs / len(found))
+                for branch in _OPERANDS.findall(branches[1]) if branches else ():
+                    self._count(branch, runs)
 
     def _trips(self, loop: Instruction) -> int:
         """Returns the iterations of a loop: those XLA knows, or the constant it compares with.

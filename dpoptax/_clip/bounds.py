@@ -304,6 +304,11 @@ def upper_square(x: jax.Array) -> jax.Array:
     return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _UNDERFLOW_LOSS**2
 
 
+def underflow_loss(squares: int) -> np.float32:
+    """Returns how much a sum of squares may lose to underflow, relative to a scale of about 1."""
+    return np.float32(squares * 2.0**-125)
+
+
 def clip_coefficients(
     clip: Clip,
     scales: Scales,
@@ -358,7 +363,7 @@ def clip_coefficients(
 
     def length(values: jax.Array) -> jax.Array:
         square = jnp.where(inside, jnp.square(values * relative), 0.0)
-        return jnp.sqrt(room * jnp.sum(square, axis=1))
+        return jnp.sqrt(room * (jnp.sum(square, axis=1) + underflow_loss(len(groups))))
 
     square, absolutes = map(jnp.stack, zip(*sizes, strict=True))
     errors = np.array(sum_errors)[:, None]

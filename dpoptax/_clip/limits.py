@@ -21,6 +21,7 @@ from dpoptax._clip.bounds import (
     Scales,
     gamma,
     power_of_two,
+    underflow_loss,
 )
 from dpoptax._xla import materialize
 
@@ -101,8 +102,9 @@ def join_norms(parts: list[PartNorms]) -> tuple[NormBounds, Scales]:
     for norms, exponents in parts:
         finite &= jnp.all(jnp.isfinite(norms), axis=1)
         lengths = jnp.where(jnp.isfinite(norms), norms, 0.0) * relative_power(exponents, exponent)
-        room = 1.0 + gamma(norms.shape[1] + len(parts) + COEFFICIENT_ROUNDINGS)
-        total += room * jnp.sqrt(jnp.sum(jnp.square(lengths), axis=1))
+        steps = norms.shape[1]
+        room = 1.0 + gamma(steps + len(parts) + COEFFICIENT_ROUNDINGS)
+        total += room * jnp.sqrt(jnp.sum(jnp.square(lengths), axis=1) + underflow_loss(steps))
     return NormBounds(jnp.square(total), total), Scales(exponent[None], finite[None, None])
 
 

@@ -52,7 +52,7 @@ class Label:
     @property
     def has_data(self) -> bool:
         """Returns whether the value depends on private data, clipped or not."""
-        return bool(self.holds & PRIVATE_DATA)
+        return bool(self.holds.value & PRIVATE_DATA.value)  # `&` of flags is slow
 
 
 EMPTY_LABEL = Label()
@@ -61,7 +61,7 @@ EMPTY_LABEL = Label()
 def join_labels(labels: Iterable[Label]) -> Label:
     """Returns the label of a value that may be any of these."""
     labels = tuple(labels)
-    holds = functools.reduce(operator.or_, (each.holds for each in labels), Content.NOTHING)
+    holds = functools.reduce(operator.or_, {each.holds for each in labels}, Content.NOTHING)
     apart = frozenset[Hashable]().union(*(each.varying for each in labels))
     selections = frozenset[Selection]().union(*(each.selections for each in labels))
     data = [each for each in labels if each.has_data]
@@ -82,6 +82,8 @@ def join_labels(labels: Iterable[Label]) -> Label:
 
 def condition_label(label: Label, by: Label) -> Label:
     """Returns the label of a value that exists only if another value says so."""
+    if not (by.holds or by.varying or by.selections):
+        return label
     both = join_labels((label, by))
     if both.has_data:
         return both if by.holds else dataclasses.replace(label, varying=both.varying)

@@ -214,10 +214,14 @@ def separated_event(
     """
     if probability == 1:
         return poisson_event(noise_multiplier, 1.0, -(-steps // separation))
-    event = poisson_event(noise_multiplier, probability, steps)
+    return cut_event(poisson_event(noise_multiplier, probability, steps), steps * overflow)
+
+
+def cut_event(event: Event, overflow: float) -> Event:
+    """Returns the event with batches that other records fill with probability `overflow`."""
     if not overflow or isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
-    return CutDpEvent(event, min(1.0, steps * overflow))
+    return CutDpEvent(event, min(1.0, overflow))
 
 
 def with_others(event: Event, also: Sequence[Event]) -> Event:

@@ -26,3 +26,6 @@ from dpoptax.accounting._runs import epsilon as epsilon
 from dpoptax.accounting._runs import epsilon_spent as epsilon_spent
 from dpoptax.accounting._runs import guarantee as guarantee
 from dpoptax.accounting._runs import planned_guarantee as planned_guarantee
+from dpoptax.accounting._suggestion import PlanOption as PlanOption
+from dpoptax.accounting._suggestion import PlanSuggestion as PlanSuggestion
+from dpoptax.accounting._suggestion import suggest_plan as suggest_plan

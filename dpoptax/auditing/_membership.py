@@ -45,7 +45,7 @@ class MembershipReport:
 
     @functools.cached_property
     def claimed_bounds(self) -> Array | None:
-        """Returns the largest true-positive rates under the guarantee, (rates,), if there is one."""
+        """Returns the largest true-positive rates under the guarantee, (rates,), or `None`."""
         return None if self.claimed is None else 1 - self.claimed(self.false_positive_rates)
 
     @functools.cached_property

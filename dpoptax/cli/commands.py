@@ -4,10 +4,11 @@ import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from dpoptax.cli.options import AuditArguments, PlanArguments, TrainArguments
+from dpoptax.cli.options import AuditArguments, PlanArguments, SuggestArguments, TrainArguments
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 
@@ -62,6 +63,8 @@ def _plan(arguments: list[str]) -> int:
 
     _check_method("plan", arguments)
     paths, rest = _paths_first(arguments)
+    if "--suggest" in rest:
+        return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
     if len(paths) > 1:
         from dpoptax.cli.search_options import configs_by_name
 
@@ -88,6 +91,50 @@ def _plan(arguments: list[str]) -> int:
     with Phases(say)("plan"):
         cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
     print(planning.text(name, cost))
+    return 0
+
+
+def _suggest(paths: list[str], options: list[str]) -> int:
+    from dpoptax import accounting
+    from dpoptax.training.run import planning
+
+    known: dict[str, Any] = {}
+    if paths:
+        _, config = _config_of("plan --suggest", paths)
+        known = {
+            "dataset_size": config.data().shapes(config.unit).units,
+            "epsilon": config.epsilon,
+            "delta": config.delta,
+            "examples": config.batch_size * config.steps,
+        }
+    needed = dict.fromkeys(("dataset_size", "epsilon", "delta"), tyro.MISSING)
+    known = needed | {name: value for name, value in known.items() if value is not None}
+    given = tyro.cli(
+        SuggestArguments,
+        default=SuggestArguments(**known),
+        args=options,
+        prog="dpoptax plan --suggest",
+        description="Suggest batch size, steps and noise for a compute budget.",
+    )
+    examples, cost = given.examples, given.flops_per_example
+    if given.flops is not None:
+        if cost is None and given.params is not None:
+            cost = 6 * given.params * given.tokens
+        elif cost is None and paths:
+            planned = planning.plan_run(config)
+            cost = (planned.flops or 0.0) / planned.rows
+        if not cost:
+            raise ConfigError("--flops needs --flops-per-example, or --params and --tokens")
+        examples = given.flops / cost
+    if examples is None:
+        raise ConfigError("plan --suggest needs a compute budget: give --examples or --flops")
+    names = ("dataset_size", "epsilon", "delta", "min_steps", "max_excess", "accountant")
+    suggestion = accounting.suggest_plan(
+        examples=examples, **{name: getattr(given, name) for name in names}
+    )
+    print(suggestion)
+    if given.figure is not None:
+        suggestion.plot(given.figure)
     return 0
 
 

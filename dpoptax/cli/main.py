@@ -23,7 +23,9 @@ _COMMANDS = {
     "plan": """\
   plan CONFIG [--FIELD VALUE ...]
         noise, ε, what attacks can do, memory and FLOPs of that run, without
-        training; a table where CONFIGs name several runs""",
+        training; a table where CONFIGs name several runs
+  plan [CONFIG] --suggest [--examples E | --flops F]
+        batch size, steps and noise for a compute budget""",
     "compare": """\
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
           [--learning-rates R...] [--set FIELD=VALUE...]

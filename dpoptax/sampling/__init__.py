@@ -26,6 +26,7 @@ from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAlloca
 from dpoptax.sampling._base import CutSampler, checked_step
 from dpoptax.sampling._base import Sample as Sample
 from dpoptax.sampling._base import Sampler as Sampler
+from dpoptax.sampling._grouped import GroupedPoissonSampler as GroupedPoissonSampler
 from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
 
 if TYPE_CHECKING:

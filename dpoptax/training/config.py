@@ -57,7 +57,8 @@ class TrainConfig:
     data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set; digits needs none."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, transformer, or one that the config file registers."""
+    """Name of a model: linear, mlp, cnn, transformer, one that the config file registers, or
+    MODULE:FUNCTION, which returns a flax module or a FunctionModel for a number of classes."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
     """Unit that ε protects: example, or user. A user's examples are one example to the clip, with
@@ -72,7 +73,8 @@ class TrainConfig:
     microbatch_size: int | None = field(None, Role.KEPT | Role.STEP, _COUNT)
     """Number of examples whose gradients are held in memory at once. None: the whole batch."""
     optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
-    """Optimizer of the filtered gradient: sgd, momentum, adam, or adamw (weight decay 0.01)."""
+    """Optimizer of the filtered gradient: sgd, momentum, adam, adamw (weight decay 0.01), or
+    MODULE:FUNCTION, which returns an optax transformation without its learning rate."""
     learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED, _POSITIVE)
     """Peak learning rate."""
     schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)

@@ -1,10 +1,17 @@
 """Runs config files as modules, so that worker processes can run the same files."""
 
+import hashlib
+import importlib
+import inspect
+import os
 import secrets
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from dpoptax.training.errors import ConfigError, unknown_name
 
 
 class ConfigFile(NamedTuple):
@@ -42,3 +49,37 @@ def run(file: ConfigFile) -> types.ModuleType:
         del sys.modules[file.module], LOADED[file.module]
         raise
     return module
+
+
+def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
+    """Returns the object that a config names: a registered one, or MODULE:FUNCTION.
+
+    Modules of the current folder are found too.
+
+    Raises:
+        ConfigError: An unknown name, or a reference that cannot be imported.
+    """
+    module, _, function = name.rpartition(":")
+    if name in registered:
+        return registered[name]
+    if not module:
+        raise unknown_name(field, name, registered)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever the user's own code raises
+        raise ConfigError(
+            f"{field}={name!r} cannot be imported: {type(error).__name__}: {error}; give "
+            "MODULE:FUNCTION of a module in the current folder or of an installed one"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{field}={name!r} is not a function; give MODULE:FUNCTION")
+    return found
+
+
+def code_digest(*names: str) -> str:
+    """Returns a hash of the modules that `names` refer to, or "" without any."""
+    modules = [sys.modules[name.rpartition(":")[0]] for name in names if ":" in name]
+    found = hashlib.sha256("".join(map(inspect.getsource, modules)).encode())
+    return found.hexdigest() if modules else ""

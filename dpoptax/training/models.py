@@ -1,5 +1,6 @@
 """Flax models by name, their initial values, and the loss of one example."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax.training.errors import ConfigError, line_in, unknown_name
+from dpoptax.training.config_files import named
+from dpoptax.training.errors import ConfigError, line_in
 
 Params = Any
 
@@ -81,6 +83,35 @@ class VisionTransformer(nn.Module):
         return nn.Dense(self.num_classes)(nn.LayerNorm()(tokens[0]))
 
 
+@dataclasses.dataclass(frozen=True)
+class FunctionModel:
+    """A model of any library, or with your own loss, for a config's `model`.
+
+    A config names the function of `num_classes` that returns it: MODULE:FUNCTION, or a name that
+    `register_model` registers. Metrics are the cross-entropy and the accuracy of the logits.
+
+    Attributes:
+        initial: `initial(key, inputs)` returns the parameters, for inputs of one example.
+        logits: `logits(params, inputs)` returns those of one example.
+        loss: `loss(params, example)` returns the loss of one example, a dict of "inputs" and
+            "labels"; by default the cross-entropy of the logits.
+    """
+
+    initial: Callable[[jax.Array, jax.Array], Params]
+    logits: Callable[[Params, jax.Array], jax.Array]
+    loss: Callable[[Params, Any], jax.Array] | None = None
+
+    # As a flax module.
+
+    def init(self, key: jax.Array, inputs: jax.Array) -> dict[str, Params]:
+        """Returns the variables of a new model."""
+        return {"params": self.initial(key, inputs)}
+
+    def apply(self, variables: dict[str, Params], inputs: jax.Array) -> jax.Array:
+        """Returns the logits of one example."""
+        return self.logits(variables["params"], inputs)
+
+
 MODELS: dict[str, Callable[[int], nn.Module]] = {}
 
 
@@ -96,14 +127,13 @@ register_model("transformer", lambda n: VisionTransformer(n, patch=2, width=32, 
 
 
 def build_model(name: str, num_classes: int) -> nn.Module:
-    """Builds the model that is registered under `name`.
+    """Builds the model that is registered under `name`, or that MODULE:FUNCTION builds.
 
     Raises:
-        ConfigError: An unknown name.
+        ConfigError: An unknown name, or a reference that cannot be imported.
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
-    return MODELS[name](num_classes)
+    model: nn.Module = named("model", name, MODELS)(num_classes)
+    return model
 
 
 class Variables(NamedTuple):
@@ -139,7 +169,8 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
 
 def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
     """Returns the error for a model that does not take an example, with a line of its file."""
-    path = inspect.unwrap(type(model).__call__).__code__.co_filename
+    called = model.logits if isinstance(model, FunctionModel) else type(model).__call__
+    path = getattr(getattr(inspect.unwrap(called), "__code__", None), "co_filename", "")
     line = line_in(path, error)
     where = f" ({path}{line})" if line else ""
     return ConfigError(
@@ -202,6 +233,8 @@ def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, A
 
     For a row of tokens it is the mean over the tokens that have a label, and 0 if none has one.
     """
+    if isinstance(model, FunctionModel) and model.loss is not None:
+        return model.loss
 
     def loss(params: Params, example: Any) -> jax.Array:
         losses, _, used = token_losses(model, Variables(params, frozen), example)

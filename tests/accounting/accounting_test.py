@@ -20,7 +20,7 @@ from dpoptax.sampling import (
     PoissonSampler,
     ShuffledSampler,
 )
-from tests.helpers import event_epsilon
+from tests.helpers import event_epsilon, slow_but
 
 DELTA = 1e-5
 
@@ -121,7 +121,7 @@ class TestPublishedValues:
 
 
 class TestIndependentComputations:
-    @pytest.mark.parametrize(("noise_multiplier", "steps"), [(0.8, 1), (4, 1), (5, 30), (40, 100)])
+    @pytest.mark.parametrize(("noise_multiplier", "steps"), [(0.8, 1), (5, 30)])
     def test_full_batches_against_the_analytic_gaussian_mechanism(self, noise_multiplier, steps):
         # Balle and Wang (2018), Theorem 8: T releases of multiplier s are one release of s /
         # sqrt(T).
@@ -139,7 +139,7 @@ class TestIndependentComputations:
         assert expected <= found * (1 + 1e-9)
         assert found == pytest.approx(expected, rel=1e-4)
 
-    @pytest.mark.parametrize(("noise_multiplier", "q"), [(0.6, 0.01), (1.0, 0.2), (2.0, 0.5)])
+    @pytest.mark.parametrize(("noise_multiplier", "q"), [(0.6, 0.01), (2.0, 0.5)])
     def test_one_poisson_step_against_quadrature(self, noise_multiplier, q):
         found = accounting.epsilon(
             noise_multiplier=noise_multiplier, sampling_probability=q, steps=1, delta=DELTA
@@ -152,7 +152,7 @@ class TestIndependentComputations:
         ]
         assert max(deltas) == pytest.approx(DELTA, rel=3e-3)
 
-    @pytest.mark.parametrize(("noise_multiplier", "batch"), [(1.5, 10), (3.0, 40), (2.0, 80)])
+    @pytest.mark.parametrize(("noise_multiplier", "batch"), [(1.5, 10), (2.0, 80)])
     def test_one_fixed_size_step_against_quadrature(self, noise_multiplier, batch):
         sampler = FixedSizeSampler(100, batch, seed=0)
         with pytest.warns(UserWarning, match="not below 1/N"):
@@ -547,7 +547,7 @@ class TestTruncation:
         assert plain < found < 1.5 * plain
         assert accounting.epsilon(sampler=sampler, **run) < found
 
-    @pytest.mark.parametrize("largest", [1, 2, 4, 6])
+    @pytest.mark.parametrize("largest", slow_but((1, 4), (1, 2, 4, 6)))
     def test_a_cut_draw_shows_no_more_than_its_price(self, largest):
         """Checks the exact pair of batches: the others add −1, and the record adds 1 or 0."""
         size, q, sigma = 100, 0.01, 0.7
@@ -743,7 +743,7 @@ class TestCalibration:
         [
             (1, {"sampling_probability": 256 / 50_000}, 3000),
             pytest.param(8, {"sampling_probability": 0.02}, 500, marks=pytest.mark.slow),
-            (0.1, {"sampling_probability": 0.01}, 1000),
+            pytest.param(0.1, {"sampling_probability": 0.01}, 1000, marks=pytest.mark.slow),
             (3, {"sampling_probability": 1.0}, 100),
             (1, {"sampler": PoissonSampler(1797, 64, seed=0)}, 280),
             (1, {"sampler": FixedSizeSampler(1797, 64, seed=0)}, 280),

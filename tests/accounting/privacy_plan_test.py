@@ -21,6 +21,9 @@ SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 20}
 STRATEGY = matrix.BandedToeplitz((1.0, 0.5))
 SAMPLERS = {
     "poisson": sampling.PoissonSampler,
+    "grouped": functools.partial(
+        sampling.GroupedPoissonSampler, group_sizes=(900, 100), weights=(1, 2)
+    ),
     "fixed_size": sampling.FixedSizeSampler,
     "random_allocation": sampling.RandomAllocationSampler,
     "min_separation": functools.partial(sampling.MinSeparationSampler, separation=3),
@@ -56,8 +59,8 @@ def test_it_is_its_parts(sampler):
     key = jax.random.key(3)
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=50, key=key)
     sums = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP, examples=50)
-    mine, state = plan.noise(key).update(sums, plan.noise(key).init(jnp.zeros(3)))
-    theirs, other = tx.update(sums, tx.init(jnp.zeros(3)))
+    mine, state = jax.jit(plan.noise(key).update)(sums, plan.noise(key).init(jnp.zeros(3)))
+    theirs, other = jax.jit(tx.update)(sums, tx.init(jnp.zeros(3)))
     np.testing.assert_array_equal(mine, theirs)
     assert dpoptax.ledgers(state) == dpoptax.ledgers(other)
     made = plan.guarantee(state)

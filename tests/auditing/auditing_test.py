@@ -157,6 +157,7 @@ def test_scores_without_signal_prove_nothing(threat_model):
         assert result.epsilon_lower_bound < 0.05, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threat_model", slow_but(("white-box",), ("white-box", "last-iterate")))
 def test_one_run_sees_a_part_and_keeps_the_claim(threat_model):
     sampler = games.poisson(2_000)
@@ -198,6 +199,7 @@ def test_canary_examples_of_a_live_network_sampler_and_optimizer(sampler_type, e
     assert result.epsilon_lower_bound > 0.1, result
 
 
+@pytest.mark.slow
 def test_canary_examples_under_full_batches(examples):
     params, dataset = examples
     sampler = games.poisson(24)
@@ -212,6 +214,7 @@ def _searched(clip=games.CLIP, noise_multiplier=1.0, **effort):
     return auditing.searched_canary(games.noise(sampler, noise_multiplier), clip, **effort)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("automatic_clip",), games.CLIPS))
 def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
     game, ratio = _searched(games.CLIPS[name](0.5), starts=14, steps=5)
@@ -220,6 +223,7 @@ def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
     _assert_seen(auditing.audit(game, key=KEY, trials=trials, delta=delta))
 
 
+@pytest.mark.slow
 def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
     """Plants a norm that is not a bound: terms cancel in the norm, but not in the sum."""
 

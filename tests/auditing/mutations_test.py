@@ -63,6 +63,7 @@ def test_noise_rescaled_as_in_opacus_disk_is_caught():
     assert _audit(_full_batch(wrong)).violated
 
 
+@pytest.mark.slow
 def test_noise_a_fifth_too_small_is_caught_by_the_curve_of_errors():
     """The trade-off curve refutes the whole claim; one threshold proves less than the claim."""
     sampler = games.poisson(8)
@@ -152,6 +153,7 @@ def test_a_key_reused_over_steps_is_caught():
     assert _audit(game(reused)).violated
 
 
+@pytest.mark.slow
 def test_a_key_reused_over_leaves_is_caught(monkeypatch):
     def one_key(tree, stddev, key, **options):
         return jax.tree.map(lambda x: x + stddev * jax.random.normal(key, x.shape), tree)
@@ -161,6 +163,7 @@ def test_a_key_reused_over_leaves_is_caught(monkeypatch):
     assert _audit(_full_batch()).violated
 
 
+@pytest.mark.slow
 def test_a_key_that_is_not_the_states_is_caught(monkeypatch):
     """Noise that is the same in every run does not protect anything."""
     right = gaussian.add_noise
@@ -198,6 +201,7 @@ def _noise_before_psum(scale, own_keys):
     return optax.GradientTransformation(noise.init, update)
 
 
+@pytest.mark.slow
 def test_noise_before_the_psum_is_caught():
     """Noise with one key adds up to SHARDS times the claim, which only weakens the audit."""
     assert _passes(_audit(_full_batch(_noise_before_psum(1 / math.sqrt(SHARDS), own_keys=True))))
@@ -206,6 +210,7 @@ def test_noise_before_the_psum_is_caught():
     assert not one_key.violated
 
 
+@pytest.mark.slow
 def test_noise_split_wrongly_among_shards_is_caught():
     """Noise of σ/n on each of n shards, with separate keys, sums to only σ/√n."""
     assert _audit(_full_batch(_noise_before_psum(1 / SHARDS, own_keys=True))).violated
@@ -245,6 +250,7 @@ def _turned_around(transform):
     return auditing.Game(transform(sampler), grad_fn, params, rows, sampler, observe=direction)
 
 
+@pytest.mark.slow
 def test_the_published_geodp_is_caught():
     def geodp(sampler):
         return dpoptax.contrib.geodp(
@@ -262,6 +268,7 @@ def test_the_published_geodp_is_caught():
         _audit(_turned_around(geodp))
 
 
+@pytest.mark.slow
 @functools.cache
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_the_last_bits_of_float_noise_are_caught_and_fixed_point_hides_them(fixed_point):

@@ -209,6 +209,7 @@ def test_bounds_of_randomised_response_keep_the_claim_and_catch_too_honest_answe
         assert _steinke(lying, 2000, 2000, 0.0) > epsilon
 
 
+@pytest.mark.slow
 def test_an_epsilon_that_is_claimed_is_not_refuted_as_that_of_a_gaussian_mechanism():
     """Signs are randomized response: ε = log(p/(1 − p)) at any δ, unlike for a Gaussian."""
     sampler, right = games.poisson(1_000), stats.norm.cdf(1.0)
@@ -223,6 +224,7 @@ def test_an_epsilon_that_is_claimed_is_not_refuted_as_that_of_a_gaussian_mechani
     assert by_curve["a Gaussian mechanism"] > result.claimed_epsilon
 
 
+@pytest.mark.slow
 def test_one_run_catches_a_third_of_the_noise_by_the_claimed_curve():
     sampler = games.poisson(2_000)
     honest, broken = (

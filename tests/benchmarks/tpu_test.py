@@ -28,6 +28,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), CASES_AND_SIZES, ids=str)
 def test_a_private_step_takes_few_passes(name, size):
     case = dataclasses.replace(CASES[name], batch_size=size)
@@ -35,6 +36,7 @@ def test_a_private_step_takes_few_passes(name, size):
     assert ratio(case, Options(precision="bfloat16")) <= LIMIT
 
 
+@pytest.mark.slow
 def test_per_example_gradients_take_the_passes_of_the_plain_step():
     case = dataclasses.replace(CASES["gpt2"], batch_size=8)
     assert 1.0 <= ratio(case, Options(method="vmap")) < 1.05
@@ -152,6 +154,7 @@ def test_the_command_lists_its_cases_and_rejects_others(capsys):
     assert "unknown cases: gpt5" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_a_row_of_the_table():
     text = "RESOURCE_EXHAUSTED: Ran out of memory. Used 20.51G of 15.75G hbm. Exceeded"
     plain, failed = command.Measured(1.0, 3.0), command.Measured(error=command._reason(text))

@@ -56,6 +56,7 @@ def error_of(capsys, *arguments):
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", slow_but(("dp_sgd",), sorted(path.stem for path in DIGITS.glob("*.py")))
 )
@@ -69,6 +70,7 @@ def test_every_digits_config_trains(name, tmp_path, capsys):
         assert (tmp_path / name).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_fields_are_overridden_in_either_spelling(config, tmp_path):
     path = config(method="Doppler()")
     options = ["--learning_rate", "0.25", "--l2-clip-norm", "0.5", "--method.preset", "momentum"]

@@ -10,7 +10,7 @@ import pytest
 from jax_privacy import clipping as peer
 
 import dpoptax
-from dpoptax._clip import bounds
+from dpoptax._clip import bounds, limits
 from dpoptax._clip.clip_per_example import sum_clipped
 from tests import helpers
 
@@ -139,7 +139,7 @@ def test_clipped_sum_is_a_pytree_with_a_static_clip():
     assert "v" not in clipped
 
 
-@pytest.mark.parametrize("params", [jnp.ones((4, 2)), {"w": jnp.ones((4, 2)), "b": jnp.ones(4)}])
+@pytest.mark.parametrize("params", [np.ones((4, 2)), {"w": np.ones((4, 2)), "b": np.ones(4)}])
 def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(params):
     tx = dpoptax.clip_and_noise(
         dpoptax.l2_clip(1.0), noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
@@ -151,8 +151,8 @@ def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(pa
         tx.update(params, tx.init(params))
     with pytest.raises(ValueError, match=r"structure of the parameters.*'c'"):
         tx.update({"c": jnp.ones((4, 2))}, tx.init(params), params)
-    per_example = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params)
-    released, _ = tx.update(per_example, tx.init(params), params)
+    per_example = jax.tree.map(lambda p: np.ones((4, *p.shape)), params)
+    released, _ = jax.eval_shape(tx.update, per_example, tx.init(params), params)
     assert jax.tree.map(jnp.shape, released) == jax.tree.map(jnp.shape, params)
 
 
@@ -162,3 +162,30 @@ def test_an_error_about_axes_lists_a_few_leaves_of_many():
     with pytest.raises(ValueError, match=r"one length, got .*…\. .* a list .*`np.stack`") as raised:
         grad_fn(points, [[1.0] * 2] * 500)
     assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("way", ["pieces", "steps"])
+def test_a_norm_includes_parts_whose_squares_underflow(way):
+    """One piece sets the scale with terms that cancel, and the others have the gradient."""
+    count, small, top = 1000, -64, 60
+    exponents = jnp.repeat(jnp.array([top, top + small]), np.array([1, count]))
+    norms = jnp.where(exponents == top, jnp.float32(2.0**-60), 1.0)
+
+    @jax.jit
+    def measured(norms, exponents):
+        if way == "steps":
+            size, _ = limits.join_norms([limits.PartNorms(norms[None], exponents[None])])
+            return size.absolute * 2.0**top
+        return bounds.clip_coefficients(
+            dpoptax.l2_clip(1.0),
+            bounds.Scales(exponents[:, None], jnp.ones((count + 1, 1, 1), bool)),
+            [bounds.NormBounds(jnp.square(n)[None], n[None]) for n in norms],
+            [0] * (count + 1),
+            jnp.ones(1, bool),
+            group_count=1,
+            ratios=[1.0] * (count + 1),
+            sum_errors=[0.0] * (count + 1),
+            tau=0.0,
+        )[1]
+
+    assert measured(norms, exponents) >= count**0.5 * 2.0 ** (top + small)

@@ -283,24 +283,23 @@ def test_the_padding_of_a_draw_cannot_pass_for_examples():
 def test_the_padding_of_a_draw_cannot_pass_for_examples_in_plain_optax_form():
     """Padding repeats row 0, which would otherwise be added many times."""
     draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
-    params, data = jnp.zeros(3), jax.random.normal(jax.random.key(1), (20, 3))
+    params = np.zeros(3, np.float32)
+    data = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
     arguments = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
     tx = optax.chain(dpoptax.clip_and_noise(CLIP, **arguments), optax.sgd(1.0))
-    state, grads = tx.init(params), data[draw.indices]
+    state, grads, update = tx.init(params), data[draw.indices], jax.jit(tx.update)
     with pytest.raises(ValueError, match="Without a mask.*sampler's mask.*`clip_and_noise`"):
-        tx.update(grads, state, params)
-    alone = dpoptax.extend.clip_per_example(CLIP)
-    masked, _ = alone.update(grads, optax.EmptyState(), params, mask=draw.mask)
-    without = jnp.where(draw.mask[:, None], grads, 0.0)
-    np.testing.assert_array_equal(
-        masked.sum, alone.update(without, optax.EmptyState(), params)[0].sum
-    )
-    updates, state = jax.jit(tx.update)(grads, state, params, mask=draw.mask)
-    noisy, _ = dpoptax.gaussian_noise(**arguments).update(masked, tx.init(params)[0][1])
+        update(grads, state, params)
+    alone = jax.jit(dpoptax.extend.clip_per_example(CLIP).update)
+    masked, _ = alone(grads, optax.EmptyState(), params, mask=draw.mask)
+    without = np.where(draw.mask[:, None], grads, np.float32(0))
+    np.testing.assert_array_equal(masked.sum, alone(without, optax.EmptyState(), params)[0].sum)
+    noisy, _ = jax.jit(dpoptax.gaussian_noise(**arguments).update)(masked, state[0][1])
+    updates, state = update(grads, state, params, mask=draw.mask)
     np.testing.assert_allclose(updates, -noisy, rtol=1e-6)
     with pytest.raises(ValueError, match="`mask` must have shape"):
-        tx.update(grads, state, params, mask=draw.mask[1:])
-    assert np.isfinite(tx.update(grads[:4], state, params)[0]).all()
+        update(grads, state, params, mask=draw.mask[1:])
+    assert np.isfinite(update(grads[:4], state, params)[0]).all()
 
 
 def test_a_sum_on_a_grid_is_of_integers():

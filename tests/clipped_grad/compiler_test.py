@@ -287,6 +287,10 @@ def _assert_finite(*trees):
         assert np.isfinite(leaf).all()
 
 
+# The scale is in front of another product, or of an operation that other quick tests scale, too.
+_SLOW_TRIGGERS = {
+    "x @ (w / 0.1)", "(w.T * 8) @ x", "tied", "cast", "negation", "concatenation", "slice",
+}  # fmt: skip
 _OPTIONS = {
     "whole": {}, "in parts": {"microbatch_size": 2}, "bfloat16": {"precision": "bfloat16"}
 }  # fmt: skip
@@ -298,7 +302,7 @@ _OPTIONS = {
         pytest.param(name, _OPTIONS[kind], marks=[pytest.mark.slow] * slow, id=f"{name}-{kind}")
         for i, name in enumerate(TRIGGERS)
         for kind in _OPTIONS
-        for slow in [kind != "whole" and i > 0]
+        for slow in [name in _SLOW_TRIGGERS or (kind != "whole" and i > 0)]
     ],
 )
 def test_a_finite_example_leaves_the_sum_finite(name, options):
@@ -356,7 +360,12 @@ def _disk_run(way):
     return at_points(tuple(weights))
 
 
-@pytest.mark.parametrize("way", ["init inside", "unrolled", "closed over", "Python floats"])
+@pytest.mark.parametrize(
+    "way",
+    helpers.slow_but(
+        ("init inside", "closed over"), ("init inside", "unrolled", "closed over", "Python floats")
+    ),
+)
 def test_a_finite_example_leaves_a_run_of_disk_finite(way):
     _assert_finite(_disk_run(way))
 

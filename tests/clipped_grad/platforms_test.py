@@ -114,7 +114,7 @@ def noise(**options):
     return dpoptax.gaussian_noise(**RELEASE | options)
 
 
-QUICK_STEPS = {("mlp", None), ("cnn", 4)}
+QUICK_STEPS = {("mlp", 4)}
 STAGES = {
     "gaussian": lambda: noise(),
     "scheduled": lambda: noise(noise_multiplier={0: 2.0, 1: 1.0}),

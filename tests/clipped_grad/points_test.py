@@ -1,5 +1,7 @@
 """Tests of gradient points: `track_iterates` remembers iterates, `gradient_points` reads them."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -148,10 +150,10 @@ AT_PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WITH_POINTS)
-def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, jit):
-    wrap = jax.jit if jit else lambda f: f
+def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, traced):
+    wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
     make = WITH_POINTS[name]
     at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
         dpoptax.gradient_points(state, params), batch

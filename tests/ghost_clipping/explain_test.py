@@ -1,5 +1,6 @@
 """Tests that `explain` describes each network and reports every per-example gradient."""
 
+import functools
 import tracemalloc
 
 import jax
@@ -130,3 +131,14 @@ def test_parts_of_a_large_stack_are_told_apart_in_a_byte_an_entry():
         tracemalloc.stop()
     assert explanation.fallbacks == ()
     assert peak < 2 * stack.size
+
+
+def test_positions_of_a_text_shorter_than_their_table_need_no_per_example_gradient():
+    def loss(table, x, places):
+        return jnp.sum(jnp.tanh(x + table[places()]))
+
+    table, x = jnp.ones((8, 4)), jnp.ones((3, 4))
+    known = functools.partial(loss, places=lambda: jnp.arange(3))
+    repeated = functools.partial(loss, places=lambda: jnp.zeros(3, int))
+    assert not dpoptax.explain(known, table, x).fallbacks
+    assert dpoptax.explain(repeated, table, x).fallbacks

@@ -369,6 +369,7 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
     assert (np.asarray(bound, np.float64) >= absolute * (1 - 1e-12)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [1, 2])
 @pytest.mark.parametrize(
     "model",

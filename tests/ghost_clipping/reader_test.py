@@ -123,6 +123,12 @@ def _entry_of_a_vector_added_to_data(p, x):
     return jnp.sum(jnp.sin(x + p["w"][0])) + jnp.sin(x[0] + p["w"][1])
 
 
+@_program(_DATA, w=(9, 4), v=(4, 9), u=(6, 4))
+def _rows_at_known_places_added_to_data(p, x):
+    x = x + p["w"][jnp.arange(1, 2 * len(x), 2)] + jnp.take(p["v"], jnp.arange(len(x)), axis=1).T
+    return jnp.sum(jnp.sin(x)) + jnp.sum(jnp.sin(x[:1] * x + p["u"][jnp.full(len(x), 5)]))
+
+
 @_program(_DATA, w=(4, 4))
 def _parameter_printed(p, x):
     jax.debug.callback(lambda _: None, p["w"])

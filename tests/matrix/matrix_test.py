@@ -139,7 +139,7 @@ def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
     """A state cast to bfloat16 would give noise that differs from the priced noise."""
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
-    _, state = tx.update(total, tx.init(jnp.zeros(3)))
+    _, state = jax.jit(tx.update)(total, tx.init(jnp.zeros(3)))
     narrow = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.bfloat16))
     with pytest.raises(ValueError, match="must be (float|int)32, got bfloat16. The state was cast"):
         tx.update(total, narrow)
@@ -153,7 +153,7 @@ def test_buffers_of_other_parameters_are_refused(strategy):
     """
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     three, one = (dpoptax.extend.trust_clipped(jnp.zeros(n), CLIP) for n in (3, 1))
-    _, state = tx.update(three, tx.init(jnp.zeros(3)))
+    _, state = jax.jit(tx.update)(three, tx.init(jnp.zeros(3)))
     structure = jax.tree.structure(tx.init(jnp.zeros(1)))
     restored = jax.tree.unflatten(structure, jax.tree.leaves(state))
     with pytest.raises(ValueError, match="The state belongs to other parameters"):

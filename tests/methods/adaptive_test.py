@@ -107,11 +107,11 @@ def test_bias_correction_recovers_the_second_moment_of_the_signal():
 
     def step(carry, key):
         states = carry
-        g = signal[:, None] + stddev * jax.random.normal(key, (7, 500))
+        g = signal[:, None] + stddev * jax.random.normal(key, (7, 100))
         outs = [t.update(g, s) for t, s in zip((tx, plain), states, strict=True)]
         return tuple(s for _, s in outs), tuple(jnp.mean(o, axis=1) for o, _ in outs)
 
-    zeros = jnp.zeros((7, 500))
+    zeros = jnp.zeros((7, 100))
     keys = jax.random.split(jax.random.key(0), 4000)
     _, (corrected, biased) = jax.jit(lambda s: jax.lax.scan(step, s, keys))(
         (tx.init(zeros), plain.init(zeros))

@@ -127,7 +127,9 @@ def _compiled(name):
     return jax.jit(ALL[name]().update, donate_argnums=1)
 
 
-@pytest.mark.parametrize("name", slow_but([*NOISE, "disk", "doppler", "pmlf"], ALL))
+@pytest.mark.parametrize(
+    "name", slow_but(["gaussian_noise", "correlated_noise", "disk", "doppler"], ALL)
+)
 def test_jit_equals_eager(name):
     eager = _run(name, ALL[name]().update, _params())
     compiled = _run(name, _compiled(name), _params())

@@ -17,7 +17,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax._clip.checksum import of_leaves
-from tests.helpers import floats, normal
+from tests.helpers import covering, floats, normal, slow_but
 from tests.multidevice.problem import KINDS, make_mesh, put
 
 pytestmark = pytest.mark.optimized
@@ -90,8 +90,7 @@ def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
 RELEASE = {"noise_multiplier": 2.0, "batch_size": 4, "key": jax.random.key(5)}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("correlated", [False, True])
+@pytest.mark.parametrize(("correlated", "kind"), covering([False, True], list(KINDS), strength=1))
 def test_fixed_point_noise_is_the_same(correlated, kind):
     noise = dpoptax.gaussian_noise(**RELEASE, fixed_point=True)
     if correlated:
@@ -218,7 +217,7 @@ def train(tx, grad_fn, params, state):
     return params, state
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS), ids=str)
 @pytest.mark.parametrize(
     "method",
     ["disk", *(pytest.param(m, marks=pytest.mark.slow) for m in ("doppler", "pmlf"))],
@@ -249,7 +248,7 @@ def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
         assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS), ids=str)
 def test_the_checksum_of_a_large_sum_gathers_nothing(kind):
     """Each device hashes its own part, and the result is that of one device."""
     large = {"w": jnp.linspace(-1, 1, 2**17).reshape(8, -1), "b": jnp.zeros(16)}

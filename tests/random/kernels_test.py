@@ -40,6 +40,7 @@ def _programs(layers):
     return {re.sub(r"metadata=\{.*?\}|[%.][\w.]*", "", body) for body in fusions}
 
 
+@pytest.mark.slow
 def test_more_layers_of_one_shape_are_few_programs_more():
     few, many = len(_programs(10)), len(_programs(18))
     assert many - few < 2, f"10 layers need {few} programs, 18 need {many}"

@@ -35,6 +35,7 @@ OTHER = bytes(range(1, 33))
 ACCEPT = 1e-3
 SAMPLERS = {
     "poisson": sampling.PoissonSampler(40, 10, SEED),
+    "grouped": sampling.GroupedPoissonSampler(40, 10, SEED, group_sizes=(30, 10), weights=(1, 1)),
     "fixed size": sampling.FixedSizeSampler(40, 10, SEED),
     "shuffled": sampling.ShuffledSampler(40, 10, SEED),
     "balls in bins": sampling.RandomAllocationSampler(40, 10, SEED),

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from benchmarks import contenders, noise, report, startup, telemetry
+from benchmarks import contenders, noise, report, startup, telemetry, third_party
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
@@ -51,6 +51,15 @@ def test_no_network_falls_back(name):
     problem = NETWORKS[name]()
     example = jax.tree.map(lambda x: x[0], problem.make_batch(1))
     assert not dpoptax.explain(problem.loss_fn, problem.params, example).fallbacks
+
+
+@pytest.mark.slow
+def test_a_third_party_model_is_timed():
+    chosen = third_party.ThirdParty(("Equinox attention, dropout",), batch_size=4, budget=ONCE)
+    _, _, row = third_party.main(chosen).splitlines()
+    name, parameters, plain, private, ratio, *_ = (cell.strip() for cell in row.split("|")[1:-1])
+    assert (name, parameters) == ("Equinox attention, dropout", "49,536")
+    assert float(ratio) == pytest.approx(float(private) / float(plain), rel=0.5)
 
 
 def one_step(library, algorithm="dp-sgd", *, noise=True, microbatch_size=2):

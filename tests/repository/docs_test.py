@@ -3,7 +3,7 @@
 import ast
 import contextlib
 import doctest
-import importlib
+import importlib.util
 import inspect
 import io
 import re
@@ -16,25 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
-# Slow pages: Monte Carlo prices, two trainings of a table, and models that compile slowly.
-LONG = (
-    "privacy/index.md",
-    "privacy/support.md",
-    "guides/batches.md",
-    "guides/clip.md",
-    "guides/correlated-noise.md",
-    "guides/gans.md",
-    "guides/maps.md",
-    "guides/norms.md",
-    "guides/schedules.md",
-    "guides/shrinkage.md",
-    "guides/tables.md",
-    "guides/users.md",
-    "fit.md",
-    "examples/linen.md",
-    "examples/lora.md",
-    "examples/nnx.md",
-)
+# Pages whose code needs a package outside of the group `dev`.
+PACKAGES = {"examples/gemma.md": "gemma", "examples/keras.md": "keras"}
 MODULES = (
     "dpoptax",
     "dpoptax.accounting",
@@ -74,15 +57,11 @@ def _run(text, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=[pytest.mark.slow] * (path.relative_to(DOCS).as_posix() in LONG))
-        for path in PAGES
-    ],
-    ids=lambda path: path.relative_to(DOCS).as_posix(),
-)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
 def test_the_code_of_the_page_runs(path, tmp_path, monkeypatch):
+    package = PACKAGES.get(path.relative_to(DOCS).as_posix())
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: it is in the dependency group `models`")
     monkeypatch.chdir(tmp_path)
     _run(path.read_text("utf-8"), path.name)
 

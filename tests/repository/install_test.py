@@ -124,6 +124,7 @@ def test_what_prices_and_trains_nothing_imports_neither_accounting_nor_models(pr
     assert len(added) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_help_of_what_prices_many_runs_waits_for_no_accounting(command):
     done = run(
@@ -155,11 +156,13 @@ def test_an_unknown_name_is_an_attribute_error():
         dpoptax.trust_clipped  # noqa: B018
 
 
+@pytest.mark.slow
 def test_an_extra_that_is_missing_is_named():
     uses = {
         "import dpoptax.auditing": "auditing needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
         "dpoptax.filters.spectrum.plot(None, 'x.png')": "`plot` needs matplotlib",
+        "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
         "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }
     program = """

@@ -324,12 +324,13 @@ def test_a_step_draws_its_rows_and_its_noise_with_these_multipliers():
     clip = tables.row_selecting_clip(dpoptax.l2_clip(0.4), selection, share=share)
     tx = noise(clip, sigma, batch_size=10)
     params = {"table": jnp.zeros((4000, 40)), "weights": jnp.zeros(40), "bias": jnp.zeros(())}
-    grad_fn = tables.selected_grad(loss_fn, clip, where=table_of)
+    grad_fn = jax.jit(tables.selected_grad(loss_fn, clip, where=table_of))
+    update = jax.jit(tx.update)
     state, numbers, entries = tx.init(params), [], []
     batch = jnp.full((10, L), -1), jnp.zeros(10)
     for _ in range(30):
         found = grad_fn(state, params, batch)
-        released, state = tx.update(found.sum, state, found.params)
+        released, state = update(found.sum, state, found.params)
         numbers.append(int(found.rows.number))
         entries.append(np.asarray(released["table"]))
     expected = 4000 * stats.norm.sf(8.0 * math.sqrt(share) / sigma)

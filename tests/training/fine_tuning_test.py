@@ -105,6 +105,7 @@ def test_all_weights_are_trained_without_lora(folder, tmp_path):
     assert perplexities[-1] < 0.5 * perplexities[0]
 
 
+@pytest.mark.slow
 def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
     write_imagenet(tmp_path / "data", classes=3, train=3, val=3, size=(30, 30))
     config = ExperimentConfig(

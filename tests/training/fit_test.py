@@ -1,6 +1,7 @@
 """Tests of `dpoptax.training.fit`: the loop by hand, data sources, stops, logs and refusals."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,7 +103,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", helpers.slow_but(("arrays", "memory-mapped", "a source"), SOURCES))
 def test_every_kind_of_data_gives_the_parameters_of_a_loop_by_hand(name, reference, tmp_path):
     np.save(tmp_path / "x.npy", X)
     data = SOURCES[name](tmp_path)
@@ -144,6 +145,7 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
     assert_same(result.params, expected)
 
 
+@pytest.mark.slow
 def test_frozen_arrays_are_no_constants_of_the_program(monkeypatch):
     programs = []
     lower_step = fitting.lower_step
@@ -210,6 +212,15 @@ def _words(value):
     return value if isinstance(value, str) else getattr(value, "__name__", "")
 
 
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    """The folder of a run with checkpoints 0, 2 and 4 that has shown steps 0 to 5."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(KeyboardInterrupt):
+        TestStops().run(folder, 6, key=KEY)
+    return folder
+
+
 class TestStops:
     """Runs that are stopped and go on."""
 
@@ -227,11 +238,8 @@ class TestStops:
         return quiet(**given | options)
 
     @pytest.fixture
-    def stopped(self, tmp_path):
-        """The folder of a run with checkpoints 0, 2 and 4 that has shown steps 0 to 5."""
-        with pytest.raises(KeyboardInterrupt):
-            self.run(tmp_path, 6, key=KEY)
-        return tmp_path
+    def stopped(self, stopped_run, tmp_path):
+        return shutil.copytree(stopped_run, tmp_path, dirs_exist_ok=True)
 
     def test_a_stopped_run_ends_as_it_would_have(self, stopped, reference):
         before = (stopped / "metrics.jsonl").read_text().splitlines()

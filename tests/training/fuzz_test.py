@@ -30,6 +30,7 @@ words = st.one_of(
     st.text(max_size=8).filter(lambda text: not text.startswith("-")),
     st.sampled_from(["None", "True", "", " ", "poisson", "mlp", "a" * 300, "../..", "\x00"]),
 )
+pytestmark = pytest.mark.slow
 hostile = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -149,7 +150,6 @@ def begun(tmp_path_factory):
     return config, workdir
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # about a skipped checkpoint
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "text"])
 def test_damaged_checkpoints(begun, tmp_path, damage):

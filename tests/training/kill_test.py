@@ -81,10 +81,8 @@ def _kill(process, workdir, rng):
     return process.exitcode == -9, was_writing
 
 
-@pytest.mark.parametrize(
-    ("kills", "steps"),
-    [(1, 240), *(pytest.param(*k, marks=pytest.mark.slow) for k in ((3, 240), (8, 300)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "steps"), [(3, 240), (8, 300)])
 def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once, so starts are cheap
     context.set_forkserver_preload(["tests.training.kill_test"])
@@ -113,4 +111,4 @@ def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, s
     )
     assert released == expected
     assert len(expected) == steps
-    assert hits >= min(3, kills)
+    assert hits >= 3

@@ -51,6 +51,7 @@ def test_flops_grow_with_the_batch_whatever_the_microbatch():
     assert 4 * 640 < per_example < 8 * 640
 
 
+@pytest.mark.slow
 def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
     monkeypatch.setattr(phases, "PATIENCE", 0.0)
     assert main(["plan", f"{CONFIGS}/digits/dp_sgd.py", "--accountant", "rdp"]) == 0

@@ -68,13 +68,19 @@ def undisturbed(tmp_path_factory):
     return run(workdir), workdir
 
 
-@pytest.fixture
-def stopped(tmp_path_factory):
-    """The directory of a run that was stopped before its sixth step."""
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("stopped")
     with pytest.raises(StoppedError):
         run(workdir, stop_before=5)
     return workdir
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path_factory):
+    """The directory of a run that was stopped before its sixth step."""
+    workdir = tmp_path_factory.mktemp("stopped")
+    return shutil.copytree(stopped_once, workdir, dirs_exist_ok=True)
 
 
 def test_a_workdir_that_cannot_be_made_is_told_before_the_data_are_read(tmp_path):

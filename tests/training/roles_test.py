@@ -88,6 +88,7 @@ def _traced(config, key):
     return chain, jax.jit(build_step(chain, model)).lower(*arguments).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [methods.DPSGD(), methods.AdaptiveKalman(), methods.LPAdam()])
 def test_equal_chains_are_one_program(method):
     config = TrainConfig(method=method, model="linear", batch_size=4)

@@ -428,8 +428,16 @@ def test_what_claims_nothing_is_not_audited():
             JamesStein(0.5, False),
             lambda s: dpoptax.contrib.james_stein(s, decay=0.5, per_leaf=False),
         ),
-        (ShrunkMuon(0.5), lambda s: dpoptax.contrib.scale_by_shrunk_muon(s, decay=0.5)),
-        (Muon(0.5), lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0))),
+        pytest.param(
+            ShrunkMuon(0.5),
+            lambda s: dpoptax.contrib.scale_by_shrunk_muon(s, decay=0.5),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Muon(0.5),
+            lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0)),
+            marks=pytest.mark.slow,
+        ),
         (NormalizedSteps(), lambda s: optax.normalize_by_update_norm()),
         (SignSGD(), lambda s: optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))),
     ],

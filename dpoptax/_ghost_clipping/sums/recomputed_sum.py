@@ -6,8 +6,8 @@ pass, and the norms give each example's coefficient. The second turn sums each u
 pass. So `jax.checkpoint` and sharded parameters save what they save without privacy, for the price
 of a second forward and backward pass.
 
-Both turns are one program, in a loop that runs twice, so it is compiled once. The bound does not
-rely on both turns computing the same numbers; see `dpoptax._clip.limits`.
+The bound does not rely on both turns computing the same numbers; see `dpoptax._clip.limits`. A
+barrier keeps the compiler from joining them, which would keep all that the first turn computed.
 
 Uses of one parameter are measured separately, and their norms are added. For tied embeddings, this
 is at most √2 times the norm.
@@ -36,14 +36,14 @@ from dpoptax._clip.limits import (
     make_limits,
     part_norms,
 )
-from dpoptax._ghost_clipping.passes.interpreter import Arrays
+from dpoptax._ghost_clipping.passes.interpreter import Arrays, ByIndex
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
 from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
 from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
-from dpoptax._ghost_clipping.trace.program import Program, Use
+from dpoptax._ghost_clipping.trace.program import Program
 from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -78,53 +78,46 @@ def recomputed_sum(
         parameter meets data.
     """
     params = points.points[0]
+    leaves, inputs = jax.tree.leaves(params), jax.tree.leaves((batch, keys))
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
     mask = program.separate(mask)
     check_uses(program, points, "`method='recompute'`")
-    places = UsePlaces(program, jax.tree.leaves(params), specs)
-    scaling = clip.scaling(points.reference)
-    turns = _Turns(scaling, program, places, whole, devices, factor_dtype)
-    inputs, groups = jax.tree.leaves((batch, keys)), clip.groups(params)
-
-    def turn(carry: PyTree, is_second: jax.Array) -> tuple[PyTree, Arrays]:
-        limits, _, statistic = carry
-        sums, parts, results = turns.run(inputs, limits, is_second)
-        # The second turn has no norms, and its limits are not used.
-        limits, norms, used = turns.clip_whole(parts, groups, mask)
-        measured = sum_statistic(clip, points.reference, norms, used, whole)
-        if measured is not None:
-            statistic = jnp.where(is_second, statistic, measured)
-        return (limits, sums, statistic), results
-
-    nothing = jnp.zeros(mask.shape, jnp.float32)
-    statistic = sum_statistic(clip, points.reference, nothing, mask, whole)
-    start = turns.zero_limits(mask.shape[0]), places.zeros(), statistic
-    (_, sums, statistic), results = lax.scan(turn, start, jnp.array([False, True]))
-    outputs = jax.tree.unflatten(program.result_tree, [x[1] for x in results])
-    return (jax.tree.unflatten(jax.tree.structure(params), sums), statistic), outputs[1]
+    uses = _LimitedUses(
+        clip.scaling(points.reference),
+        program,
+        UsePlaces(program, leaves, specs),
+        whole,
+        devices,
+        factor_dtype,
+    )
+    packed = uses.measure(leaves, inputs)
+    limits, norms, used = uses.clip_whole(packed, clip.groups(params), mask)
+    statistic = sum_statistic(clip, points.reference, norms, used, whole)
+    leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
+    sums, results = uses.sum(leaves, inputs, limits)
+    aux = jax.tree.unflatten(program.result_tree, results)[1]
+    return (jax.tree.unflatten(jax.tree.structure(params), sums), statistic), aux
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _LimitedUse(UseSum):
     """Measures the gradients of one use, or sums them within the `Limits` given for each example.
 
-    `roundings` collects how one example changes the rounding of the sums, as they are traced.
+    `roundings` collects how one example changes the rounding of each sum, as norms are traced.
     """
 
     roundings: dict[int, Rounding]
 
     def norms(self, operand: jax.Array, cotangent: jax.Array) -> jax.Array:
         """Returns the packed norms of examples, (B, 2)."""
-        measured = self.measure(operand, cotangent)
+        measured, steps = self.measure(operand, cotangent), math.prod(n for n, _ in self.use.loops)
+        rounding = self.rounding(measured)
+        self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
         return part_norms(measured.scales, measured.size, measured.sum_error).pack()
 
-    def coefficients(
-        self, measured: MeasuredUse, rounding: Rounding, examples: Limits
-    ) -> jax.Array:
-        steps = math.prod(n for n, _ in self.use.loops)
-        self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
+    def coefficients(self, measured: MeasuredUse, given: Limits) -> jax.Array:
         return limited_coefficients(
-            examples,
+            given,
             measured.scales,
             measured.size,
             ratio=measured.ratio,
@@ -132,13 +125,11 @@ class _LimitedUse(UseSum):
         )
 
 
-class _Turns:
-    """Measures the gradients of a program in one turn, and sums them in another.
+class _LimitedUses:
+    """Measures the gradients of a program, and sums them within limits.
 
     Attributes:
       parts: the parameter of each part of the gradient, and the steps of the scans around it.
-      roundings: how one example changes the rounding of the sum of each use. They are known once
-        the sums are traced.
     """
 
     def __init__(
@@ -155,79 +146,56 @@ class _Turns:
         self.places = places
         self.whole = whole
         self.devices = devices
-        self.factor_dtype = factor_dtype
         self.roundings: dict[int, Rounding] = {}
+        self.uses = {
+            use.index: _LimitedUse(
+                use, clip.sensitivity, factor_dtype, devices, places.spec(use), self.roundings
+            )
+            for use in program.uses
+        }
         self.parts = [(leaf_of(use), tuple(n for n, _ in use.loops)) for use in program.uses]
         self.parts += [(leaf, ()) for leaf in program.opaque]
 
-    def zero_limits(self, examples: int) -> _ByPart:
-        def zero(steps: tuple[int, ...]) -> Limits:
-            zeros = jnp.zeros((examples, *steps), jnp.float32)
-            return Limits(zeros, zeros, zeros.astype(jnp.int32))
+    def measure(self, leaves: Arrays, inputs: Arrays) -> _ByPart:
+        """Returns the packed norms of all parts of each example's gradient."""
 
-        return [zero(steps) for _, steps in self.parts]
+        def function(use: _LimitedUse) -> BatchFunction:
+            norms = self.devices.each(use.norms)
+            kind = jax.ShapeDtypeStruct((2,), jnp.float32)
+            return BatchFunction(lambda x, y, _: norms(x, y), kind, mapped=True)
 
-    def run(
-        self, inputs: Arrays, limits: _ByPart, is_second: jax.Array
-    ) -> tuple[Arrays, _ByPart, Arrays]:
-        """Returns the sums of the parameters, the packed norms of all parts, and the outputs.
+        by_use, gradients, _ = self._run(leaves, inputs, function, [()] * len(self.uses))
+        norms = self.devices.each(_formed_norms)
+        return [by_use[i] for i in self.uses] + [norms(gradients[i]) for i in self.program.opaque]
 
-        The sums are zero in the first turn, and the norms in the second.
-        """
-        uses, opaque = self.program.uses, list(self.program.opaque)
-        by_use, gradients, outputs = run_uses(
-            self.program,
-            self.places.leaves,
-            inputs,
-            {use.index: self._use_function(use) for use in uses},
-            own=dict(zip([use.index for use in uses], limits, strict=False)),
-            shared=is_second,
-            axes=self.devices.axes,
-        )
-        of_opaque = {
-            leaf: self._run_opaque(leaf, gradients[leaf], own, is_second)
-            for leaf, own in zip(opaque, limits[len(uses) :], strict=True)
+    def sum(self, leaves: Arrays, inputs: Arrays, limits: _ByPart) -> tuple[Arrays, Arrays]:
+        """Returns the sums of all parameters within the limits, and the outputs of the loss."""
+
+        def function(use: _LimitedUse) -> BatchFunction:
+            kind = jax.ShapeDtypeStruct(use.use.rule.layout.split, jnp.float32)
+            return BatchFunction(use.batch_sum, kind, mapped=False)
+
+        sums, gradients, outputs = self._run(leaves, inputs, function, limits)
+        opaque = {
+            leaf: self.devices.add(_sum_formed, self.places.specs[leaf])(gradients[leaf], own)
+            for leaf, own in zip(self.program.opaque, limits[len(self.uses) :], strict=True)
         }
-        norms = [by_use[use.index][1] for use in uses] + [of_opaque[leaf][1] for leaf in opaque]
-        sums = ({i: total for i, (total, _) in found.items()} for found in (by_use, of_opaque))
-        return self.places.join(*sums), norms, outputs
+        return self.places.join(sums, opaque), outputs
 
-    def _use_function(self, use: Use) -> BatchFunction:
-        limited = _LimitedUse(
-            use,
-            self.clip.sensitivity,
-            self.factor_dtype,
-            self.devices,
-            self.places.spec(use),
-            self.roundings,
-        )
-        sums = jax.ShapeDtypeStruct(use.rule.layout.split, jnp.float32)
-
-        def function(
-            operand: jax.Array, cotangent: jax.Array, own: Limits, is_second: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            return lax.cond(
-                is_second,
-                lambda: (limited.batch_sum(operand, cotangent, own), _no_norms(operand)),
-                lambda: (
-                    jnp.zeros(sums.shape, sums.dtype),
-                    self.devices.each(limited.norms)(operand, cotangent),
-                ),
-            )
-
-        norms = jax.ShapeDtypeStruct((2,), jnp.float32)
-        return BatchFunction(function, (sums, norms), (False, True))
-
-    def _run_opaque(
-        self, leaf: int, gradient: jax.Array, own: Limits, is_second: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the sum of a parameter's per-example gradients (B, …), and their norms."""
-        add = self.devices.add(_sum_formed, self.places.specs[leaf])
-        zeros = self.places.zeros()[leaf]
-        return lax.cond(
-            is_second,
-            lambda: (add(gradient, own), _no_norms(gradient)),
-            lambda: (zeros, self.devices.each(_formed_norms)(gradient)),
+    def _run(
+        self,
+        leaves: Arrays,
+        inputs: Arrays,
+        function: Callable[[_LimitedUse], BatchFunction],
+        own: _ByPart,
+    ) -> tuple[ByIndex, ByIndex, Arrays]:
+        return run_uses(
+            self.program,
+            leaves,
+            inputs,
+            {index: function(use) for index, use in self.uses.items()},
+            own=dict(zip(self.uses, own, strict=False)),
+            axes=self.devices.axes,
         )
 
     def clip_whole(
@@ -262,10 +230,6 @@ class _Turns:
 
         parts = zip(self.parts, norms, strict=True)
         return [limit(*key, part) for key, part in parts], whole_norms, used
-
-
-def _no_norms(x: jax.Array) -> jax.Array:
-    return jnp.zeros((x.shape[0], 2), jnp.float32)
 
 
 def _measure_formed(gradient: jax.Array) -> tuple[jax.Array, NormBounds, Scales]:

@@ -79,26 +79,25 @@ def streamed_sum(
             use, part.clip.sensitivity, factor_dtype, devices, places.spec(use), part, whole
         )
         kind = jax.ShapeDtypeStruct(use.rule.layout.split, jnp.float32)
-        return BatchFunction(
-            lambda operand, cotangent, own, mask: (clipped.batch_sum(operand, cotangent, mask),),
-            (kind,),
-            (False,),
-        )
+        return BatchFunction(clipped.batch_sum, kind, mapped=False)
+
+    def live(use: Use) -> jax.Array:
+        steps = tuple(n for n, _ in use.loops)
+        return jnp.broadcast_to(mask.reshape(-1, *(1 for _ in steps)), (*mask.shape, *steps))
 
     sums, gradients, results = run_uses(
         program,
         places.leaves,
         jax.tree.leaves((batch, keys)),
         {use.index: function(use) for use in program.uses},
-        own={use.index: () for use in program.uses},
-        shared=mask,
+        own={use.index: live(use) for use in program.uses},
         axes=devices.axes,
     )
     opaque = {}
     for i, gradient in gradients.items():
         sum_opaque = functools.partial(_sum_opaque, opaque_parts[i], whole)
         opaque[i] = devices.add(sum_opaque, places.specs[i])(gradient, mask)
-    added = places.join({index: found for index, (found,) in sums.items()}, opaque)
+    added = places.join(sums, opaque)
     aux = jax.tree.unflatten(program.result_tree, results)[1]
     return (jax.tree.unflatten(jax.tree.structure(params), added), None), aux
 

@@ -61,6 +61,11 @@ class MeasuredUse(NamedTuple):
     size: NormBounds
 
     @property
+    def examples(self) -> int:
+        """Returns the number of examples."""
+        return self.size.square.shape[0]
+
+    @property
     def ratio(self) -> float:
         """Returns M of the sum of the gradients."""
         return weighted_products.absolute_ratio(self.piece)
@@ -89,21 +94,13 @@ class UseSum:
     devices: BatchDevices
     spec: P
 
-    def coefficients(
-        self, measured: MeasuredUse, rounding: block_sums.Rounding, examples: PyTree
-    ) -> jax.Array:
-        """Returns the weights of the gradients, (B,).
-
-        Args:
-          measured: the gradients.
-          rounding: how one example changes the rounding of their sum.
-          examples: what `batch_sum` was given for each example.
-        """
+    def coefficients(self, measured: MeasuredUse, given: PyTree) -> jax.Array:
+        """Returns the weights of the gradients, (B,), from arrays (B, …) given for each example."""
         raise NotImplementedError
 
-    def batch_sum(self, operand: jax.Array, cotangent: jax.Array, examples: PyTree) -> jax.Array:
+    def batch_sum(self, operand: jax.Array, cotangent: jax.Array, given: PyTree) -> jax.Array:
         """Returns the weighted sum, cut by the rule, in float32, from arrays (B, …)."""
-        arrays = operand, cotangent, examples
+        arrays = operand, cotangent, given
         slices = self._slices()
         if slices is None:
             return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
@@ -126,6 +123,19 @@ class UseSum:
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
         return MeasuredUse(piece, step.layout, scales, measure_product(product, piece))
+
+    def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
+        """Returns how one example changes the rounding of the sum.
+
+        Blocks are those of one device's examples. The totals of devices are added afterwards.
+        """
+        # Slices share no entry. Blocks bound each of them by the same number as all of them. The
+        # rounding of lookups grows with the number of columns, so all of these count.
+        slices = None if isinstance(self.use.rule, Lookup) else self._slices()
+        sliced = _Slicing(measured.layout, slices)
+        return weighted_products.product_rounding(
+            sliced.factors(measured.piece, 0), sliced.layout.sizes, measured.examples
+        )
 
     def _slices(self) -> tuple[int, int] | None:
         """Returns the axis of the sum to cut in slices, and their number, `None` for no slices.
@@ -153,17 +163,8 @@ class UseSum:
     ) -> Callable[..., jax.Array]:
         """Returns `total(index)`: the sum over the examples of a device, or a slice of it."""
         measured = self.measure(operand, cotangent)
-        # Blocks are those of this device's examples. The totals of devices are added afterwards.
-        examples = operand.shape[0]
         sliced = _Slicing(measured.layout, slices)
-        # Slices share no entry. Blocks bound each of them by the same number as all of them. The
-        # rounding of lookups grows with the number of columns, so all of these count.
-        if isinstance(self.use.rule, Lookup):
-            parts = measured.piece, measured.layout.sizes
-        else:
-            parts = sliced.factors(measured.piece, 0), sliced.layout.sizes
-        rounding = weighted_products.product_rounding(*parts, examples)
-        coefficients = self.coefficients(measured, rounding, given)
+        coefficients = self.coefficients(measured, given)
 
         def total(index: jax.Array | int = 0) -> jax.Array:
             found = weighted_products.sum_products(
@@ -171,7 +172,7 @@ class UseSum:
                 coefficients,
                 sliced.layout.sizes,
                 bound=self.bound,
-                examples=examples,
+                examples=measured.examples,
             )
             return sliced.layout.fold(found.astype(jnp.float32), sliced.layout.split)
 
@@ -213,19 +214,17 @@ class UseClip(UseSum):
     part: Part
     whole: WholeBatch
 
-    def coefficients(
-        self, measured: MeasuredUse, rounding: block_sums.Rounding, examples: jax.Array
-    ) -> jax.Array:
+    def coefficients(self, measured: MeasuredUse, given: jax.Array) -> jax.Array:
         coefficients, _, _ = bounds.clip_coefficients(
             self.part.clip,
             measured.scales,
             [measured.size],
             [0],
-            examples,
+            given,
             group_count=1,
             ratios=[measured.ratio],
             sum_errors=[measured.sum_error],
-            tau=self.part.tau(self.whole, rounding),
+            tau=self.part.tau(self.whole, self.rounding(measured)),
         )
         return coefficients[0]
 

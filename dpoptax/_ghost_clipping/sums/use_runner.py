@@ -25,15 +25,14 @@ class BatchFunction:
     """Describes what to compute from the operands and cotangents of a use.
 
     Attributes:
-      function: `function(operand, cotangent, own, shared)`. The first three are arrays (B, …).
-      results: the types of its results, for one step of the scans. Results with a row for each
-        example are without this axis.
-      mapped: for each result, whether it has a row for each example.
+      function: `function(operand, cotangent, own)` of arrays (B, …).
+      result: the type of its result in one step of the scans, without an axis of examples.
+      mapped: whether the result has a row for each example.
     """
 
-    function: Callable[..., PyTree]
-    results: tuple[jax.ShapeDtypeStruct, ...]
-    mapped: tuple[bool, ...]
+    function: Callable[..., jax.Array]
+    result: jax.ShapeDtypeStruct
+    mapped: bool
 
 
 class UseRunner(Interpreter):
@@ -43,27 +42,22 @@ class UseRunner(Interpreter):
     called. A scan stacks its results as it would stack gradients, and `jax.checkpoint` computes its
     operands again.
 
-    `by_use` holds (probes, own): zeros in the shape of the results, with the steps of scans as
-    leading axes, and the use's own inputs of the function. `shared` are the inputs of all uses.
+    `by_use` holds (probe, own): zeros in the shape of the result, with the steps of scans as
+    leading axes, and the use's own input of the function.
     """
 
     def __init__(
-        self,
-        by_use: ByIndex,
-        known: Environment,
-        functions: dict[int, BatchFunction],
-        shared: jax.Array,
+        self, by_use: ByIndex, known: Environment, functions: dict[int, BatchFunction]
     ) -> None:
         super().__init__(by_use, known)
         self.functions = functions
-        self.shared = shared
 
     def inner(self, by_use: ByIndex, known: Environment) -> "UseRunner":
-        return UseRunner(by_use, known, self.functions, self.shared)
+        return UseRunner(by_use, known, self.functions)
 
     def use(self, step: Step, use: Use, operands: Arrays) -> jax.Array:
         apply = _use_with_probe(step, self.functions[use.index])
-        return apply(operands, *self.by_use[use.index], self.shared)
+        return apply(operands, *self.by_use[use.index])
 
 
 def run_uses(
@@ -73,9 +67,8 @@ def run_uses(
     functions: dict[int, BatchFunction],
     *,
     own: ByIndex,
-    shared: jax.Array,
     axes: tuple[str, ...] | None,
-) -> tuple[dict[int, tuple[jax.Array, ...]], ByIndex, Arrays]:
+) -> tuple[ByIndex, ByIndex, Arrays]:
     """Runs a batch forward and backward with a `BatchFunction` for each use.
 
     Args:
@@ -83,8 +76,7 @@ def run_uses(
       params: the parameters.
       inputs: the examples, arrays (B, …).
       functions: what to compute, by use.
-      own: the inputs of each function, (B, steps of its scans, …).
-      shared: an input of all functions: (B,), or a scalar.
+      own: the input of each function, a tree of arrays (B, steps of the use's scans, …).
       axes: the mesh axes that the examples are sharded over.
 
     Returns:
@@ -93,77 +85,60 @@ def run_uses(
     """
     examples = inputs[0].shape[0]
 
-    def example(
-        by_use: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays, shared: jax.Array
-    ) -> Arrays:
+    def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
         known = make_environment(program, params, opaque)
-        both = {index: (by_use[index], own[index]) for index in by_use}
-        return UseRunner(both, known, functions, shared).run(program.block, inputs)
+        by_use = {index: (probe, own[index]) for index, probe in probes.items()}
+        return UseRunner(by_use, known, functions).run(program.block, inputs)
 
-    mapped = {index: tuple(0 if m else None for m in f.mapped) for index, f in functions.items()}
-    every = jax.vmap(example, (mapped, 0, 0, 0, 0 if shared.ndim else None), spmd_axis_name=axes)
+    probe_axes = {index: 0 if function.mapped else None for index, function in functions.items()}
+    every = jax.vmap(example, (probe_axes, 0, 0, 0), spmd_axis_name=axes)
 
-    def total(by_use: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
-        outputs = every(by_use, opaque, own, inputs, shared)
+    def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
+        outputs = every(probes, opaque, own, inputs)
         return outputs[0].sum(), outputs
 
-    def probe(use: Use, kind: jax.ShapeDtypeStruct, is_mapped: bool) -> jax.Array:
-        rows = (examples,) if is_mapped else ()
-        return jnp.zeros((*rows, *(n for n, _ in use.loops), *kind.shape), kind.dtype)
+    def probe(use: Use) -> jax.Array:
+        function = functions[use.index]
+        rows = (examples,) if function.mapped else ()
+        steps = (n for n, _ in use.loops)
+        return jnp.zeros((*rows, *steps, *function.result.shape), function.result.dtype)
 
-    probes = {
-        use.index: tuple(
-            probe(use, *each)
-            for each in zip(functions[use.index].results, functions[use.index].mapped, strict=True)
-        )
-        for use in program.uses
-    }
     (found, gradients), outputs = jax.grad(total, argnums=(0, 1), has_aux=True)(
-        probes, opaque_zeros(program, examples)
+        {use.index: probe(use) for use in program.uses}, opaque_zeros(program, examples)
     )
     return found, gradients, outputs
 
 
 def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array]:
-    """Returns `apply(operands, probes, own, shared)`: the output of a use of one example.
+    """Returns `apply(operands, probe, own)`: the output of a use of one example.
 
-    Its derivative by the data operand is that of the operation. By the probes, it is the result of
+    Its derivative by the data operand is that of the operation. By the probe, it is the result of
     the function of all examples that `jax.vmap` maps it over.
     """
 
     @jax.custom_batching.custom_vmap
-    def results(operand: jax.Array, cotangent: jax.Array, own: PyTree, shared: PyTree) -> PyTree:
-        del operand, cotangent, own, shared
-        return tuple(jnp.zeros(kind.shape, kind.dtype) for kind in batch.results)  # only a type
+    def result(operand: jax.Array, cotangent: jax.Array, own: PyTree) -> jax.Array:
+        del operand, cotangent, own
+        return jnp.zeros(batch.result.shape, batch.result.dtype)  # only for its type
 
-    @results.def_vmap
-    def batch_rule(
-        size: int,
-        mapped: list[Any],
-        operand: jax.Array,
-        cotangent: jax.Array,
-        own: PyTree,
-        shared: PyTree,
-    ) -> tuple[PyTree, PyTree]:
+    @result.def_vmap
+    def batch_rule(size: int, mapped: list[Any], *arrays: PyTree) -> tuple[jax.Array, bool]:
         def whole(x: jax.Array, is_mapped: bool) -> jax.Array:
             return x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
 
-        each = jax.tree.map(whole, (operand, cotangent, own), tuple(mapped[:3]))
-        return batch.function(*each, shared), batch.mapped
+        return batch.function(*jax.tree.map(whole, arrays, tuple(mapped))), batch.mapped
 
     @jax.custom_vjp
-    def apply(operands: Arrays, probes: PyTree, own: PyTree, shared: PyTree) -> jax.Array:
-        del probes, own, shared
+    def apply(operands: Arrays, probe: jax.Array, own: PyTree) -> jax.Array:
+        del probe, own
         (output,) = bind(step.eqn, operands)
         return output
 
-    def forward(
-        operands: Arrays, probes: PyTree, own: PyTree, shared: PyTree
-    ) -> tuple[jax.Array, Any]:
-        return apply(operands, probes, own, shared), (operands, own, shared)
+    def forward(operands: Arrays, probe: jax.Array, own: PyTree) -> tuple[jax.Array, Any]:
+        return apply(operands, probe, own), (operands, own)
 
-    def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, PyTree, None, None]:
-        operands, own, shared = saved
+    def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, jax.Array, None]:
+        operands, own = saved
         operand, gradients = operands[step.data], [None] * len(operands)
         if jnp.issubdtype(operand.dtype, jnp.inexact):
 
@@ -172,7 +147,7 @@ def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array
                 return bind(step.eqn, moved)[0]
 
             (gradients[step.data],) = jax.vjp(output, operand)[1](cotangent)
-        return gradients, results(operand, cotangent, own, shared), None, None
+        return gradients, result(operand, cotangent, own), None
 
     apply.defvjp(forward, backward)
     return apply

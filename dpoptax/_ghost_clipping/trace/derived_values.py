@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from dpoptax._ghost_clipping.trace import rules
@@ -13,6 +15,14 @@ from dpoptax._ghost_clipping.trace.views import View, view_of_result
 from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, type_of
 
 Operands: TypeAlias = tuple[DerivedValue, ...]
+
+_MOST_INTEGERS = 1 << 20  # computed while the loss is traced
+# Operations that compute the same anywhere, unlike those that read a mesh, a platform or a host.
+_INTEGER_OPERATIONS = {
+    "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "expand_dims",
+    "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "neg", "rem", "reshape", "rev", "select_n",
+    "slice", "squeeze", "sub", "transpose",
+}  # fmt: skip
 
 
 def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
@@ -76,11 +86,32 @@ def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
         return view.split(eqn.params["axis"] + lead, eqn.params["sizes"])
     if len(eqn.outvars) != 1:
         return unknown
+    if name == "gather":
+        known = None if lead else _known_integers(operands[1])
+        return unknown if known is None else [view.gather(eqn.params, known)]
     others = [v.origin for v in operands if v is not moved[0]]
     constants = [origin.value if isinstance(origin, Constant) else None for origin in others]
     return [
         view_of_result(view, name, _add_scan_axes(view.shape[:lead], name, eqn.params), constants)
     ]
+
+
+def _known_integers(value: DerivedValue) -> np.ndarray | None:
+    """Returns integers that depend on nothing, such as those of `jnp.arange`, or `None`."""
+    origin = value.origin
+    whole = jnp.issubdtype(value.aval.dtype, jnp.integer) or value.aval.dtype == bool
+    if not whole or value.aval.size > _MOST_INTEGERS or value.scans:
+        return None
+    if isinstance(origin, Constant):
+        return np.asarray(origin.value)
+    if not isinstance(origin, Result) or value.varies:
+        return None
+    eqn = origin.operation.eqn
+    operands = [_known_integers(v) for v in origin.operation.operands]
+    if eqn.primitive.name not in _INTEGER_OPERATIONS or any(v is None for v in operands):
+        return None
+    with jax.ensure_compile_time_eval():
+        return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
 
 
 def _find_tiles(eqn: JaxprEqn, operands: Operands) -> tuple[int, tuple[View, ...]] | None:

@@ -6,6 +6,7 @@ compared entry by entry.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -109,6 +110,26 @@ class View:
             else:
                 return None
         return dataclasses.replace(self, axes=tuple(axes), offset=offset)
+
+    def gather(self, params: Mapping[str, Any], indices: np.ndarray) -> "View | None":
+        """Returns the rows at evenly spaced, increasing indices along one axis, or `None`."""
+        d, shape = params["dimension_numbers"], self.shape
+        axes, rows = tuple(d.start_index_map), indices.reshape(-1).tolist()
+        if len(axes) != 1 or axes != tuple(d.collapsed_slice_dims) or d.operand_batching_dims:
+            return None
+        (axis,) = axes
+        steps = {b - a for a, b in itertools.pairwise(rows)} or {1}
+        whole = all(n == shape[i] for i, n in enumerate(params["slice_sizes"]) if i != axis)
+        inside = rows and rows[0] >= 0 and rows[-1] < shape[axis]
+        if indices.ndim != 2 or not whole or not inside or len(steps) > 1 or min(steps) < 1:
+            return None
+        starts, limits, strides = [0] * len(shape), list(shape), [1] * len(shape)
+        starts[axis], limits[axis], strides[axis] = rows[0], rows[-1] + 1, min(steps)
+        found = self.slice(starts, limits, strides)
+        order = [i for i in range(len(shape)) if i != axis]
+        place = next(i for i in range(len(shape)) if i not in d.offset_dims)
+        order.insert(place, axis)
+        return None if found is None else found.transpose(tuple(order))
 
     def split(self, axis: int, sizes: Sequence[int]) -> "list[View | None]":
         """Returns the pieces along an axis."""

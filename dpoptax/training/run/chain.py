@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 import dpoptax
+from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -95,7 +96,7 @@ class TrainingChain:
         return optax.chain(
             self.release,
             *([step_keys(self.keys.random)] if method.random else []),
-            DIRECTIONS[config.optimizer]() if own_direction is None else own_direction,
+            _direction(config.optimizer) if own_direction is None else own_direction,
             optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
             optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate),
             *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
@@ -123,9 +124,18 @@ def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callab
 
 def check_names(config: TrainConfig) -> None:
     """Raises a ConfigError for an unknown clip, optimizer or schedule."""
-    for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
+    for field, available in (("clip", CLIPS), ("schedule", SCHEDULES)):
         if getattr(config, field) not in available:
             raise unknown_name(field, getattr(config, field), available)
+    _direction(config.optimizer)
+
+
+def _direction(name: str) -> optax.GradientTransformation:
+    """Returns the optimizer that a config names, without its learning rate."""
+    found = config_files.named("optimizer", name, DIRECTIONS)()
+    if not isinstance(found, optax.GradientTransformation):
+        raise ConfigError(f"optimizer={name!r} made {found!r}; return an optax transformation")
+    return found
 
 
 def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> TrainingChain:

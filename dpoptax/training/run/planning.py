@@ -38,6 +38,7 @@ class RunCost:
         params_bytes: Memory of both.
         state_bytes: Memory of the optimizer's state, with filter, iterates and ledger.
         batch_bytes: Memory of one batch of inputs and labels.
+        rows: Number of rows of that batch, with its padding.
         flops: Floating-point operations of one step, on the largest batch, of two branches those of
             the longer; None if not counted.
         working_bytes: Temporary memory of the compiled step; None if it was not compiled.
@@ -57,6 +58,7 @@ class RunCost:
     params_bytes: int
     state_bytes: int
     batch_bytes: int
+    rows: int
     flops: float | None
     working_bytes: int | None
     attacks: tuple[float, float] | None = None
@@ -114,6 +116,7 @@ def plan_run(
         params_bytes=_bytes((params, frozen)),
         state_bytes=_bytes(state),
         batch_bytes=_bytes(loaded.batch),
+        rows=plan.sampler.padded_size,
         flops=flops,
         working_bytes=working,
         attacks=_attacks(plan) if attacks else None,

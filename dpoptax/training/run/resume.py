@@ -10,6 +10,7 @@ import jax
 
 import dpoptax
 from dpoptax.sampling import Sampler
+from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
@@ -46,6 +47,8 @@ def identify(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> Iden
     exact = run.config.fixed_point
     secrets = {"seed": run.plan.seed, "seed_given": run.config.seed is not None}
     now = arithmetic(run.plan.sampler, place, exact=exact)
+    if code := config_files.code_digest(run.config.model, run.config.optimizer):
+        now["code of the model and the optimizer"] = code
     return Identity(_fields(run), fingerprint, now, secrets)
 
 

@@ -1,0 +1,207 @@
+"""Batch size, steps and noise for a compute budget, by the noise on a mean gradient."""
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+
+from dpoptax._pricing.checks import Accountant, integer, number
+from dpoptax.accounting._calibration import calibrate_noise_multiplier
+from dpoptax.sampling import PoissonSampler
+
+# Smaller batches are never suggested, and their prices take long to compute.
+_FEWEST, _LARGEST_EXCESS = 4, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOption:
+    """One way to spend a compute budget.
+
+    Attributes:
+      batch_size: B, the expected batch size.
+      steps: T, as many as the budget allows.
+      noise_multiplier: σ.
+      noise_batch_ratio: σ/B, the noise in each coordinate of a mean gradient, relative to C.
+      excess: noise_batch_ratio over that of T steps on full batches, minus 1.
+    """
+
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    noise_batch_ratio: float
+    excess: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSuggestion:
+    """Ways to spend a compute budget, and the suggested one. Made by `suggest_plan`.
+
+    Attributes:
+      chosen: the suggestion.
+      options: all options, from the largest batch to the smallest.
+      dataset_size: N.
+      epsilon: ε of each option.
+      delta: δ of each option.
+      max_excess: the largest excess that counts as near the limit.
+    """
+
+    chosen: PlanOption
+    options: tuple[PlanOption, ...]
+    dataset_size: int
+    epsilon: float
+    delta: float
+    max_excess: float
+
+    def plot(self, path: str | Path) -> None:
+        """Writes a figure of σ/B over the batch size, next to its limit by full batches.
+
+        Raises:
+          ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"`plot` needs {error.name}, which is not installed. Run "
+                "`pip install 'dpoptax[train]'`."
+            ) from error
+
+        figure = Figure(figsize=(5.4, 3.8), layout="constrained")
+        axes = figure.subplots()
+        sizes = [option.batch_size for option in self.options]
+        ratios = [option.noise_batch_ratio for option in self.options]
+        least = [option.noise_batch_ratio / (1 + option.excess) for option in self.options]
+        axes.plot(sizes, ratios, color="#0072B2", marker="o", markersize=4, label="σ/B")
+        axes.plot(sizes, least, color="#666666", linestyle="--", label="limit, by full batches")
+        axes.plot(
+            self.chosen.batch_size,
+            self.chosen.noise_batch_ratio,
+            color="#D55E00",
+            marker="o",
+            linestyle="none",
+            label=f"suggested: B = {self.chosen.batch_size:,}, T = {self.chosen.steps:,}",
+        )
+        axes.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="noise on a mean, σ/B")
+        axes.set_title(f"N = {self.dataset_size:,}, ε = {self.epsilon:g}, δ = {self.delta:g}")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="small")
+        figure.savefig(path, dpi=200)
+
+    def __str__(self) -> str:
+        rows = [("", "B", "T", "epochs", "σ", "σ/B", "excess")]
+        for option in self.options:
+            rows.append(
+                (
+                    ">" if option == self.chosen else "",
+                    f"{option.batch_size:,}",
+                    f"{option.steps:,}",
+                    f"{option.steps * option.batch_size / self.dataset_size:.4g}",
+                    f"{option.noise_multiplier:.4g}",
+                    f"{option.noise_batch_ratio:.3g}",
+                    f"{math.ceil(1000 * option.excess) / 10:.1f} %",
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        chosen = self.chosen
+        reason = f"the smallest batch within {100 * self.max_excess:g} % of the limit"
+        if chosen.excess > self.max_excess:
+            reason = "the least noise in a step"
+        gain = math.ceil(1000 * chosen.excess / (1 + chosen.excess)) / 10
+        lines += [
+            f"Suggested: B = {chosen.batch_size:,} and T = {chosen.steps:,}, {reason}.",
+            f"More compute would reduce the noise of as many steps by at most {gain:g} %.",
+        ]
+        return "\n".join(lines)
+
+
+def suggest_plan(
+    *,
+    dataset_size: int,
+    epsilon: float,
+    delta: float,
+    examples: float,
+    min_steps: int = 100,
+    max_excess: float = 0.1,
+    accountant: Accountant = "rdp",
+) -> PlanSuggestion:
+    """Suggests a batch size, steps and a noise multiplier for a compute budget.
+
+        minimize B  subject to  B T = examples,  T ≥ min_steps,  σ/B ≤ (1 + max_excess) √T σ₁/N
+
+    The noise-batch ratio σ/B is the noise in each coordinate of a mean gradient, relative to the
+    clipping bound. T steps on full batches of all N examples have the least one, √T σ₁/N, with σ₁
+    the noise multiplier of a single sum at ε. Below some batch size, σ/B grows faster than √T: this
+    is noise that a larger batch avoids at equal compute. Above it, a larger batch only exchanges
+    steps for less noise in each. The rule takes the smallest batch on the flat part, for the most
+    steps. If every batch exceeds `max_excess`, it takes the least noise with at least `min_steps`.
+
+    The rule knows neither the model nor the loss. It compares powers of two, for Poisson sampling
+    and independent noise. Learning rates differ between options: tune that of the chosen one.
+
+    Privacy: each option spends `epsilon` at `delta`. Its arguments are public numbers.
+
+    Args:
+      dataset_size: N, the number of examples, or of users.
+      epsilon: ε of the run.
+      delta: δ of the run, well below 1/N.
+      examples: B T, the number of examples processed in all steps. A budget of F floating-point
+        operations for a transformer of P parameters on L tokens an example is F/(6 P L) examples of
+        ordinary training; `dpoptax plan --suggest` counts those of a private step.
+      min_steps: the fewest steps that finish the training.
+      max_excess: the fraction of noise above the limit that is not worth a larger batch.
+      accountant: as for `calibrate_noise_multiplier`. "rdp" takes seconds; "pld", by which a
+        `PrivacyPlan` of the chosen sizes computes its noise, takes minutes and needs less noise.
+
+    Raises:
+      ValueError: an argument is out of range, or as `calibrate_noise_multiplier`.
+
+    Source: McKenna et al., "Scaling laws for differentially private language models", 2025, for the
+    noise-batch ratio as the quantity that the loss depends on, next to model and steps.
+
+    >>> print(suggest_plan(dataset_size=50_000, epsilon=3.0, delta=1e-6, examples=2_500_000))
+            B       T  epochs       σ       σ/B  excess
+       16,384     152   49.81   6.787  0.000414   2.3 %
+        8,192     305   49.97   4.854  0.000593   3.2 %
+        4,096     610   49.97   3.476  0.000849   4.6 %
+    >   2,048   1,220   49.97    2.51   0.00123   6.8 %
+        1,024   2,441   49.99   1.843    0.0018  10.8 %
+          512   4,882   49.99   1.388   0.00271  18.1 %
+          256   9,765      50   1.084   0.00423  30.3 %
+          128  19,531      50  0.8865   0.00693  50.8 %
+    Suggested: B = 2,048 and T = 1,220, the smallest batch within 10 % of the limit.
+    More compute would reduce the noise of as many steps by at most 6.4 %.
+    """
+    size = integer("dataset_size", dataset_size, 2, "count the training records, or users")
+    min_steps = integer("min_steps", min_steps, 1, "a run has at least one step")
+    if not min_steps <= number("examples", examples) < math.inf:
+        raise ValueError(
+            f"`examples` must be finite and at least `min_steps`, {min_steps}, got {examples}. It "
+            "counts the examples of all steps: batch size times steps."
+        )
+    if not number("max_excess", max_excess) > 0:
+        raise ValueError(f"`max_excess` must be positive, got {max_excess}.")
+    calibrate = functools.partial(
+        calibrate_noise_multiplier, epsilon=epsilon, delta=delta, accountant=accountant
+    )
+    one_sum = calibrate(steps=1, sampling_probability=1.0)
+    options: list[PlanOption] = []
+    batch_size = 2 ** int(math.log2(min(size, examples / min_steps)))
+    while batch_size and (len(options) < _FEWEST or options[-1].excess < _LARGEST_EXCESS):
+        steps = int(examples // batch_size)
+        sampler = PoissonSampler(size, batch_size, seed=0)
+        sigma = calibrate(steps=steps, sampler=sampler)
+        ratio = sigma / batch_size
+        excess = max(0.0, ratio * size / (one_sum * math.sqrt(steps)) - 1)
+        options.append(PlanOption(batch_size, steps, sigma, ratio, excess))
+        batch_size //= 2
+    near = [option for option in options if option.excess <= max_excess]
+    return PlanSuggestion(
+        chosen=near[-1] if near else options[0],
+        options=tuple(options),
+        dataset_size=size,
+        epsilon=epsilon,
+        delta=delta,
+        max_excess=max_excess,
+    )

@@ -1,0 +1,130 @@
+"""Poisson sampling with a probability for each public group of records."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from dpoptax._pricing.checks import integer, number
+from dpoptax.sampling._base import Sample, Sampler, checked_step
+from dpoptax.sampling._draws import largest_rare_draw
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
+
+
+@dataclass(frozen=True)
+class GroupedPoissonSampler(Sampler):
+    """Draws the records of some groups more often, each record independently.
+
+        p_g = w_g B / Σ_h w_h N_h,   for every record of group g
+
+    The records are in the order of their groups: the first N_0 records are group 0, and so on. A
+    draw larger than `padded_size` is cut to a uniformly random subset, which happens with
+    probability 10^-18 a step; `dp_event` has it, and it is taken out of δ.
+
+    Privacy: add-or-remove-one. Every record is priced as if it had the largest probability: a
+    record that is drawn less often reveals less, because its outputs are a mixture of those of the
+    largest probability and those without it. Groups, their sizes and weights must be public. If the
+    group is a private attribute, such as a diagnosis, its counts are private, and this sampler
+    publishes them: weight the loss under the clip instead.
+
+    Attributes:
+      group_sizes: N_g, the number of records of each group; they add up to `dataset_size`.
+      weights: w_g, relative and positive, public numbers.
+
+    Raises:
+      ValueError: an argument is out of range, sizes and weights do not match, or a probability
+        would exceed 1.
+
+    >>> sampler = GroupedPoissonSampler(1000, 48, seed=0, group_sizes=(900, 100), weights=(1, 3))
+    >>> sampler.probabilities
+    (0.04, 0.12)
+    """
+
+    group_sizes: Sequence[int] = ()
+    weights: Sequence[float] = ()
+
+    neighboring_relation: ClassVar[str] = "add-or-remove-one"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remedy = "count the records of each group"
+        sizes = tuple(integer("group_sizes", size, 1, remedy) for size in self.group_sizes)
+        weights = tuple(number("weights", weight) for weight in self.weights)
+        object.__setattr__(self, "group_sizes", sizes)
+        object.__setattr__(self, "weights", weights)
+        if len(sizes) != len(weights) or sum(sizes) != self.dataset_size:
+            raise ValueError(
+                "`group_sizes` must add up to `dataset_size` and have a weight each, got "
+                f"{len(sizes)} groups of {sum(sizes)} records, {len(weights)} weights and "
+                f"dataset_size={self.dataset_size}."
+            )
+        if not all(0 < weight < math.inf for weight in weights):
+            raise ValueError(f"`weights` must be positive and finite, got {weights}.")
+        if max(self.probabilities) > 1:
+            raise ValueError(
+                "`weights` must give probabilities of at most 1, got "
+                f"{max(self.probabilities):.4g}. Lower `batch_size` or the largest weight."
+            )
+
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        """p_g, the probability of each record of a group in each step."""
+        pairs = zip(self.weights, self.group_sizes, strict=True)
+        scale = self.batch_size / math.fsum(weight * size for weight, size in pairs)
+        exact = (weight * scale for weight in self.weights)
+        return tuple(1.0 if 1 < p < 1 + 1e-12 else p for p in exact)  # rounding
+
+    @property
+    def padded_size(self) -> int:
+        """The length of every sample, and the size that larger draws are cut to."""
+        # Draws with several probabilities spread less than those with their mean (Hoeffding, 1956),
+        # for sizes above the mean.
+        largest = max(
+            largest_rare_draw(self.dataset_size, self.sampling_probability), self.batch_size + 1
+        )
+        return self._padded(min(largest, self.dataset_size))
+
+    @property
+    def full_probability(self) -> float:
+        """A bound on the probability that other records fill a step's batch."""
+        from scipy import stats
+
+        if self.padded_size >= self.dataset_size:
+            return 0.0
+        rates = self.dataset_size, self.sampling_probability
+        return float(stats.binom.sf(self.padded_size - 1, *rates))
+
+    def sample(self, step: int) -> Sample:
+        """Returns the records of a step."""
+        draws = self._draws(checked_step(step))
+        firsts = np.cumsum((0, *self.group_sizes))
+        drawn = np.concatenate(
+            [
+                first + draws.by_chance(size, probability, size)
+                for first, size, probability in zip(
+                    firsts[:-1], self.group_sizes, self.probabilities, strict=True
+                )
+            ]
+        )
+        if len(drawn) > self.padded_size:
+            drawn = drawn[draws.subset(len(drawn), self.padded_size)]
+        return self._pad(drawn, draws)
+
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        """Returns the event of `steps` noisy sums with the largest of the probabilities."""
+        from dpoptax._pricing import events
+
+        event = events.poisson_event(noise_multiplier, max(self.probabilities), steps)
+        return events.cut_event(event, steps * self.full_probability)
+
+    def describe(self) -> dict[str, object]:
+        """Returns the sampling as JSON values, with the public groups and their probabilities."""
+        return {
+            **super().describe(),
+            "group_sizes": list(self.group_sizes),
+            "probabilities": list(self.probabilities),
+        }

@@ -1,0 +1,1 @@
+"""Measures settings of private training on handwritten digits, with tuning and spreads."""

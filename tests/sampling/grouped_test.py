@@ -1,0 +1,113 @@
+"""Tests of Poisson sampling with a probability for each group."""
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpoptax
+from dpoptax import accounting
+from dpoptax.sampling import GroupedPoissonSampler, PoissonSampler
+
+ACCEPT, REJECT = 1e-3, 1e-6
+GROUPS = {"group_sizes": (30, 10), "weights": (1.0, 3.0)}
+
+
+def membership(sampler, steps):
+    rows = np.zeros((steps, sampler.dataset_size))
+    for row, sample in zip(rows, sampler.samples(0, steps), strict=True):
+        np.add.at(row, sample.indices[sample.mask], 1)
+    return rows
+
+
+@pytest.mark.parametrize("seed", [1, bytes(range(32))])
+def test_records_are_independent_coins_with_their_probabilities(seed):
+    sampler = GroupedPoissonSampler(40, 12, seed, **GROUPS)
+    each = np.repeat(sampler.probabilities, (30, 10))
+    assert each.sum() == pytest.approx(12)
+    steps = 1500
+    drawn = membership(sampler, steps)
+    assert drawn.max() == 1
+    z = (drawn.sum(0) - steps * each) / np.sqrt(steps * each * (1 - each))
+    assert stats.chi2.sf(np.sum(z**2), 40) > ACCEPT
+    even = (drawn.sum(0) - steps * 0.3) / np.sqrt(steps * 0.3 * 0.7)
+    assert stats.chi2.sf(np.sum(even**2), 40) < REJECT
+    # Independent within and between groups: correlations of records have variance 1/steps.
+    correlations = np.corrcoef(drawn.T)[np.triu_indices(40, 1)]
+    assert stats.chi2.sf(steps * np.sum(correlations**2), len(correlations)) > ACCEPT
+
+
+def test_the_price_is_that_of_the_largest_probability():
+    sampler = GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(1, 3))
+    spent = accounting.epsilon(noise_multiplier=1.0, steps=50, sampler=sampler, delta=1e-5)
+    largest = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.12, dpa.GaussianDpEvent(1.0)), 50)
+    assert spent == pytest.approx(accounting.Guarantee(largest).epsilon(1e-5), rel=1e-3)
+    uniform = PoissonSampler(1000, 48, 0)
+    assert spent > 2 * accounting.epsilon(
+        noise_multiplier=1.0, steps=50, sampler=uniform, delta=1e-5
+    )
+
+
+@pytest.mark.parametrize("least", [0.01, 0.1, 0.3])
+def test_a_smaller_probability_reveals_no_more(least):
+    """Exact hockey-stick divergences of one release, in both directions."""
+    x = np.linspace(-12, 13, 200_001)
+    without, within = stats.norm.pdf(x), stats.norm.pdf(x, 1)
+
+    def divergences(probability):
+        mixture = (1 - probability) * without + probability * within
+        for epsilon in (0.0, 0.1, 0.5):
+            for p, q in ((mixture, without), (without, mixture)):
+                yield np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), x)
+
+    assert np.all(np.array(list(divergences(least))) <= np.array(list(divergences(0.4))) + 1e-12)
+
+
+def test_draws_hardly_ever_exceed_the_padding():
+    sampler = GroupedPoissonSampler(4000, 100, 0, group_sizes=(3900, 100), weights=(1, 30))
+    low, high = sampler.probabilities
+    small, large = stats.binom(3900, low), stats.binom(100, high)
+    counts = np.arange(101)
+    exceeds = np.sum(large.pmf(counts) * small.sf(sampler.padded_size - 1 - counts))
+    assert exceeds <= sampler.full_probability <= 1e-17
+    assert 100 < sampler.padded_size < 250
+    event = sampler.dp_event(1.0, 10)
+    assert event.overflow == pytest.approx(10 * sampler.full_probability)
+
+
+def test_equal_weights_are_poisson_sampling():
+    sampler = GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(2, 2))
+    assert sampler.probabilities == pytest.approx((0.048, 0.048))
+    whole = GroupedPoissonSampler(5, 5, 0, group_sizes=(4, 1), weights=(1, 1))
+    assert whole.padded_size == 5
+    third = GroupedPoissonSampler(30, 30, 0, group_sizes=(10,) * 3, weights=(0.7, 0.7, 0.7))
+    assert third.probabilities == (1.0, 1.0, 1.0)
+    assert whole.sample(0).mask.all()
+    assert whole.dp_event(1.0, 3) == PoissonSampler(5, 5, 0).dp_event(1.0, 3)
+
+
+def test_a_plan_takes_it():
+    plan = dpoptax.PrivacyPlan(
+        sampler=GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(1, 3)),
+        steps=10,
+        noise_multiplier=2.0,
+    )
+    assert plan.guarantee().sampling["probabilities"] == pytest.approx([0.04, 0.12])
+    assert len(list(plan)) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_sizes": (30, 9)}, "`group_sizes` must add up to `dataset_size`"),
+        ({"weights": (1.0,)}, "`group_sizes` must add up to `dataset_size` and have a weight"),
+        ({"group_sizes": (40, 0)}, "`group_sizes` must be an integer of at least 1"),
+        ({"weights": (1.0, 0.0)}, "`weights` must be positive"),
+        ({"weights": (1.0, 30.0)}, "`weights` must give probabilities of at most 1"),
+    ],
+)
+def test_errors(change, message):
+    with pytest.raises(ValueError, match=message):
+        GroupedPoissonSampler(40, 12, 0, **GROUPS | change)

@@ -1,0 +1,119 @@
+"""Tests of configs that name models, losses and optimizers of the user's own."""
+
+import dataclasses
+import itertools
+import sys
+
+import pytest
+
+from dpoptax.training import audit
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.run import planning
+from tests.runs import CONFIG
+
+CODE = """
+import jax.numpy as jnp, optax
+from dpoptax.training.models import FunctionModel
+
+def initial(key, inputs):
+    return {"w": jnp.zeros((inputs.size, 10)), "b": jnp.zeros(10)}
+
+def logits(params, inputs):
+    return inputs.reshape(-1) @ params["w"] + params["b"]
+
+def cross_entropy(params, example):
+    found = logits(params, example["inputs"])
+    return optax.softmax_cross_entropy_with_integer_labels(found, example["labels"])
+
+def plain(num_classes):
+    return FunctionModel(initial, logits)
+
+def lossy(num_classes):
+    return FunctionModel(initial, logits, cross_entropy)
+
+def halved(num_classes):
+    return FunctionModel(initial, logits, lambda *args: 1e-3 * cross_entropy(*args))
+
+def broken(num_classes):
+    return FunctionModel(initial, lambda params, inputs: inputs @ params["b"])
+
+def momentum():
+    return optax.trace(decay=0.9)
+
+number = 3
+wrong = lambda: 3
+"""
+NAMES = (f"own_code_{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    name = next(NAMES)
+    (tmp_path / f"{name}.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def trained(workdir, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    return train_and_evaluate(config, workdir, progress=False).summary
+
+
+@pytest.mark.slow
+def test_own_functions_train_as_the_same_ones_here(own, tmp_path):
+    plain = trained(tmp_path / "a", model=f"{own}:plain", optimizer="momentum")
+    lossy = trained(tmp_path / "b", model=f"{own}:lossy", optimizer=f"{own}:momentum")
+    assert plain["params_sha256"] == lossy["params_sha256"]
+    assert plain["epsilon"] == lossy["epsilon"]
+    assert 0 < plain["test_accuracy"] < 1
+    other = trained(tmp_path / "c", model=f"{own}:halved", optimizer="momentum")
+    assert other["params_sha256"] != plain["params_sha256"]
+
+
+@pytest.mark.slow
+def test_an_audit_attacks_them(own):
+    config = dataclasses.replace(CONFIG, model=f"{own}:lossy", optimizer=f"{own}:momentum", steps=2)
+    rows = audit.audit_config(config, trials=100)
+    assert len(rows) > 1
+    assert not any(row.violated for row in rows)
+
+
+def test_a_plan_counts_them(own):
+    cost = planning.plan_run(dataclasses.replace(CONFIG, model=f"{own}:lossy"))
+    assert cost.num_params == 650
+    assert cost.flops > 0
+
+
+def test_other_code_does_not_repeat_shown_steps(own, tmp_path):
+    changes = {"model": f"{own}:lossy", "eval_every": 1, "checkpoint_every": 4}
+    stopped = dataclasses.replace(CONFIG, **changes)
+    train_and_evaluate(stopped, tmp_path / "run", progress=False)
+    newest = max((tmp_path / "run" / "checkpoints").glob("[0-9]*"), key=lambda p: int(p.name))
+    for part in sorted(newest.rglob("*"), reverse=True):
+        part.rmdir() if part.is_dir() else part.unlink()
+    newest.rmdir()
+    path = tmp_path / f"{own}.py"
+    path.write_text(path.read_text() + "\n# another version\n")
+    sys.modules.pop(own)
+    with pytest.raises(ConfigError, match="code of the model and the optimizer"):
+        train_and_evaluate(stopped, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "no_such_module:build"}, "model='no_such_module:build' cannot be imported"),
+        ({"model": "{own}:nothing"}, "cannot be imported: AttributeError"),
+        ({"model": "{own}:number"}, "is not a function; give MODULE:FUNCTION"),
+        ({"model": "{own}:broken"}, "does not take one example alone"),
+        ({"optimizer": "{own}:wrong"}, "made 3; return an optax transformation"),
+        ({"optimizer": "sdg"}, "optimizer='sdg' is unknown.*Did you mean 'sgd'"),
+    ],
+)
+def test_errors(own, tmp_path, changes, message):
+    changes = {name: value.format(own=own) for name, value in changes.items()}
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path / "run", **changes)
