@@ -36,6 +36,9 @@ commands:
         their spectra
   record WORKDIR --output FILE
         adds the runs of `dpoptax compare` in WORKDIR to a file, one line each
+  released-code [--data-dir DIR] [--folder FOLDER] [--seeds N]
+        the true ε of the papers' released code; with data, also trains a
+        linear model with its update rules
   digits NAME --output FILE
         a table measured on digits; NAME is `batches` or `public`
   image-benchmark FOLDER [--output FILE]
@@ -322,6 +325,19 @@ def _image_benchmark(arguments: list[str]) -> int:
     return 0
 
 
+def _released_code(arguments: list[str]) -> int:
+    from experiments.released.report import ReleasedCode, write_report
+
+    given = tyro.cli(
+        ReleasedCode,
+        args=arguments,
+        prog=f"{_PROGRAM} released-code",
+        description="Measure and price the papers' released update rules, and train with them.",
+    )
+    print(write_report(given))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "study": _study,
     "report": _report,
@@ -329,6 +345,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "spectrum": _spectrum,
     "record": _record,
+    "released-code": _released_code,
     "digits": _digits,
     "image-benchmark": _image_benchmark,
 }

@@ -147,6 +147,21 @@ class SignSGD(Method):
 
 
 @dataclasses.dataclass(frozen=True)
+class NormalizedSteps(Method):
+    """Steps of one length, in the direction of the noisy gradient or its running mean."""
+
+    name: ClassVar[str] = "Normalized steps"
+
+    decay: float = field(0.0, Role.UNPRICED)
+    """Decay of the running mean before the normalization, in [0, 1)."""
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Returns running mean and normalization, whichever optimizer the config names."""
+        del stddev
+        return optax.chain(optax.ema(self.decay), optax.normalize_by_update_norm())
+
+
+@dataclasses.dataclass(frozen=True)
 class ScaleThenPrivatize(Method):
     """Gradients scaled by second moments of earlier releases (Ganesh et al., 2025).
 

@@ -35,7 +35,9 @@ class FiveLayerCNN(nn.Module):
 
     It has five 3x3 convolutions, each followed by tanh and 2x2 max-pooling (DP-PMLF, appendix), and
     a linear layer. The papers do not state widths or kernel sizes. These are taken from the usual
-    small CNNs of differentially private training.
+    small CNNs of differentially private training. DiSK's released code (564612540/KalmanDP at
+    39091a5) has other widths: 32, 64, 128, 256 and 100 channels with group normalization in 16
+    groups, and the 100 channels are the logits.
     """
 
     num_classes: int

@@ -126,6 +126,8 @@ def _text(
         + ". Every number below was computed by that command.",
         "## In short",
         _summary(findings, results),
+        "The update rules of the papers' released code are measured in "
+        "[released-code.md](released-code.md).",
         "## Studies",
     ]
     for name, found in findings.items():

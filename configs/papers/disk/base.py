@@ -21,6 +21,13 @@ def get_configs() -> dict[str, ExperimentConfig]:
     the paper names is correct for these, with the ε of adding or removing one example.
     `sampling="fixed_size"` draws batches as the paper does.
 
+    The released code (564612540/KalmanDP at 39091a5, measured in `docs/results/released-code.md`)
+    also has automatic clipping, C = 1 and δ = 1/N^1.1. Its clip is AUTO-S with the constant 0.001;
+    "auto_v" here has 0. On MNIST it trains a linear model, whichever model is named. It draws
+    shuffled batches and calibrates with the accountant "prv" of Opacus. Its 5-layer CNN has
+    convolutions of 32, 64, 128, 256 and 100 channels with group normalization in 16 groups. It has
+    no linear layer: the 100 channels are the logits.
+
     Not stated, and assumed: SGD on MNIST and Adam elsewhere, as the step sizes suggest; the kernels
     and widths of the 5-layer CNN.
     """

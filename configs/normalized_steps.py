@@ -1,0 +1,33 @@
+r"""Compares normalized steps with DP-SGD, momentum and Adam on the digits, at equal tuning.
+
+The learning rate of each run is constant or decays by cosine. All runs have the same factors:
+
+    dpoptax compare configs/normalized_steps.py --steps 120 --epsilon 1 --trial-seeds 1 \
+      --factors 0.125 0.25 0.5 1 2 4 8 --workdir runs/normalized-120
+
+Normalized steps are post-processing of releases: their ε is that of DP-SGD.
+"""
+
+import dataclasses
+
+from dpoptax.training.methods import DPSGD
+from experiments.config import ExperimentConfig
+from experiments.methods import NormalizedSteps
+
+
+def get_configs() -> dict[str, ExperimentConfig]:
+    """Returns the configs; learning rates are centers of the grid."""
+    base = ExperimentConfig(method=DPSGD(), learning_rate=1.5)
+    mean = NormalizedSteps(decay=0.9)
+    constant = {
+        "dp_sgd": base,
+        "momentum": dataclasses.replace(base, optimizer="momentum", learning_rate=0.2),
+        "adam": dataclasses.replace(base, optimizer="adam", learning_rate=0.01),
+        "normalized": dataclasses.replace(base, method=NormalizedSteps(), learning_rate=0.2),
+        "normalized_mean": dataclasses.replace(base, method=mean, learning_rate=0.2),
+    }
+    cosine = {
+        f"{name}_cosine": dataclasses.replace(config, schedule="cosine")
+        for name, config in constant.items()
+    }
+    return constant | cosine

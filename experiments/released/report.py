@@ -1,0 +1,56 @@
+"""Writes the measurements of the released code: prices, trained models and a figure."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from dpoptax.training.bars import Bar
+from dpoptax.training.run.records import check_count, markdown_table
+from experiments.figure_files import shrink
+from experiments.released import decomposition, geodp_digits, tables
+from experiments.released.noise import settings
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedCode:
+    """Options of `released-code`.
+
+    Attributes:
+        data_dir: Folder with MNIST. Without it, only the table of prices is printed.
+        folder: Folder of the records. Finished work in it is not repeated. The page is next to it.
+        seeds: Number of repetitions.
+    """
+
+    data_dir: Path | None = None
+    folder: Path = Path("experiments/results/released-code")
+    seeds: int = 5
+
+
+def write_report(given: ReleasedCode) -> str:
+    """Returns the table of prices; with data, writes the page and returns its path."""
+    check_count("seeds", given.seeds)
+    prices = _prices(given.folder / "prices.jsonl")
+    if given.data_dir is None:
+        return markdown_table(tables.PRICE_HEADER, prices)
+    path = given.folder / "linear-mnist.jsonl"
+    records = decomposition.compare(given.data_dir, path, seeds=given.seeds)
+    text = tables.page(records, prices, geodp_digits.rows(given.data_dir))
+    page, figure = given.folder.with_suffix(".md"), given.folder / "parts.png"
+    page.write_text(text, encoding="utf-8")
+    tables.draw(records, figure)
+    shrink(figure, figure)
+    return f"Written to {page}"
+
+
+def _prices(path: Path) -> list[list[str]]:
+    """Returns the rows of the price table, and adds new ones to the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    found = {row[0]: row for row in map(json.loads, lines)}
+    missing = [setting for setting in settings() if setting.name not in found]
+    for setting in Bar(missing, unit="run", disable=not missing):
+        row = list(tables.price_row(setting))
+        found[setting.name] = row
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return [found[setting.name] for setting in settings()]
