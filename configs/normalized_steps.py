@@ -1,18 +1,18 @@
-r"""Compares normalized steps with DP-SGD, momentum and Adam on the digits, at equal tuning.
+r"""Compares normalized steps and DP-SAT with DP-SGD, momentum and Adam on the digits.
 
 The learning rate of each run is constant or decays by cosine. All runs have the same factors:
 
     dpoptax compare configs/normalized_steps.py --steps 120 --epsilon 1 --trial-seeds 1 \
       --factors 0.125 0.25 0.5 1 2 4 8 --workdir runs/normalized-120
 
-Normalized steps are post-processing of releases: their ε is that of DP-SGD.
+All are tuned alike, and have the ε of DP-SGD: normalization and ascent use releases only.
 """
 
 import dataclasses
 
 from dpoptax.training.methods import DPSGD
 from experiments.config import ExperimentConfig
-from experiments.methods import NormalizedSteps
+from experiments.methods import NormalizedSteps, Sat
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
@@ -25,6 +25,8 @@ def get_configs() -> dict[str, ExperimentConfig]:
         "adam": dataclasses.replace(base, optimizer="adam", learning_rate=0.01),
         "normalized": dataclasses.replace(base, method=NormalizedSteps(), learning_rate=0.2),
         "normalized_mean": dataclasses.replace(base, method=mean, learning_rate=0.2),
+        "sat": dataclasses.replace(base, method=Sat()),
+        "sat_longer": dataclasses.replace(base, method=Sat(rho=0.2)),
     }
     cosine = {
         f"{name}_cosine": dataclasses.replace(config, schedule="cosine")

@@ -85,6 +85,7 @@ class TrackIteratesState:
       tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
       rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
       tangent_row: the same for the direction of the Hessian-vector product. Static.
+      directions: whether `iterates` are directions, zero for untrained parameters. Static.
     """
 
     count: jax.Array
@@ -95,6 +96,7 @@ class TrackIteratesState:
     tangent_row: tuple[float, ...] | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
+    directions: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @serializable
@@ -237,7 +239,7 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
         return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
     iterates = (params, *state.iterates)
     try:
-        points = tuple(_combine(row, iterates) for row in state.rows)
+        points = tuple(_combine(row, iterates, state.directions) for row in state.rows)
     except (TypeError, ValueError) as error:
         error.add_note("The iterates in `opt_state` must have the structure of `params`.")
         raise
@@ -309,7 +311,10 @@ def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
 
 
 def _combine(
-    row: tuple[float, ...], iterates: tuple[PyTree, ...], scale: jax.Array | None = None
+    row: tuple[float, ...],
+    iterates: tuple[PyTree, ...],
+    directions: bool = False,
+    scale: jax.Array | None = None,
 ) -> PyTree:
     """Returns scale · Σ_i row[i] · iterates[i], leaf by leaf."""
     if row[0] == 1.0 and not any(row[1:]) and scale is None:
@@ -323,7 +328,8 @@ def _combine(
     def node(*nodes: PyTree) -> PyTree:
         *older, newest = nodes
         # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
-        older = [newest if is_masked(x) else x for x in older]
+        fixed = optax.tree.zeros_like(newest) if directions else newest
+        older = [fixed if is_masked(x) else x for x in older]
         return jax.tree.map(mix, newest, *older)
 
     newest, *older = iterates

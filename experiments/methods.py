@@ -162,6 +162,21 @@ class NormalizedSteps(Method):
 
 
 @dataclasses.dataclass(frozen=True)
+class Sat(Method):
+    """Gradients at a point ascended in the direction of the last release (Park et al., 2023)."""
+
+    name: ClassVar[str] = "DP-SAT"
+
+    rho: float = 0.05
+    """ρ, the length of the ascent."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the ascent, which releases pass through."""
+        del stddev
+        return dpoptax.contrib.dp_sat(self.rho)
+
+
+@dataclasses.dataclass(frozen=True)
 class ScaleThenPrivatize(Method):
     """Gradients scaled by second moments of earlier releases (Ganesh et al., 2025).
 

@@ -16,5 +16,6 @@ from dpoptax.contrib._inner_outer import inner_outer as inner_outer
 from dpoptax.contrib._kronecker import kronecker_factors as kronecker_factors
 from dpoptax.contrib._muon import scale_by_shrunk_muon as scale_by_shrunk_muon
 from dpoptax.contrib._muon import shrunk_muon as shrunk_muon
+from dpoptax.contrib._sat import dp_sat as dp_sat
 from dpoptax.contrib._shrinkage import james_stein as james_stein
 from dpoptax.contrib._shrinkage import singular_value_shrinkage as singular_value_shrinkage

@@ -10,6 +10,7 @@ import dpoptax
 from tests.oracles import disk as disk_oracle
 from tests.oracles import doppler as doppler_oracle
 from tests.oracles import pmlf as pmlf_oracle
+from tests.oracles import sat as sat_oracle
 
 STEPS, BATCH, DIM, ETA, CLIP = 50, 4, 6, 0.3, 0.8
 
@@ -105,6 +106,28 @@ def test_disk(problem, kappa, gamma):
     )
     _same(_run(problem, dpoptax.disk(kappa, gamma)), want)
     _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(kappa), gamma)), want)
+
+
+def test_sat(problem):
+    arguments, noise = _oracle_arguments(problem)
+    want = sat_oracle.sat(*arguments, rho=0.3, eta=ETA, clip_norm=CLIP, noise=noise)
+    _same(_run(problem, dpoptax.contrib.dp_sat(0.3)), want)
+
+
+def test_sat_leaves_untrained_parameters_where_they_are():
+    params = {"trained": jnp.ones(2), "fixed": jnp.ones(3)}
+    tx = optax.masked(dpoptax.contrib.dp_sat(0.5), {"trained": True, "fixed": False})
+    grads = {"trained": jnp.array([3.0, 4.0]), "fixed": jnp.ones(3)}
+    _, state = tx.update(grads, tx.init(params), params)
+    (point,) = dpoptax.gradient_points(state, params).points
+    np.testing.assert_allclose(point["trained"], [1.3, 1.4], rtol=1e-6)
+    np.testing.assert_array_equal(point["fixed"], params["fixed"])
+
+
+@pytest.mark.parametrize("rho", [-0.1, float("inf"), float("nan")])
+def test_sat_refuses_other_lengths(rho):
+    with pytest.raises(ValueError, match="`rho` must be a finite number"):
+        dpoptax.contrib.dp_sat(rho)
 
 
 def test_disk_with_one_gradient(problem):

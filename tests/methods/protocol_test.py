@@ -66,6 +66,7 @@ METHODS = {
     "disk_schedule": lambda: dpoptax.disk(optax.linear_schedule(0.9, 0.5, 3), 0.5),
     "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
+    "dp_sat": lambda: dpoptax.contrib.dp_sat(0.1),
     "inner_outer": lambda: dpoptax.contrib.inner_outer(3, 0.5, 0.9),
     "scale_by_lp_adam": lambda: dpoptax.extend.scale_by_lp_adam(*FILTER),
     "adaptive_fir": lambda: dpoptax.contrib.adaptive_fir(3, 0.1),
