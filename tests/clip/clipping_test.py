@@ -55,7 +55,7 @@ def test_equals_optax_contrib_and_jax_privacy():
     )
     a, _ = jax.jit(ours.update)(grads, ours.init(params), params)
     b, _ = jax.jit(theirs.update)(grads, theirs.init(params))
-    room = bounds.gamma(bounds._COEFFICIENT_ROUNDINGS)
+    room = bounds.gamma(bounds.COEFFICIENT_ROUNDINGS)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=room, atol=1e-7), a, b)
 
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)

@@ -139,6 +139,7 @@ WITH_POINTS = {
     "disk of a product": lambda: dpoptax.disk(gamma=0.0),
     "disk on a schedule": lambda: dpoptax.disk(lambda t: 0.7),
     "pmlf": dpoptax.pmlf,
+    "dp_sat": dpoptax.contrib.dp_sat,
     "inner_outer": lambda: dpoptax.contrib.inner_outer(2, 0.5, 0.9),
     "linear_map": lambda: dpoptax.extend.linear_map(2.0),
     "track_reference": dpoptax.extend.track_reference,

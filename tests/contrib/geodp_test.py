@@ -305,7 +305,7 @@ def test_encoding_equals_the_formula(name, follow):
     actual = sum_clipped(clip, helpers.floats(grads), None, reference)
     # Clipped to slightly less, to leave room for the rounding of norms and factors.
     np.testing.assert_allclose(
-        actual, expected, rtol=bounds.gamma(bounds._COEFFICIENT_ROUNDINGS), atol=2e-5
+        actual, expected, rtol=bounds.gamma(bounds.COEFFICIENT_ROUNDINGS), atol=2e-5
     )
 
 
