@@ -72,13 +72,14 @@ class Rounding:
     termwise: bool = False
 
 
-def combine_roundings(roundings: Iterable[Rounding]) -> float:
+def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) -> float:
     """Returns τ of sums that share no coordinate, such as the sums of several parameters.
 
     For blocks of one length, the total error is at most γ Σ_i f_i S_i, with S_i of the whole
     gradient (Minkowski), so the largest counts. Blocks of different lengths cover different
     coordinates, so their squares add up. The same holds above blocks for sums that count norms and
-    sums that count terms, since an example may have C of each.
+    sums that count terms, since an example may have C of each. If sums may be `shared`, such as
+    those of several uses of one parameter, all of these add up instead.
     """
     block_changes: dict[int, float] = {}
     joined = {False: 0.0, True: 0.0}
@@ -87,7 +88,8 @@ def combine_roundings(roundings: Iterable[Rounding]) -> float:
         block_changes[each.length] = max(each.blocks, block_changes.get(each.length, 0.0))
         joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
-    return math.hypot(*block_changes.values()) + math.hypot(*joined.values()) + own
+    join = (lambda *x: math.fsum(x)) if shared else math.hypot
+    return join(*block_changes.values()) + join(*joined.values()) + own
 
 
 class WholeBatch(NamedTuple):
@@ -116,10 +118,13 @@ def layout_rounding(whole: WholeBatch) -> float:
     return _device_rounding(devices, whole.examples) * (1.0 + 1.0 / FLOAT_TOTALS)
 
 
-def tau(whole: WholeBatch, roundings: Iterable[Rounding] = ()) -> float:
-    """Returns τ of the clipped sum of a batch: of formed gradients, other sums, and layouts."""
+def tau(whole: WholeBatch, roundings: Iterable[Rounding] = (), *, shared: bool = False) -> float:
+    """Returns τ of the clipped sum of a batch: of formed gradients, other sums, and layouts.
+
+    `shared` says whether several of the sums may be added to one entry.
+    """
     formed = block_rounding(whole.examples, BLOCK_LENGTH)
-    return combine_roundings([*roundings, formed]) + layout_rounding(whole)
+    return combine_roundings([*roundings, formed], shared=shared) + layout_rounding(whole)
 
 
 def uses_integer_totals(whole: WholeBatch) -> bool:

@@ -86,8 +86,8 @@ def clipped_grad(
         forms all of them and is the reference. The two differ by rounding. Where large terms
         of a gradient nearly cancel, "auto" scales it to below C. "recompute" runs the forward and
         backward passes twice, first for the norms and then for the sum, and keeps nothing in
-        between. With `jax.checkpoint` or sharded parameters it needs little more memory than a step
-        without privacy.
+        between. With `jax.checkpoint` or sharded parameters this saves memory
+        (docs/guides/memory.md).
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, which halves their memory and takes one pass of a
         matrix unit instead of six. It rounds gradients and does not affect the bound. `None` is the

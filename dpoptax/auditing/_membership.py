@@ -154,8 +154,9 @@ def membership_report(
     has a false-positive rate of at most α on the n examples outside. Its true-positive rate is
     compared with the greatest one under the guarantee, 1 − f(α) for the trade-off function f.
 
-    This tests one attack on one model, and its conclusion is one-sided. A true-positive rate above
-    the bound refutes the guarantee. A rate below it proves nothing: other attacks may be stronger.
+    This tests one attack on one model, and its conclusion is one-sided. If the lower limit of a
+    true-positive rate is above the bound, the guarantee is refuted. A rate below the bound proves
+    nothing: other attacks may be stronger.
     Losses are weak scores, and `audit` has stronger adversaries. Pass the scores of any attack
     instead of losses, with low scores for members, such as −log of a likelihood ratio.
 

@@ -181,8 +181,34 @@ def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
 def test_tau_of_several_sums():
     one, two = block_sums.Rounding(4, 3e-3, joined=1e-4), block_sums.Rounding(8, 1e-3, own=1e-5)
     terms = [block_sums.Rounding(4, joined=joined, termwise=True) for joined in (3e-4, 2e-4)]
-    found = block_sums.combine_roundings([one, two, block_sums.Rounding(4, 1e-3), *terms])
+    sums = [one, two, block_sums.Rounding(4, 1e-3), *terms]
+    found = block_sums.combine_roundings(sums)
     assert found == pytest.approx(math.hypot(3e-3, 1e-3) + math.hypot(1e-4, 3e-4) + 1e-5)
+    shared = block_sums.combine_roundings(sums, shared=True)  # without the root of squares
+    assert shared == pytest.approx(3e-3 + 1e-3 + 1e-4 + 3e-4 + 1e-5)
+
+
+def test_uses_of_one_parameter_add_their_roundings():
+    """A matrix and a vector meet one parameter, in blocks of different lengths."""
+
+    def loss(w, example):
+        matrix, vector = example
+        return jnp.sum(matrix @ w) ** 2 + jnp.sum(vector @ w) ** 2
+
+    found = []
+    real = block_sums.combine_roundings
+
+    def spy(roundings, **options):
+        found.append((real(list(roundings := list(roundings)), **options), real(roundings)))
+        return found[-1][0]
+
+    shapes = [jax.ShapeDtypeStruct((256, *shape), jnp.float32) for shape in ((64, 8), (8,))]
+    grad_fn = dpoptax.clipped_grad(loss, 1.0, method="recompute")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_sums, "combine_roundings", spy)
+        jax.eval_shape(grad_fn, jax.ShapeDtypeStruct((8, 4), jnp.float32), tuple(shapes))
+    used, apart = found[-1]
+    assert used > 1.2 * apart
 
 
 def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():

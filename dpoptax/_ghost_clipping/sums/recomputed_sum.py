@@ -9,8 +9,8 @@ of a second forward and backward pass.
 The bound does not rely on both turns computing the same numbers; see `dpoptax._clip.limits`. A
 barrier keeps the compiler from joining them, which would keep all that the first turn computed.
 
-Uses of one parameter are measured separately, and their norms are added. For tied embeddings, this
-is at most √2 times the norm.
+Uses of one parameter are measured separately, and their norms are added. For two uses with
+orthogonal gradients, this is at most √2 times the norm.
 """
 
 import collections

@@ -200,7 +200,7 @@ class Part:
 
 def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:
     """Returns τ of sums with these roundings, of which up to `added` are added to each entry."""
-    own = block_sums.tau(whole, roundings)
+    own = block_sums.tau(whole, roundings, shared=added > 1)
     room = block_sums.parts_rounding(added, whole.examples)
     return (own + room) / (1.0 - room)
 
