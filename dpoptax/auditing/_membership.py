@@ -134,7 +134,8 @@ class MembershipReport:
                 f"Membership by loss: {len(self.losses_in):,} examples in, "
                 f"{len(self.losses_out):,} out, AUC {self.auc:.3f}",
                 *table,
-                f"With {confidence:g} % confidence, {verdict}. A weak attack proves nothing.",
+                f"With {confidence:g} % confidence for independent examples, {verdict}.",
+                "A weak attack proves nothing.",
             ]
         )
 
@@ -193,7 +194,8 @@ def membership_report(
       FPR     TPR     limits of TPR   bound
     0.1 %  0.24 %  0.10 % to 0.47 %  0.48 %
       1 %  1.02 %  0.70 % to 1.43 %  3.39 %
-    With 95 % confidence, the guarantee is not refuted. A weak attack proves nothing.
+    With 95 % confidence for independent examples, the guarantee is not refuted.
+    A weak attack proves nothing.
     """
     within, outside = _losses("losses_in", losses_in), _losses("losses_out", losses_out)
     rates = np.asarray(false_positive_rates, np.float64).reshape(-1)
