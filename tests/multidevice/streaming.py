@@ -1,6 +1,7 @@
 """Tests that sums by streaming and in two turns are the same on eight devices as on one."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,16 @@ def one_device(way):
 
 
 @pytest.mark.usefixtures("no_room")
-@pytest.mark.parametrize("entries", [2**24, 16, 1])
-@pytest.mark.parametrize("axes", ["data", pytest.param(("model", "data"), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_sum_over_devices_is_that_of_one_device(way, axes, entries, monkeypatch):
+@pytest.mark.parametrize(
+    "case",
+    helpers.slow_but(
+        (("streaming", "data", 1), ("recompute", "data", 16)),
+        tuple(itertools.product(WAYS, ("data", ("model", "data")), (2**24, 16, 1))),
+    ),
+    ids=str,
+)
+def test_a_sum_over_devices_is_that_of_one_device(case, monkeypatch):
+    way, axes, entries = case
     monkeypatch.setattr(use_clip, "_SLICE_ENTRIES", entries)
     mesh = make_mesh((2, 4), ("model", "data"), KINDS[0])
     # "model" is an axis of the parameters only, or one of the examples as well.
