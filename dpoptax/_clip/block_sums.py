@@ -88,8 +88,11 @@ def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) ->
         block_changes[each.length] = max(each.blocks, block_changes.get(each.length, 0.0))
         joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
-    join = (lambda *x: math.fsum(x)) if shared else math.hypot
-    return join(*block_changes.values()) + join(*joined.values()) + own
+
+    def join(changes: Iterable[float]) -> float:
+        return math.fsum(changes) if shared else math.hypot(*changes)
+
+    return join(block_changes.values()) + join(joined.values()) + own
 
 
 class WholeBatch(NamedTuple):

@@ -51,7 +51,7 @@ class PartNorms(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: jax.Array) -> "PartNorms":
-        """Returns the norms in an array (B, …, 2) in float32. Zeros stand for zero gradients."""
+        """Returns the norms in an array (B, …, 2) in float32. Zeros mean zero gradients."""
         return cls(packed[..., 0], packed[..., 1].astype(jnp.int32) + ZERO_EXPONENT)
 
     def pack(self) -> jax.Array:
@@ -75,9 +75,9 @@ def limited_coefficients(
 ) -> jax.Array:
     """Returns w, (B,), such that ‖w G'‖ ≤ c · length and that w S is at most M times this.
 
-    Where G is what it was when the limits were measured, w G' is c G/2^exponent. If it is not, for
-    instance because a compiler chose another order of sums, the part is shortened. So no limit
-    depends on what a compiler does.
+    If G is unchanged since its limits were measured, w G' is c G/2^exponent. If it differs, for
+    instance because a compiler chose another order of sums, the part is shortened. So the limits
+    hold for any compiler.
     """
     norms = part_norms(scales, size, sum_error).norms
     room = 1.0 + gamma(COEFFICIENT_ROUNDINGS)

@@ -5,6 +5,7 @@ import functools
 import math
 from pathlib import Path
 
+from dpoptax._figures import new_figure
 from dpoptax._pricing.checks import Accountant, integer, number
 from dpoptax.accounting._calibration import calibrate_noise_multiplier
 from dpoptax.sampling import PoissonSampler
@@ -58,15 +59,7 @@ class PlanSuggestion:
         Raises:
           ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"`plot` needs {error.name}, which is not installed. Run "
-                "`pip install 'dpoptax[train]'`."
-            ) from error
-
-        figure = Figure(figsize=(5.4, 3.8), layout="constrained")
+        figure = new_figure(figsize=(5.4, 3.8))
         axes = figure.subplots()
         sizes = [option.batch_size for option in self.options]
         ratios = [option.noise_batch_ratio for option in self.options]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpoptax._figures import new_figure
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve, clopper_pearson
@@ -78,17 +79,9 @@ class MembershipReport:
         Raises:
           ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"`plot` needs {error.name}, which is not installed. Run "
-                "`pip install 'dpoptax[train]'`."
-            ) from error
-
         least = min(self.false_positive_rates.min(), 1 / len(self.losses_out)) / 2
         rates = np.geomspace(least, 1, 400)
-        figure = Figure(figsize=(4.6, 4.2), layout="constrained")
+        figure = new_figure(figsize=(4.6, 4.2))
         axes = figure.subplots()
         if self.claimed is not None:
             most = np.maximum(1 - self.claimed(rates), rates)

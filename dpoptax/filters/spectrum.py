@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpoptax._figures import new_figure
 from dpoptax.filters._coefficients import Filter
 from dpoptax.filters._responses import optimal_fir
 
@@ -181,17 +182,9 @@ def plot(recording: Recording, path: str | Path, *, window: int = 50) -> None:
     Raises:
       ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"`plot` needs {error.name}, which is not installed. Run "
-            "`pip install 'dpoptax[train]'`."
-        ) from error
-
     steps = len(recording.released)
     known = np.isfinite(recording.stddev) and recording.stddev > 0
-    figure = Figure(figsize=(10.5 if known else 7.2, 3.2), layout="constrained")
+    figure = new_figure(figsize=(10.5 if known else 7.2, 3.2))
     spectra, correlations, *rest = figure.subplots(1, 3 if known else 2)
     for label, series, colour in (
         ("released", recording.released, "#0072B2"),

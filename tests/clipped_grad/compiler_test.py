@@ -287,7 +287,7 @@ def _assert_finite(*trees):
         assert np.isfinite(leaf).all()
 
 
-# The scale is in front of another product, or of an operation that other quick tests scale, too.
+# The scale is in front of another product, or of an operation that other quick tests also scale.
 _SLOW_TRIGGERS = {
     "x @ (w / 0.1)", "(w.T * 8) @ x", "tied", "cast", "negation", "concatenation", "slice",
 }  # fmt: skip

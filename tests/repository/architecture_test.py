@@ -10,8 +10,8 @@ from benchmarks import layout
 ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
 # From bottom to top; see CONTRIBUTING.md. A part may import those before it.
 ORDER = (
-    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
-    "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
+    "_tree", "_xla", "_figures", "_jaxprs", "_marks", "_serialization", "_pricing", "_random",
+    "_linear_map", "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
     "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
     "_information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",

@@ -3,8 +3,8 @@
 Other sums keep the operands and cotangents of all uses until the norms are known. This one runs the
 forward and the backward pass twice. The first turn measures each use of a parameter in the backward
 pass, and the norms give each example's coefficient. The second turn sums each use in the backward
-pass. So `jax.checkpoint` and sharded parameters save what they save without privacy, for the price
-of a second forward and backward pass.
+pass. So `jax.checkpoint` and sharded parameters save memory as they do without privacy, for the
+price of a second forward and backward pass.
 
 The bound does not rely on both turns computing the same numbers; see `dpoptax._clip.limits`. A
 barrier keeps the compiler from joining them, which would keep all that the first turn computed.
