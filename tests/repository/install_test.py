@@ -158,15 +158,16 @@ def test_an_unknown_name_is_an_attribute_error():
 
 @pytest.mark.slow
 def test_an_extra_that_is_missing_is_named():
+    recording = "types.SimpleNamespace(released=[], stddev=1.0)"
     uses = {
         "import dpoptax.auditing": "auditing needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
-        "dpoptax.filters.spectrum.plot(None, 'x.png')": "`plot` needs matplotlib",
+        f"dpoptax.filters.spectrum.plot({recording}, 'x.png')": "`plot` needs matplotlib",
         "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
         "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }
     program = """
-        import sys, json
+        import json, sys, types
         for missing in ("tyro", "jax_privacy", "matplotlib"):
             sys.modules[missing] = None
         import dpoptax
