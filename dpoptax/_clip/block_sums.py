@@ -286,8 +286,8 @@ def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
     exponent = bits - math.ceil(math.log2(largest))
     if abs(exponent) > 126:
         raise ValueError(
-            f"sums of up to {largest:g}, from the clip's bound, are too far from 1 for float32: "
-            "scale the loss, and the bound with it"
+            f"The largest sum must be between 1e-29 and 1e47, got {largest:g}. Scale the loss and "
+            "the clipping bound by the same factor."
         )
     return IntegerSteps(exponent, _fine_bits(count, bits))
 

@@ -70,8 +70,8 @@ def gamma(operations: float) -> float:
     """Returns γ_k = k u/(1 − k u), a bound of the relative error of k operations in a row."""
     if operations * UNIT_ROUNDOFF >= 0.5:
         raise ValueError(
-            f"a sum of {operations:g} terms with roundoff {UNIT_ROUNDOFF:g} has no useful error "
-            "bound: take a smaller microbatch, shorter sequences, or method='vmap'"
+            f"A sum must have fewer than {0.5 / UNIT_ROUNDOFF:.3g} terms to bound its rounding, "
+            f"got {operations:g}. Use smaller micro-batches, shorter sequences or method='vmap'."
         )
     return operations * UNIT_ROUNDOFF / (1.0 - operations * UNIT_ROUNDOFF)
 
@@ -88,9 +88,9 @@ def check_rounding(tau: float) -> None:
     """Raises if τ leaves too little of the clipping bound."""
     if tau > 0.5:
         raise ValueError(
-            f"one example could change the rounding of this sum by {tau:.2g} times the clip's "
-            "bound: take smaller batches, or sum in whole numbers with "
-            "dpoptax.extend.fixed_point_grid"
+            "One example must change the rounding of the sum by at most half the clipping bound, "
+            f"got {tau:.2g} times the bound. Use smaller batches, or sum integers with "
+            "`dpoptax.extend.fixed_point_grid`."
         )
 
 
@@ -347,9 +347,9 @@ def clip_coefficients(
     check_rounding(tau)
     if clip.sensitivity < _MINIMUM_BOUND:
         raise ValueError(
-            f"the clip's bound {clip.sensitivity:g} is too near the end of float32: where sums of "
-            "such numbers, or the steps of their grid, are flushed to zero, one example could move "
-            "them by more; scale the loss, and the bound with it"
+            f"The clipping bound must be at least {_MINIMUM_BOUND:.2g}, got {clip.sensitivity:g}. "
+            "Smaller numbers may be flushed to zero in float32. Scale the loss and the bound by "
+            "the same factor."
         )
     # If the compiler reorders sums, the bound does not hold, and no example is used.
     used = jnp.all(scales.finite, axis=(0, 1)) & mask & keeps_order(scales.exponent[0])

@@ -11,8 +11,8 @@ def check_capacity(clip: Clip, step: float, examples: int) -> None:
     largest = examples * (clip.sensitivity / step + 1.0)
     if largest > LARGEST_GRID_SUM:
         raise ValueError(
-            f"grid={step}: the sum of {examples} examples of sensitivity {clip.sensitivity} may be "
-            f"{largest:.3g} of its steps, and int32 with room for noise holds "
-            f"{LARGEST_GRID_SUM:.3g}; take dpoptax.extend.fixed_point_grid with the batch size "
-            "that a step really has, padding included"
+            f"The sum must be at most {LARGEST_GRID_SUM:.3g} grid steps, to fit into int32 with "
+            f"its noise, got {largest:.3g} for grid={step}, {examples} examples and "
+            f"sensitivity {clip.sensitivity}. Call `dpoptax.extend.fixed_point_grid` with the size "
+            "of the padded batch."
         )

@@ -295,7 +295,8 @@ def _check_options(method: str, precision: str | None, grid: float | None) -> No
         raise ValueError(f"`precision` must be 'float32', 'bfloat16' or `None`, got {precision!r}.")
     if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
         raise ValueError(
-            f"grid={grid}: want a power of two, as from dpoptax.extend.fixed_point_grid"
+            f"`grid` must be a power of two, got {grid}. Take it from "
+            "`dpoptax.extend.fixed_point_grid`."
         )
 
 
@@ -317,16 +318,17 @@ def _check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) ->
     if (ids is None) != (key is None):
         given, missing = ("key", "ids") if ids is None else ("ids", "key")
         raise ValueError(
-            f"{given} without {missing}: the randomness of an example is fold_in(key, its record's "
-            "index), so that no record changes another's. Give key=key, ids=indices with the "
-            "sampler's indices; ids=jnp.arange(B) only where row i of every batch is record i"
+            f"`{missing}` must be given with `{given}`. Each example gets the key "
+            "fold_in(key, id), so that records do not change each other's randomness. Pass "
+            "`key=key, ids=indices` with the sampler's indices. Pass `ids=jnp.arange(B)` only if "
+            "row i of every batch is record i."
         )
     if ids is None:
         return None
     ids = jnp.asarray(ids)
     if ids.shape != (batch_size,) or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(
-            f"ids are {ids.dtype}{list(ids.shape)}: want integers of shape ({batch_size},), the "
-            "index of each example's record"
+            f"`ids` must be integers of shape ({batch_size},), the index of each example's record, "
+            f"got {ids.dtype}{list(ids.shape)}."
         )
     return ids

@@ -177,7 +177,8 @@ def information_flow(
         for number in (given_numbers,) if isinstance(given_numbers, int) else given_numbers:
             if number not in range(len(args)):
                 raise ValueError(
-                    f"{name}={given_numbers}: {len(args)} arguments were given, numbered from 0"
+                    f"`{name}` must number arguments from 0, below their count of {len(args)}, got "
+                    f"{given_numbers}."
                 )
             argument_content[number] |= holds
     _check_pure(args)
@@ -253,9 +254,9 @@ def _check_pure(args: PyTree) -> None:
     found = [x for x in jax.tree.leaves(args, is_leaf=is_object) if is_object(x)]
     if found:
         raise TypeError(
-            f"an argument is, or has in it, a flax.nnx {type(found[0]).__name__}, which fn may "
-            "write to without returning it. Give a function of values: of graph, states = "
-            "nnx.split((model, optimizer)) one that gets nnx.as_pure(states), calls "
-            "model, optimizer = nnx.merge(graph, states) and the step, and returns "
-            "nnx.as_pure(nnx.state((model, optimizer)))"
+            f"Arguments must not contain flax.nnx objects, got a {type(found[0]).__name__}. `fn` "
+            "could write to it without returning it. Write `graph, states = nnx.split((model, "
+            "optimizer))`, and pass a function of `nnx.as_pure(states)` that calls `model, "
+            "optimizer = nnx.merge(graph, states)` and the step, and returns "
+            "`nnx.as_pure(nnx.state((model, optimizer)))`."
         )

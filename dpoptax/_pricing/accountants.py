@@ -166,8 +166,9 @@ def _price(
     only_by_delta = overflow > 0 and overflows(event)
     if overflow >= delta and only_by_delta:
         raise ValueError(
-            f"delta={delta} must be above {overflow:.3g}, the probability that the sampler's "
-            "largest batch is full in this run. Pass a larger `max_batch_size` or a larger `delta`."
+            f"`delta` must be above {overflow:.3g}, the probability that the sampler's largest "
+            f"batch is full in this run, got {delta}. Pass a larger `max_batch_size` or a larger "
+            "`delta`."
         )
 
     def price(event: Event, delta: float) -> float:
@@ -211,14 +212,14 @@ def _monte_carlo_epsilon(
         return math.inf
     if not isinstance(event, ParticipationDpEvent):
         raise ValueError(
-            "accountant='monte_carlo' prices one run at a time whose records take part by a "
-            "RandomAllocationSampler or a MinSeparationSampler, not an event of type "
-            f"{type(event).__name__}; use accountant='pld'"
+            "`accountant` must be 'pld' or 'rdp', except for one run with a "
+            "RandomAllocationSampler or a MinSeparationSampler, got 'monte_carlo' for an event of "
+            f"type {type(event).__name__}."
         )
     if relation is dpa.NeighboringRelation.REPLACE_ONE:
         raise ValueError(
-            "accountant='monte_carlo' cannot account for a record that is replaced by another; "
-            "use the neighboring relation that the sampler states"
+            "`neighboring_relation` must be the sampler's for accountant='monte_carlo', got "
+            "'replace_one'."
         )
     known = epsilon_of(event.bound, delta, "pld", relation, interval)
     lowest, highest = random_allocation.MULTIPLIERS
@@ -399,9 +400,9 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
         kind = "rdp" if isinstance(accountant, rdp.RdpAccountant) else "pld"
         other = "pld" if kind == "rdp" else "rdp"
         raise ValueError(
-            f"accountant={kind!r} cannot account for event={event} under the neighboring "
-            f"relation {accountant.neighboring_relation.name}; try accountant={other!r}, or the "
-            "neighboring relation that the sampler states"
+            f"The accountant {kind!r} does not support the event {event} under the neighboring "
+            f"relation {accountant.neighboring_relation.name}. Try accountant={other!r}, or the "
+            "neighboring relation of the sampler."
         ) from error
 
 

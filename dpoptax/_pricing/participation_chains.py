@@ -179,8 +179,8 @@ def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
     """
     if min(column) < 0:
         raise ValueError(
-            f"the strategy's first column has an entry of {min(column):.3g}: with random "
-            "participation an epsilon is known where none is negative; use another strategy"
+            "The first column of the strategy must not be negative if records take part at random, "
+            f"got an entry of {min(column):.3g}. No ε is known for others."
         )
     # A state: of the chain, and how many steps ago each participation was that counts.
     before: _States = {}
@@ -217,9 +217,9 @@ def _after(
                 edges.append((found, 0, chance * start[place]) if start else (found, place, chance))
     if len(after) > MOST_STATES:
         raise ValueError(
-            f"the strategy reaches back over {len(column)} steps, in which a record can have "
-            f"taken part in more ways than the {MOST_STATES} that can be followed; use a "
-            "strategy with fewer bands"
+            f"A record must have at most {MOST_STATES} patterns of participation within the "
+            f"{len(column)} bands of the strategy, got {len(after)}. Use a strategy with fewer "
+            "bands."
         )
     means = np.array([sum(column[age] for age in ages) for _, ages in after])
     return _layer(means, means**2, edges, 1 if start else len(before)), after

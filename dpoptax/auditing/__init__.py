@@ -60,7 +60,8 @@ try:
     from dpoptax.auditing import _attacks
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"auditing needs {error.name}, which is not installed; pip install 'dpoptax[audit]'",
+        f"`dpoptax.auditing` needs {error.name}, which is not installed. Run "
+        "`pip install 'dpoptax[audit]'`.",
         name=error.name,
     ) from error
 

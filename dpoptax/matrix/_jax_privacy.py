@@ -1,15 +1,19 @@
-"""jax_privacy, which is optional, where it is asked for."""
+"""Imports jax_privacy, an optional dependency."""
 
 import importlib
 from types import ModuleType
 
 
 def jax_privacy_module(name: str) -> ModuleType:
-    """A module of jax_privacy, or an error that says what to install."""
+    """Returns a module of jax_privacy.
+
+    Raises:
+      ImportError: jax_privacy, a dependency of `dpoptax[matrix]`, is not installed.
+    """
     try:
         return importlib.import_module(f"jax_privacy.{name}")
     except ImportError as error:
         raise ImportError(
-            "correlated noise needs jax_privacy, which is not installed; "
-            "pip install 'dpoptax[matrix]'"
+            "Correlated noise needs jax_privacy, which is not installed. Run "
+            "`pip install 'dpoptax[matrix]'`."
         ) from error

@@ -46,16 +46,14 @@ class Participation:
         if isinstance(sampler, CyclicPoissonSampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
-                f"the strategy correlates noise over {bands} step(s), and an example can take part "
-                f"at random every {sampler.cycle_length} step(s): no epsilon is known. Take a "
-                "cycle_length of at least the number of bands, or cycle_length * batch_size = "
-                "dataset_size, which makes every example take part in every turn of its group"
+                "`cycle_length` must be at least the number of bands, or be N/B, "
+                f"got {sampler.cycle_length} for a strategy that correlates {bands} step(s). An "
+                "example could take part twice within these steps by chance, and no ε is known."
             )
         raise ValueError(
-            f"{type(sampler).__name__} lets an example take part in successive steps, over which "
-            "this strategy correlates noise: no epsilon is known; use "
-            "dpoptax.matrix.CyclicPoissonSampler, or MinSeparationSampler or "
-            "RandomAllocationSampler of dpoptax.sampling"
+            "`sampler` must be a CyclicPoissonSampler, MinSeparationSampler or "
+            f"RandomAllocationSampler for correlated noise, got {type(sampler).__name__}. An "
+            "example could take part in successive steps, and no ε is known."
         )
 
     @property
@@ -93,25 +91,28 @@ class Participation:
         return False
 
     def check_fixed_point(self) -> None:
-        """Raises where no ε is proved for the strategy's noise in whole numbers.
+        """Raises if no ε is proved for the strategy's noise in fixed point.
 
-        That is where an example takes part again before its noise has passed: the rounding of the
-        noise, and not only the sums, then depends on it several times.
+        If an example takes part again within the bands, the rounding of the noise depends on it
+        several times.
         """
         if self.strategy.bands != 1 and not self._amplified:
             raise ValueError(
-                f"correlated noise in fixed point of {self.strategy.bands or 'unlimited'} bands is "
-                "priced under a CyclicPoissonSampler whose cycle_length is at least the number of "
-                f"bands, and not under {self.sampler}"
+                "Correlated noise in fixed point must have a CyclicPoissonSampler whose "
+                f"`cycle_length` is at least the number of bands, got {self.sampler} with "
+                f"{self.strategy.bands or 'unlimited'} bands."
             )
 
     def sensitivity(self, steps: int) -> float:
-        """The l2 norm that one example with clipped gradients of norm 1 can add to C G.
+        """Returns the l2 norm that one example with clipped gradients of norm 1 can add to C G.
 
-        Where it takes part in every turn: ‖C u‖ with u = 1 in every cycle_length-th step.
-        That holds for a column without negative entries that does not increase, others raise
-        (Kalinin and Lampert, 2024, Theorem 2). Where it takes part by chance: the greatest ‖C x‖ of
-        all participations x that there are, for a column without negative entries; others raise.
+        An example that takes part in every cycle has ‖C u‖, with u = 1 in every cycle_length-th
+        step, if the column is nonnegative and nonincreasing (Kalinin and Lampert, 2024, Theorem 2).
+        An example that takes part by chance has the largest ‖C x‖ of all its participations x, if
+        the column is nonnegative.
+
+        Raises:
+          ValueError: any other column.
         """
         if isinstance(self.sampler, ChainSampler):
             from dpoptax._pricing import events
@@ -121,8 +122,8 @@ class Participation:
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
             raise ValueError(
-                f"{self.strategy}: its column has a negative entry, or one above that before it, "
-                "and which participations add most is not known then; take another strategy"
+                "The first column of the strategy must be nonnegative and nonincreasing, got "
+                f"{self.strategy}. The worst participation is not known for others."
             )
         turn = getattr(self.sampler, "cycle_length", 1)
         turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)

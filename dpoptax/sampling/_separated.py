@@ -94,7 +94,7 @@ class MinSeparationSampler(ChainSampler):
         """
         step = checked_step(step)
         if step >= 2**_LEVELS:
-            raise ValueError(f"step={step} is beyond the {2**_LEVELS} steps that there are")
+            raise ValueError(f"`step` must be below {2**_LEVELS}, got {step}.")
         sizes = _sizes(self, 0, step)
         counts = sizes[:, 0]
         first = np.repeat(np.arange(len(counts)), counts)

@@ -132,7 +132,7 @@ def test_noise_may_be_correlated():
         plan.noise(jax.random.key(0), fixed_point=True)
     with pytest.raises(ValueError, match="`strategy` must be None under a schedule"):
         dpoptax.PrivacyPlan(**options, noise_multiplier={0: 2.0, 1: 1.0})
-    with pytest.raises(ValueError, match="no epsilon is known"):
+    with pytest.raises(ValueError, match="no ε is known"):
         dpoptax.PrivacyPlan(**SIZES, strategy=STRATEGY, noise_multiplier=1.0)
 
 

@@ -73,7 +73,7 @@ def test_parts_that_leave_the_range_of_integers_come_back():
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
     kind = {"terms": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
     assert float(block_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
-    with pytest.raises(ValueError, match="scale the loss"):
+    with pytest.raises(ValueError, match="Scale the loss"):
         block_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
 
 

@@ -240,7 +240,7 @@ def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits)
         return moved / (bound + math.sqrt(size) * (grid or 0.0) / 2)
 
     assert move(1.1 * 2.0**-80) <= 1
-    with pytest.raises(ValueError, match="scale the loss"):
+    with pytest.raises(ValueError, match="Scale the loss"):
         move(1.1 * 2.0**-126 * math.sqrt(size))
 
 
@@ -484,7 +484,7 @@ def test_complex_parameters_are_refused(method):
     loss = lambda w, x: jnp.abs(jnp.sum(w * x)) ** 2  # noqa: E731
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method)
     points = dpoptax.gradient_points((), jnp.zeros(3, jnp.complex64))
-    with pytest.raises(TypeError, match="complex64 cannot be clipped.*two parameters"):
+    with pytest.raises(TypeError, match="is complex64.*two parameters"):
         grad_fn(points, jnp.ones((2, 3)))
     tx = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0))
     params = {"w": jnp.ones(3, jnp.complex64)}

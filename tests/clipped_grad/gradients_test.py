@@ -156,11 +156,11 @@ def test_a_record_has_its_own_key_wherever_it_stands_in_the_batch(method):
 def test_a_key_needs_the_records_and_the_records_a_key():
     points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
     grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP)
-    with pytest.raises(ValueError, match="key without ids.*sampler's indices"):
+    with pytest.raises(ValueError, match="`ids` must be given with `key`.*sampler's indices"):
         grad_fn(points, batch, key=key)
-    with pytest.raises(ValueError, match="ids without key"):
+    with pytest.raises(ValueError, match="`key` must be given with `ids`"):
         grad_fn(points, batch, ids=jnp.arange(6))
-    with pytest.raises(ValueError, match=r"int32\[5\]: want integers of shape \(6,\)"):
+    with pytest.raises(ValueError, match=r"integers of shape \(6,\).*int32\[5\]"):
         grad_fn(points, batch, key=key, ids=jnp.arange(5))
     with pytest.raises(ValueError, match="float32"):
         grad_fn(points, batch, key=key, ids=jnp.arange(6.0))

@@ -97,37 +97,37 @@ def _with_option(loss):
 
 
 MIXING = {
-    "a vmap rule": (lambda w, x: w @ _centred(x), "vmap rule of its own"),
-    "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "vmap rule of its own"),
+    "a vmap rule": (lambda w, x: w @ _centred(x), "its own vmap rule"),
+    "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "its own vmap rule"),
     "a callback": (lambda w, x: w @ _outside(x, "broadcast_all"), "whole batch"),
     "an effect": (lambda w, x: w @ _effect(x), "whole batch"),
-    "a reference": (lambda w, x: w @ _kept(x), "a jax.Ref from outside"),
+    "a reference": (lambda w, x: w @ _kept(x), "`jax.Ref` from outside"),
     "a collective": (lambda w, x: w @ (x - jax.lax.pmean(x, "runs")), "over the axis 'runs'"),
-    "a rule's pass forward": (_ruled(_centred, "forward"), "vmap rule of its own"),
-    "a rule's pass backward": (_ruled(_centred, "backward"), "vmap rule of its own"),
+    "a rule's pass forward": (_ruled(_centred, "forward"), "its own vmap rule"),
+    "a rule's pass backward": (_ruled(_centred, "backward"), "its own vmap rule"),
     "a callback in a rule": (
         _ruled(lambda x: _outside(x, "broadcast_all"), "backward"),
         "whole batch",
     ),
     "a collective in a rule": (_ruled(_mean, "backward"), "over the axis 'runs'"),
-    "a rule of tangents": (_ruled_forward(_centred), "vmap rule of its own"),
+    "a rule of tangents": (_ruled_forward(_centred), "its own vmap rule"),
     "a rule in a scan": (
         lambda w, x: jax.lax.scan(
             lambda total, row: (total + _ruled(_centred, "backward")(w, row), None), 0.0, x[None]
         )[0],
-        "vmap rule of its own",
+        "its own vmap rule",
     ),
     "a rule of parameters alone": (
         lambda w, x: _of_parameters(_centred)(w) @ x,
-        "vmap rule of its own",
+        "its own vmap rule",
     ),
     "a rule that an option hides": (
         _with_option(lambda w, x: _ruled(_centred, "backward")(w, x)),
-        "hijax, CustomVJPTraced",
+        "hijax, got CustomVJPTraced",
     ),
     "such a rule of parameters alone": (
         _with_option(lambda w, x: _of_parameters(_centred)(w) @ x),
-        "hijax, CustomVJPTraced",
+        "hijax, got CustomVJPTraced",
     ),
     "a place": (lambda w, x: w @ x * jax.lax.axis_index("runs"), "over the axis 'runs'"),
 }
@@ -155,7 +155,7 @@ def test_a_derivative_counts_where_it_is_taken(method):
     dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
     tx = dpoptax.disk(kappa=0.7, gamma=0.0)
     points = dpoptax.gradient_points(tx.init(jnp.zeros(3)), jnp.zeros(3))
-    with pytest.raises(TypeError, match="vmap rule of its own"):
+    with pytest.raises(TypeError, match="with its own vmap rule"):
         dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)
 
 
@@ -205,7 +205,7 @@ def test_a_series_that_goes_on_until_the_last_example_has_enough_terms(method):
         return dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, rows, np.arange(64) > 0).sum
 
     if jax.__version_info__ < (0, 12):
-        with pytest.raises(TypeError, match="until the last has converged"):
+        with pytest.raises(TypeError, match="until the last one has converged"):
             added((1.0, 1.0, 0.0))
     else:
         np.testing.assert_array_equal(added((1.0, 1.0, 0.0)), added((1e6, 1e6, 0.0)))
@@ -231,5 +231,5 @@ def test_eigenvalues_that_all_examples_are_rotated_for_together_are_refused(meth
     points = dpoptax.gradient_points((), jnp.arange(1.0, 4.0))
     assert np.all(np.isfinite(grad_fn(points, BATCH).sum))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    with pytest.raises(TypeError, match="computes eigh.*until the last has converged"):
+    with pytest.raises(TypeError, match="compute eigh.*until the last one has converged"):
         dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)

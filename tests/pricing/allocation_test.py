@@ -384,10 +384,10 @@ class TestPrice:
     def test_the_accountants_refuse_what_they_do_not_know(self):
         event = RandomAllocationDpEvent(1.0, 20, 20)
         for accountant in ("pld", "rdp"):
-            with pytest.raises(ValueError, match="cannot account for event=RandomAllocation"):
+            with pytest.raises(ValueError, match="does not support the event RandomAllocation"):
                 price(event, accountant, "replace-one")
         relation = dpa.NeighboringRelation.REPLACE_SPECIAL
-        with pytest.raises(ValueError, match="cannot account"):
+        with pytest.raises(ValueError, match="does not support the event"):
             accountants._pld_epsilon(
                 RandomAllocationDpEvent(1.0, 20, 20, 1e-9), DELTA, relation, 1e-4
             )

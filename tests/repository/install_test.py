@@ -160,7 +160,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_an_extra_that_is_missing_is_named():
     recording = "types.SimpleNamespace(released=[], stddev=1.0)"
     uses = {
-        "import dpoptax.auditing": "auditing needs jax_privacy",
+        "import dpoptax.auditing": "`dpoptax.auditing` needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
         f"dpoptax.filters.spectrum.plot({recording}, 'x.png')": "`plot` needs matplotlib",
         "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",

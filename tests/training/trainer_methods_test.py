@@ -193,7 +193,7 @@ def test_correlated_noise_over_more_steps_is_another_mechanism(tmp_path):
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
 def test_correlated_noise_with_another_sampling_has_no_epsilon(sampling):
     config = tiny(**{**METHODS["correlated_noise"], "sampling": sampling})
-    with pytest.raises(ValueError, match=r"lets an example take part in successive steps"):
+    with pytest.raises(ValueError, match=r"could take part in successive steps"):
         make_plan(config, 1438)
 
 

@@ -202,9 +202,9 @@ def sum_statistic(
         return None
     if whole.examples > _STATISTIC_EXAMPLES:
         raise ValueError(
-            f"{clip} counts up to {_STATISTIC_EXAMPLES} examples exactly, and this batch has "
-            f"{whole.examples}: take smaller batches, or method='vmap', whose bound has the "
-            "rounding of the count"
+            f"A batch must have at most {_STATISTIC_EXAMPLES} examples for {clip} to count them "
+            f"exactly, got {whole.examples}. Use smaller batches, or method='vmap', which includes "
+            "the rounding of the count in its bound."
         )
     return jnp.sum(jnp.where(used, value, 0.0))
 

@@ -21,18 +21,15 @@ def check_parameters(params: PyTree) -> None:
         dtype = jax.typeof(leaf).dtype
         if is_real(dtype):
             continue
-        remedy = (
-            "has no gradient: close loss_fn over it, and leave it out of the parameters, which are "
-            "the second argument of dpoptax.gradient_points(opt_state, params)"
-        )
+        remedy = "It has no gradient. Remove it from the parameters and close `loss_fn` over it."
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            remedy = "cannot be clipped: hold its real and its imaginary part as two parameters"
+            remedy = "Store the real and imaginary parts as two parameters."
         elif is_narrow(dtype):
-            remedy = (
-                "is too narrow for a gradient: hold it in bfloat16 or wider, cast it in loss_fn"
-            )
+            remedy = "Store it in bfloat16 or wider, and cast it in `loss_fn`."
         name = jax.tree_util.keystr(path) or "the parameter"
-        raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
+        raise TypeError(
+            f"Parameters must be real floats of at least 16 bits, but {name} is {dtype}. {remedy}"
+        )
 
 
 def _check_variables(params: PyTree) -> None:
@@ -44,9 +41,9 @@ def _check_variables(params: PyTree) -> None:
         kind = type(leaf).__name__
         if is_variable(leaf) and kind in nnx_kinds(leaf) and "Param" not in nnx_kinds(leaf):
             raise TypeError(
-                f"params: {jax.tree_util.keystr(path)} is an nnx.{kind}, which is not trained: "
-                "take graph, params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
-                "nnx.merge(graph, params, rest)"
+                f"Parameters must be trained, but {jax.tree_util.keystr(path)} is an nnx.{kind}. "
+                "Write `graph, params, rest = nnx.split(model, nnx.Param, ...)`, and in `loss_fn` "
+                "`nnx.merge(graph, params, rest)`."
             )
 
 
@@ -54,21 +51,20 @@ def check_scalar(shapes: PyTree, has_aux: bool) -> None:
     """Raises if the returned shapes are not those of a scalar, or of (scalar, aux)."""
     if has_aux and not (isinstance(shapes, tuple | list) and len(shapes) == 2):
         raise TypeError(
-            "has_aux=True, and loss_fn returned no pair (loss, aux); return one, or leave has_aux "
-            "out"
+            "`loss_fn` must return a pair (loss, aux) for has_aux=True, got "
+            f"{type(shapes).__name__}."
         )
     value = shapes[0]
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     if not is_array or value.shape != ():
-        found = f"has shape {value.shape}" if is_array else f"is a {type(value).__name__}"
+        found = f"shape {value.shape}" if is_array else f"a {type(value).__name__}"
         raise TypeError(
-            f"loss_fn must return a scalar for one example, but its value {found}; reduce it, or "
-            "set has_aux=True if it returns (loss, aux)"
+            f"`loss_fn` must return a scalar for one example, got {found}. If it returns "
+            "(loss, aux), pass has_aux=True."
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"loss_fn must return a real number, but its value is of {value.dtype}, which has no "
-            "gradient"
+            f"`loss_fn` must return a real float, got {value.dtype}, which has no gradient."
         )
 
 
@@ -102,21 +98,20 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
     """Returns a hint for a failing loss: it may expect a batch, or a key."""
     if type(error).__name__ == "TraceContextError":
         return (
-            "dpoptax: loss_fn is a function of parameters and one example, and a module in it "
-            "changes a state of its own. Take nnx.GroupNorm or nnx.LayerNorm for nnx.BatchNorm; "
-            "make nnx.Dropout without rngs and give it nnx.Rngs(key) where it is called, with the "
-            "key of loss_fn(params, example, key). For a model that was made with rngs take graph, "
-            "params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
-            "m = nnx.merge(graph, params, rest, copy=True) and nnx.reseed(m, default=key), with a "
-            "keyword for each stream of the model, such as dropout=key"
+            "dpoptax: A module in `loss_fn` changes its own state, but the loss must be a function "
+            "of the parameters and one example. Use `nnx.GroupNorm` or `nnx.LayerNorm` instead of "
+            "`nnx.BatchNorm`. Create `nnx.Dropout` without rngs, and call it with `nnx.Rngs(key)` "
+            "and the key of `loss_fn(params, example, key)`. If the model was created with rngs, "
+            "write `graph, params, rest = nnx.split(model, nnx.Param, ...)`, and in `loss_fn` "
+            "`m = nnx.merge(graph, params, rest, copy=True)` and `nnx.reseed(m, default=key)`, "
+            "with a keyword for each stream of the model, such as dropout=key."
         )
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (
-        f"dpoptax: loss_fn is called as loss_fn(params, example{', key' * keyed}), with one "
-        f"example, the arrays of a batch without their first axis, of shapes {shapes}. A model "
-        "that wants a batch gets one of a single example by "
-        "jax.tree.map(lambda x: x[None], example)"
+        f"dpoptax: `loss_fn(params, example{', key' * keyed})` gets one example, the arrays of a "
+        f"batch without their first axis, of shapes {shapes}. If the model expects a batch, pass "
+        "it a batch of one: `jax.tree.map(lambda x: x[None], example)`."
     )
     if keyed:
         return note
-    return note + "; a loss with randomness gets a key by grad_fn(..., key=key, ids=indices)"
+    return note + " If the loss needs a key, call `grad_fn(..., key=key, ids=indices)`."

@@ -33,8 +33,8 @@ _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
 _JAX_MODULE = "jax._src.numpy."
 _JOINT_ON_TPU = ("eigh", "svd")
 _CONSEQUENCE = (
-    "what an example contributes would depend on the others in its batch, and no clip bounds how "
-    "much one of them then moves the sum"
+    "The contribution of an example would depend on the rest of its batch, and clipping would not "
+    "bound how much one example moves the sum."
 )
 
 
@@ -58,14 +58,14 @@ def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> N
 def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
     if axes := sorted(named_axes(program.effects)):
         raise TypeError(
-            f"loss_fn communicates over the axis {axes[0]!r} (psum, pmean, axis_index): "
-            f"{_CONSEQUENCE}. It may only read its example; statistics of a batch, as of batch "
-            "normalization, have no per-example gradient"
+            f"`loss_fn` must not communicate over the axis {axes[0]!r} (psum, pmean, axis_index). "
+            f"{_CONSEQUENCE} Statistics of a batch, as in batch normalization, have no per-example "
+            "gradient."
         )
     if touches_reference(program.effects):
         raise TypeError(
-            f"loss_fn reads or writes a jax.Ref from outside of it: {_CONSEQUENCE}. Return the "
-            "values to keep, with has_aux=True"
+            f"`loss_fn` must not read or write a `jax.Ref` from outside. {_CONSEQUENCE} Return the "
+            "values to keep, with has_aux=True."
         )
     _check_jaxpr(program.jaxpr, private, active, derivatives)
 
@@ -143,9 +143,10 @@ def _check_hijax(eqn: JaxprEqn) -> None:
     kind = type(eqn.params["_prim"])
     if not kind.__module__.startswith(_JAX_MODULE):
         raise TypeError(
-            f"loss_fn has an operation of jax.experimental.hijax, {kind.__name__}, whose rules for "
-            f"vmap and derivatives are in no program and may mix examples: {_CONSEQUENCE}. Write "
-            "it with jax.custom_vjp, and leave the options jax_custom_vjp3 and jax_remat3 off"
+            "`loss_fn` must not contain an operation of jax.experimental.hijax, got "
+            f"{kind.__name__}, whose rules for vmap and derivatives may mix examples. "
+            f"{_CONSEQUENCE} Write it with `jax.custom_vjp`, and leave the options jax_custom_vjp3 "
+            "and jax_remat3 off."
         )
 
 
@@ -174,26 +175,28 @@ def _check_operation(eqn: JaxprEqn) -> None:
     name = eqn.primitive.name
     if name == "rng_bit_generator" or (name in _RANDOM_PRIMITIVES and has_positional_keys(eqn)):
         raise TypeError(
-            "loss_fn draws random numbers by the generator 'rbg', which under jax.vmap takes them "
-            f"from the first example's key, by place in the batch: {_CONSEQUENCE}. Give keys of "
-            "jax.random.key(seed, impl='threefry2x32'), or of dpoptax.random_key_from_os()"
+            "`loss_fn` must not draw random numbers with the generator 'rbg'. Under `jax.vmap` it "
+            f"uses the key of the first example and the position in the batch. {_CONSEQUENCE} Pass "
+            "a key from `jax.random.key(seed, impl='threefry2x32')` or "
+            "`dpoptax.random_key_from_os()`."
         )
     if converges_jointly(name):
         raise TypeError(
-            f"loss_fn computes {name}, which this version of JAX on this platform does for all "
-            f"examples together, until the last has converged: {_CONSEQUENCE}. Write it with a "
-            "jax.lax.while_loop, which jax.vmap ends for each example by itself, or take JAX 0.12 "
-            "for betainc, and other platforms than TPU for eigenvalues and singular values"
+            f"`loss_fn` must not compute {name}, which this version of JAX on this platform "
+            f"iterates for all examples until the last one has converged. {_CONSEQUENCE} Write it "
+            "with a `jax.lax.while_loop`, which `jax.vmap` ends for each example separately. "
+            "JAX 0.12 supports betainc, and platforms other than TPU support eigenvalues and "
+            "singular values."
         )
     if name == "custom_vmap_call":
         raise TypeError(
-            "loss_fn has an operation with a vmap rule of its own (jax.custom_batching): "
-            f"{_CONSEQUENCE}. Write it without, or take the gradients of single examples by a loop "
-            "and give them to dpoptax.extend.clip_per_example"
+            "`loss_fn` must not contain an operation with its own vmap rule (jax.custom_batching). "
+            f"{_CONSEQUENCE} Remove the rule, or compute per-example gradients in a loop and pass "
+            "them to `dpoptax.extend.clip_per_example`."
         )
     outside = "callback" in name or "vmap_method" in eqn.params
     if outside and eqn.outvars and eqn.params.get("vmap_method") not in _SEQUENTIAL_METHODS:
         raise TypeError(
-            f"loss_fn calls a function outside of the program, by {name}, with a whole batch: "
-            f"{_CONSEQUENCE}. Give jax.pure_callback vmap_method='sequential'"
+            f"`loss_fn` must not call a host function with a whole batch, got {name}. "
+            f"{_CONSEQUENCE} Call `jax.pure_callback` with vmap_method='sequential'."
         )
