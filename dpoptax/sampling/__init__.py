@@ -1,20 +1,21 @@
 """Batch sampling: the records of each step, and the privacy event of drawing them.
 
-A sampler is a small frozen value. `sampler.sample(t)` is a function of the seed and t only, so that
-a restored run continues with the same draws and any step can be replayed. It takes memory and time
-of the order of the batch, however large the data set is. Every sample has one shape, `padded_size`,
-with a mask of the entries that count, so that a jitted step compiles once. Records and padding are
+A sampler is a small frozen dataclass. `sampler.sample(t)` is a function of the seed and t only, so
+a restored run continues with the same draws and any step can be replayed. Drawing takes memory and
+time proportional to the batch size, for data sets of any size. All samples have the same shape,
+`padded_size`, with a mask of valid entries, so a jitted step compiles once. Records and padding are
 in random order. The bound on rounding errors requires that a record does not move the others.
 
 Privacy: amplification by sampling holds if the adversary does not know which records were drawn.
-The seed is as secret as the data: never publish it, log it, or reuse it. It decides the generator.
+The seed is as secret as the data: never publish it, log it, or reuse it. Its type selects the
+generator:
 
 - An integer: NumPy's PCG64, a statistical generator. It suffices against an adversary with access
   to the trained model, but not against the recovery of the generator's state. NumPy may change its
   streams between versions (NEP 19); a run is reproducible within one.
 - 32 bytes, from `secrets.token_bytes(32)`: SHAKE-256, of the standard library. The draws are
-  indistinguishable from random ones unless SHAKE-256 is broken. Their law is exact, in whole
-  numbers. A step takes time and memory of the order of the data set.
+  indistinguishable from random ones unless SHAKE-256 is broken. They follow the exact distribution,
+  computed with integers. A step takes time and memory proportional to the size of the data set.
 """
 
 from dataclasses import dataclass
@@ -32,20 +33,20 @@ from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSam
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-# dp_accounting and SciPy's distributions are imported when a sampler is priced: they take longer to
-# import than the rest, and drawing needs neither.
+# dp_accounting and SciPy's distributions take long to import, and drawing does not need them. They
+# are imported when a sampler is priced.
 
 
 @dataclass(frozen=True)
 class PoissonSampler(CutSampler):
-    """Draws every record in every step with probability B/N, independently. The default.
+    """Draws every record in every step independently with probability B/N. The default.
 
-    A draw larger than `max_batch_size` is cut to a uniformly random subset of that many records.
-    `dp_event` includes the cut (arXiv 2508.15089). By default it has probability 10^-12 a step and
-    does not show in epsilon. A smaller `max_batch_size` saves padding and raises epsilon.
+    A draw larger than `max_batch_size` is cut to a uniformly random subset of that size. `dp_event`
+    includes the cut (arXiv 2508.15089). By default a step is cut with probability 10^-12, which
+    does not show in ε. A smaller `max_batch_size` saves padding and increases ε.
 
-    Privacy: add-or-remove-one. N, the size of the larger of two neighbors, enters through B/N
-    and through the truncation, and is treated as public.
+    Privacy: add-or-remove-one. N, the size of the larger of two neighbors, determines B/N and the
+    truncation, and is treated as public.
 
     Attributes:
       max_batch_size: draws are cut to this size, rounded up to a multiple of `multiple_of`;
@@ -91,10 +92,10 @@ class PoissonSampler(CutSampler):
 class FixedSizeSampler(Sampler):
     """Draws exactly B of the N records in every step, uniformly and without replacement.
 
-    Privacy: replace-one, N is public. A replaced record moves the clipped sum by twice the clipping
-    bound, so the same multiplier protects less than with `PoissonSampler`. The accounting doubles
-    the sensitivity. PLD accounts for this sampling through its dominating pair and is tighter
-    than RDP's general bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
+    Privacy: replace-one; N is public. A replaced record changes the clipped sum by up to twice the
+    clipping bound, so the same multiplier protects less than with `PoissonSampler`. The accounting
+    doubles the sensitivity. PLD uses the dominating pair of this sampling and is tighter than RDP's
+    general bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
 
     Raises:
       ValueError: an argument is out of range.
@@ -128,14 +129,14 @@ class FixedSizeSampler(Sampler):
 
 @dataclass(frozen=True)
 class ShuffledSampler(Sampler):
-    """Draws epochs over a fresh order of the records, each exactly once an epoch.
+    """Draws each record once per epoch, in a new random order.
 
     This is the usual way to train without privacy. It has no privacy event: the amplification of
-    shuffled batches is far weaker than that of Poisson sampling, and no accountant here knows
-    it. The last step of an epoch holds the remaining N − B (⌈N/B⌉ − 1) records.
+    shuffled batches is far weaker than that of Poisson sampling, and no accountant here supports
+    it. The last step of an epoch has the remaining N − B (⌈N/B⌉ − 1) records.
 
-    The order is a keyed permutation, evaluated at the positions of one step only: no array of
-    N entries is ever made.
+    The order is a keyed permutation that is evaluated only at the positions of one step, so no
+    array of N entries is created.
 
     Raises:
       ValueError: an argument is out of range.
@@ -149,7 +150,7 @@ class ShuffledSampler(Sampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌈N/B⌉, the number of batches of an epoch."""
+        """⌈N/B⌉, the number of batches in an epoch."""
         return -(-self.dataset_size // self.batch_size)
 
     def sample(self, step: int) -> Sample:
@@ -162,7 +163,7 @@ class ShuffledSampler(Sampler):
         return self._pad(draws.permuted(positions, self.dataset_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Raises a `ValueError`, since no ε is known to hold."""
+        """Raises a `ValueError`, since no ε is known for shuffled batches."""
         raise ValueError(
             f"{self} has no privacy event: batches of a shuffled epoch depend on each other, and "
             "accounting for them as Poisson samples understates ε. Train with PoissonSampler or "

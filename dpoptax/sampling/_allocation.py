@@ -1,4 +1,4 @@
-"""Random allocation: each record in exactly k of T steps, which ones is uniform and secret."""
+"""Random allocation: each record takes part in exactly k of T steps, chosen at random."""
 
 import functools
 import math
@@ -15,26 +15,25 @@ from dpoptax.sampling._draws import permuted
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-# Up to this many records are put in order by an array of all of them.
+# Groups of at most this size are permuted as an array.
 _SMALL = 4096
 
 
 @dataclass(frozen=True)
 class RandomAllocationSampler(ChainSampler):
-    """Draws each record in exactly k of every T = ⌈k N/B⌉ steps, uniformly chosen.
+    """Draws each record in exactly k of every T = ⌈k N/B⌉ steps, chosen uniformly.
 
-    The choice is independent of other records and made anew for the next T steps. With k = 1, T is
-    an epoch of ⌈N/B⌉ steps, and each record is in exactly one of its batches: balls in bins. With k
-    as large as the number of epochs, T is the whole run. Batches have kN/T records on
-    average, which is B where B divides k N and otherwise a little less; B remains the divisor of
-    the noisy sum.
+    The choice is independent of other records, and is made again for the next T steps. If k = 1, T
+    is an epoch of ⌈N/B⌉ steps, and each record is in exactly one of its batches (balls in bins). If
+    k is the number of epochs, T is the whole run. Batches have kN/T records on average. This is B
+    if B divides kN, and slightly less otherwise; the noisy sum is divided by B in both cases.
 
-    A draw larger than `max_batch_size` is cut to a uniformly random subset. By default this happens
-    with probability 10^-18 a step; `dp_event` has it, and it is taken out of δ.
+    A draw larger than `max_batch_size` is cut to a uniformly random subset. By default a step is
+    cut with probability 10^-18. `dp_event` includes this probability, and δ covers it.
 
-    Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
-    ε is that of releases from step 0 on, in order: after a part of T steps that of this part for
-    k = 1, and of all T steps otherwise.
+    Privacy: "replace-special": a record is replaced by one that contributes zero; N is public. ε is
+    for consecutive releases from step 0 on. If the last T steps are incomplete, k = 1 is priced for
+    the released steps, and k > 1 for all T steps.
 
     Attributes:
       participations: k.
@@ -64,7 +63,7 @@ class RandomAllocationSampler(ChainSampler):
 
     @property
     def period(self) -> int:
-        """T, the number of steps in which each record takes part k times."""
+        """T, the number of steps in which each record takes part exactly k times."""
         return -(-self.participations * self.dataset_size // self.batch_size)
 
     @property
@@ -74,17 +73,18 @@ class RandomAllocationSampler(ChainSampler):
 
     @property
     def chain(self) -> AllocationChain:
-        """In k of each T steps."""
+        """The law of a record's participations: k of each T steps."""
         return AllocationChain(self.period, self.participations)
 
     def sample(self, step: int) -> Sample:
-        """The records of a step.
+        """Returns the records of a step.
 
-        By PCG64 in time of the order of the batch and of log T. The T steps are halved down to the
-        one that is asked for. Records with c steps to go in a range are a group in a keyed random
-        order: as many as have j of them in the left half, a multinomial number, follow on those
-        with less. The batch are those with one step to go where it ends; then back up, from places
-        in groups to records.
+        With PCG64 the time is proportional to the batch size and to log T. The range of T steps is
+        halved until only the requested step is left. Records with c participations in a range form
+        a group with a keyed random order. A multinomial draw gives the number of members with
+        j = 0, …, c of them in the left half, and the members are assigned to j in their order. The
+        batch is the group with one participation in the requested step. On the way back, places in
+        a group are mapped to places in the groups of the wider range, and finally to records.
         """
         step = checked_step(step)
         index, place = divmod(step, self.period)
@@ -125,7 +125,7 @@ class RandomAllocationSampler(ChainSampler):
         return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
-        """As for every sampler, with k, T and the probability that a step's draw is cut."""
+        """Returns the sampling as JSON values, with k, T and the probability of a cut per step."""
         return {
             **super().describe(),
             "participations": self.participations,
@@ -145,16 +145,18 @@ class RandomAllocationSampler(ChainSampler):
         )
 
     def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-        """Returns the members of a group of `size` at the places of its random order."""
+        """Returns the members at these places of the random order of a group."""
         rng = self._pcg64(*key)
         return rng.permutation(size)[places] if size <= _SMALL else permuted(places, size, rng)
 
 
 @functools.lru_cache(maxsize=2)
 def _allotted(sampler: RandomAllocationSampler, index: int) -> list[np.ndarray]:
-    """The records of each of T steps, by the exact law; k numbers for each record are kept.
+    """Returns the records of each of T steps, drawn from the exact law.
 
-    Floyd's way to k of T: a number of range(T − k + j + 1), and that bound where it was drawn.
+    Floyd's algorithm chooses k of T steps for each record. For j = 0, …, k − 1 it draws a number in
+    [0, T − k + j], and takes T − k + j if the number was drawn before. It stores k numbers per
+    record.
     """
     draws = sampler._shake256(index)
     size, times, period = sampler.dataset_size, sampler.participations, sampler.period
@@ -169,13 +171,13 @@ def _allotted(sampler: RandomAllocationSampler, index: int) -> list[np.ndarray]:
 
 
 class _Piece(NamedTuple):
-    """Members of a group of the whole range that make a part of a group of its half.
+    """Consecutive members of a group of a range that are in the same group of its half.
 
     Attributes:
-      to_go: how many steps they have in the half, which names the group there.
-      group: how many steps they have in the whole range, which names the group here.
-      start: the first one's place in the group here.
-      length: how many they are.
+      to_go: their number of participations in the half, which identifies the group there.
+      group: their number of participations in the whole range, which identifies the group here.
+      start: the place of the first member in the group here.
+      length: the number of members.
     """
 
     to_go: int
@@ -185,7 +187,7 @@ class _Piece(NamedTuple):
 
 
 def _places(groups: dict[int, np.ndarray], pieces: list[_Piece]) -> dict[int, np.ndarray]:
-    """The places in the groups of a range of places in those of its half."""
+    """Maps places in the groups of a half to places in the groups of the whole range."""
     found: dict[int, list[np.ndarray]] = {}
     before = dict.fromkeys(groups, 0)
     for piece in pieces:
@@ -201,7 +203,7 @@ def _places(groups: dict[int, np.ndarray], pieces: list[_Piece]) -> dict[int, np
 
 @functools.lru_cache(maxsize=65536)
 def _halves(left: int, right: int, count: int) -> tuple[float, ...]:
-    """The probabilities that j = 0, ..., count of `count` uniform steps are among the left ones."""
+    """Returns the probabilities that j = 0, …, count of `count` random steps are on the left."""
     ways = [math.comb(left, j) * math.comb(right, count - j) for j in range(count + 1)]
     total = math.comb(left + right, count)
     return tuple(way / total for way in ways)

@@ -31,11 +31,11 @@ def checked_step(step: int) -> int:
 
 
 class Sample(NamedTuple):
-    """The records of one step.
+    """Records of one step.
 
     Attributes:
-      indices: (padded_size,) int64 in [0, dataset_size), in random order; 0 where `mask` does not
-        hold, so that gathering with them is always valid.
+      indices: (padded_size,) int64 in [0, dataset_size), in random order. Entries with a False
+        `mask` are 0, so all entries are valid indices.
       mask: (padded_size,) bool, True for the entries that were drawn.
     """
 
@@ -45,22 +45,22 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler(abc.ABC):
-    """Draws the batch of each step, and knows the privacy event of these draws.
+    """Draws the batch of each step and computes the privacy event of the draws.
 
     Attributes:
-      dataset_size: N, the number of records; of users with `dpoptax.users`, and so below.
+      dataset_size: N, the number of records. With `dpoptax.users`, a record is a user.
       batch_size: B, the expected number of records in a step; the divisor of the noisy sum.
-      seed: secret. A non-negative integer of any size, for NumPy's PCG64; or 32 bytes, from
-        `secrets.token_bytes(32)`, for SHAKE-256, a cryptographic generator. With the latter, each
-        draw has exactly the priced law and takes time and memory of the order of N.
-      multiple_of: `padded_size` is a multiple of this; pass the micro-batch size.
-      unit: "example" or "user", the meaning of an index. The privacy guarantee is about one of
-        them. `dpoptax.users.UserTable.sampler` sets it.
+      seed: secret. Either a non-negative integer of any size, for NumPy's PCG64, or 32 bytes from
+        `secrets.token_bytes(32)`, for SHAKE-256, a cryptographic generator. With SHAKE-256, draws
+        follow exactly the priced distribution and take time and memory proportional to N.
+      multiple_of: `padded_size` is a multiple of this. Pass the micro-batch size.
+      unit: "example" or "user", the meaning of an index and the unit of the privacy guarantee.
+        `dpoptax.users.UserTable.sampler` sets it.
     """
 
     dataset_size: int
     batch_size: int
-    seed: int | bytes = field(repr=False)  # secret: it is in no message
+    seed: int | bytes = field(repr=False)  # secret, so not in messages
     multiple_of: int = 1
     unit: Unit = field(default="example", kw_only=True)
 
@@ -75,7 +75,7 @@ class Sampler(abc.ABC):
             "multiple_of": (1, "give the microbatch size, or 1"),
         }
         for name, (minimum, remedy) in limits.items():
-            # NumPy integers become Python's, for the sake of hashing, equality and JSON.
+            # NumPy integers become Python integers, for hashing, equality and JSON.
             object.__setattr__(self, name, integer(name, getattr(self, name), minimum, remedy))
         object.__setattr__(self, "seed", _checked_seed(self.seed))
         if self.batch_size > self.dataset_size:
@@ -86,15 +86,15 @@ class Sampler(abc.ABC):
 
     @property
     def generator(self) -> str:
-        """The generator, which the seed decides: "PCG64", or the cryptographic "SHAKE-256"."""
+        """The generator of the seed's type: "PCG64", or the cryptographic "SHAKE-256"."""
         return "SHAKE-256" if isinstance(self.seed, bytes) else "PCG64"
 
     @abc.abstractmethod
     def sample(self, step: int) -> Sample:
         """Returns the records of a step, a function of the seed and the step only.
 
-        A draw is for one release, since ledgers assume a separate draw for each and several
-        releases of one draw cost more. Count the steps on through all epochs.
+        Use each draw for one release. Ledgers assume a separate draw for each release, and several
+        releases of one draw cost more. Continue the count of steps across epochs.
         """
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class Sampler(abc.ABC):
 
     @property
     def independent_steps(self) -> bool:
-        """Whether the steps of a run can be priced one by one and composed."""
+        """True if the steps of a run can be priced one by one and composed."""
         return True
 
     def samples(self, start: int, stop: int) -> Iterator[Sample]:
@@ -139,11 +139,11 @@ class Sampler(abc.ABC):
         """Returns the draws of the seed and a key, independent of those of other keys."""
         return Pcg64(self._pcg64(*key)) if isinstance(self.seed, int) else self._shake256(*key)
 
-    # The class is part of both, so that two kinds of sampler with one seed are independent.
+    # Both keys include the class, so samplers of two classes with one seed are independent.
 
     def _pcg64(self, *key: int) -> np.random.Generator:
         assert isinstance(self.seed, int)
-        # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
+        # The spawn key is hashed separately from the seed: (1, 23) and (12, 3) differ.
         spawn_key = (*type(self).__name__.encode(), *key)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=spawn_key))
 
@@ -154,9 +154,9 @@ class Sampler(abc.ABC):
     def _pad(self, drawn: np.ndarray, draws: Draws) -> Sample:
         """Returns records and padding in random order.
 
-        One more record takes the place of padding or of another record. All others keep their
-        places, so that their sum is rounded as before. In ascending order, a record would move the
-        ones after it into other blocks.
+        An added record replaces padding or another record. All others keep their places, so their
+        sum is rounded as before. In ascending order, it would move the records after it into other
+        blocks.
         """
         indices = np.zeros(self.padded_size, np.int64)
         indices[: len(drawn)] = np.sort(drawn)
@@ -177,9 +177,10 @@ def _checked_seed(seed: int | bytes) -> int | bytes:
 
 
 class CutSampler(Sampler):
-    """A sampler that cuts larger draws to a uniformly random subset.
+    """Cuts large draws to a uniformly random subset.
 
-    The largest size is `max_batch_size`, or if it is None, one that draws hardly ever exceed.
+    The largest size is `max_batch_size`. If that is None, draws almost never exceed the largest
+    size.
     """
 
     max_batch_size: int | None
@@ -192,10 +193,10 @@ class CutSampler(Sampler):
 
     @property
     def padded_size(self) -> int:
-        """The length of every sample: that of the largest draw, and more if that is B.
+        """The length of every sample: the size of the largest draw, or more if that is B.
 
-        A draw without its mask would count padding as examples. The noise stage detects this by
-        the number of rows, which is why a padded draw never has exactly B.
+        If the mask of a draw is not used, padding counts as examples. The noise stage detects this
+        by the number of rows, so a padded draw never has exactly B rows.
         """
         padded = self._largest == self.batch_size < self.dataset_size
         return self._largest + self.multiple_of if padded else self._largest
@@ -215,7 +216,7 @@ class CutSampler(Sampler):
 
     @property
     def full_probability(self) -> float:
-        """The probability that N other records fill a step's batch; it is taken out of δ."""
+        """The probability that N other records fill a step's batch, which δ covers."""
         from scipy import stats
 
         return float(
@@ -224,9 +225,9 @@ class CutSampler(Sampler):
 
 
 class ChainSampler(CutSampler):
-    """A sampler whose records take part by independent Markov chains.
+    """Draws the participations of each record from an independent Markov chain.
 
-    Correlated noise under it is priced by Monte Carlo (`dpoptax.matrix`).
+    With correlated noise (`dpoptax.matrix`), the run is priced by Monte Carlo.
     """
 
     neighboring_relation: ClassVar[str] = "replace-special"
@@ -234,7 +235,7 @@ class ChainSampler(CutSampler):
 
     @property
     def independent_steps(self) -> bool:
-        """False, since a record's steps depend on each other."""
+        """False, since the participations of a record depend on each other."""
         return False
 
     @property
@@ -257,4 +258,4 @@ class ChainSampler(CutSampler):
 
     @abc.abstractmethod
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Returns an event that reveals at least as much and can be composed."""
+        """Returns a composable event that reveals at least as much."""

@@ -1,4 +1,4 @@
-"""Sampling in turns: groups of records that become eligible one after the other."""
+"""Cyclic Poisson sampling: groups of records take turns."""
 
 import math
 from dataclasses import dataclass
@@ -14,25 +14,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CyclicPoissonSampler(Sampler):
-    """Draws Poisson samples from one of `cycle_length` groups at a time, the groups in turns.
+    """Draws Poisson samples from `cycle_length` groups of records that take turns.
 
-    The records are cut into groups of g = ⌊N/cycle_length⌋ by a keyed permutation; step t draws
-    from group t mod cycle_length, each of its records with probability B/g, independently. Between
-    two possible participations of a record there are cycle_length − 1 other steps, as correlated
-    noise needs (`dpoptax.matrix`). With B = g every record takes part in every turn of its
-    group: batches in a fixed order, without amplification. With cycle_length = 1 it is Poisson
-    sampling.
+    A keyed permutation assigns the records to groups of g = ⌊N/cycle_length⌋. Step t draws each
+    record of group t mod cycle_length independently with probability B/g. Two possible
+    participations of a record are cycle_length steps apart, as correlated noise requires
+    (`dpoptax.matrix`). If B = g, every record takes part in every turn of its group: the batches
+    have a fixed order, without amplification. cycle_length = 1 is Poisson sampling.
 
-    Up to cycle_length − 1 records that are left over are never drawn. A draw larger than
-    `padded_size` is cut to a uniformly random subset, which happens with probability 10^-12 a step
-    and is accounted for.
+    Up to cycle_length − 1 leftover records are never drawn. A draw larger than `padded_size` is cut
+    to a uniformly random subset. A step is cut with probability 10^-12, which is accounted for.
 
-    Privacy: "replace-special", a record is replaced by one that contributes zero; N is public. Of
-    `steps` successive steps a record can be in ⌈steps/cycle_length⌉, each drawn with probability
-    B/g: ε is that of releases with none left out.
+    Privacy: "replace-special": a record is replaced by one that contributes zero; N is public. A
+    record can be in ⌈steps/cycle_length⌉ of `steps` consecutive steps, in each with probability
+    B/g. ε is for consecutive releases.
 
     Attributes:
-      cycle_length: how many groups there are.
+      cycle_length: the number of groups.
 
     Raises:
       ValueError: an argument is out of range, or `batch_size` is above g.
@@ -70,7 +68,7 @@ class CyclicPoissonSampler(Sampler):
 
     @property
     def independent_steps(self) -> bool:
-        """Only without turns: steps of some number can be all of one group."""
+        """True for a single group, since otherwise several steps may draw from one group."""
         return self.cycle_length == 1
 
     @property
@@ -79,18 +77,18 @@ class CyclicPoissonSampler(Sampler):
         return self._padded(largest_usual_draw(self.group_size, self.participation_probability))
 
     def sample(self, step: int) -> Sample:
-        """The records of a step, from the group whose turn it is."""
+        """Returns the records of a step, drawn from the group whose turn it is."""
         step = checked_step(step)
         draws = self._draws(step)
         rates = self.group_size, self.participation_probability
         drawn = draws.by_chance(*rates, self.padded_size)
         first = (step % self.cycle_length) * self.group_size
-        # Apart from every step's draws, whose keys have one number.
+        # The keys of steps have one number, so this key is different from all of them.
         order = self._draws(0, 0)
         return self._pad(order.permuted(first + drawn, self.dataset_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""
+        """Returns the event of ⌈steps/cycle_length⌉ independent noisy sums over one group."""
         from dpoptax._pricing import events
 
         return events.truncated_poisson_event(
@@ -102,7 +100,7 @@ class CyclicPoissonSampler(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """As for every sampler, with the cycle and the probability within a turn."""
+        """Returns the sampling as JSON values, with the cycle and the probability in a turn."""
         return {
             **super().describe(),
             "cycle_length": self.cycle_length,

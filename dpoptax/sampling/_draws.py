@@ -1,4 +1,4 @@
-"""The size of the largest Poisson draw, and draws by NumPy's generator."""
+"""The size of the largest Poisson draw, and draws with NumPy's generator."""
 
 import functools
 import math
@@ -8,10 +8,10 @@ import numpy as np
 
 from dpoptax._pricing.checks import integer
 
-# By default one Poisson draw in 10^12 is too large for its padding, which costs 15 % more padding
-# than 1 in 10^9 at a batch of 64. Accountants price the cut however rare it is.
+# By default one Poisson draw in 10^12 exceeds its padding. At a batch size of 64, this takes 15 %
+# more padding than one in 10^9. Accountants price the cut at any probability.
 _OVERFLOW_PROBABILITY = 1e-12
-# Where only delta can pay for an overflow, it has to be rare for the smallest deltas and long runs.
+# If only δ can cover an overflow, it must be rare even for very small δ and long runs.
 _RARE_OVERFLOW_PROBABILITY = 1e-18
 
 
@@ -30,8 +30,8 @@ def largest_rare_draw(dataset_size: int, probability: float) -> int:
 def _exceeded_with(chance: float, size: int, probability: float) -> int:
     """Returns the least number that a Binomial(size, probability) draw exceeds with `chance`.
 
-    By bisection of the tail. It only sets the size of arrays. Events take the probability of an
-    overflow of that size from SciPy, which takes too long to import here.
+    The result only determines the size of arrays. Events compute the probability of an overflow
+    with SciPy, which takes too long to import here.
     """
     low, high = math.floor(size * probability), size
     while low < high:
@@ -57,7 +57,7 @@ def _tail(count: int, size: int, probability: float) -> float:
         + first * math.log(probability)
         + (size - first) * math.log1p(-probability)
     )
-    # Each term is the one before times a ratio that falls, and is below 1 beyond the mean.
+    # The ratio of consecutive terms decreases, and is below 1 above the mean.
     odds, total, term, drawn = probability / (1 - probability), 0.0, 1.0, first
     while term > 1e-17 * total:
         total += term
@@ -80,13 +80,13 @@ def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> in
 
 
 class Draws(Protocol):
-    """The draws of a sampler's seed and a key."""
+    """Draws of a sampler's seed and a key."""
 
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """Returns each of range(size) with a probability, independently; a subset of too many."""
+        """Returns a Poisson sample of range(size), cut to a random subset of `at_most` entries."""
 
     def subset(self, size: int, count: int) -> np.ndarray:
-        """Returns a uniformly random subset of range(size), `count` of them."""
+        """Returns a uniformly random subset of range(size) with `count` entries."""
 
     def permutation(self, size: int) -> np.ndarray:
         """Returns a uniformly random permutation of range(size)."""
@@ -96,20 +96,21 @@ class Draws(Protocol):
 
 
 class Pcg64:
-    """Draws by NumPy's PCG64, in memory and time of the order of the result."""
+    """Draws with NumPy's PCG64, in memory and time proportional to the result."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """A Binomial(N, p) count, then a uniform subset of that size.
+        """Returns a Poisson sample of range(size), cut to a random subset of `at_most` entries.
 
-        A uniform subset of a uniform subset is uniform, so cutting the count cuts the draw.
+        The count is binomial, and the subset of that size is uniform. A uniform subset of a uniform
+        subset is uniform, so it suffices to cut the count.
         """
         return self.subset(size, min(int(self._rng.binomial(size, probability)), at_most))
 
     def subset(self, size: int, count: int) -> np.ndarray:
-        """Returns a uniformly random subset of range(size), `count` of them."""
+        """Returns a uniformly random subset of range(size) with `count` entries."""
         return self._rng.choice(size, size=count, replace=False, shuffle=False)
 
     def permutation(self, size: int) -> np.ndarray:
@@ -117,16 +118,16 @@ class Pcg64:
         return self._rng.permutation(size)
 
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Returns the entries of a keyed permutation, which is evaluated at `places` only."""
+        """Returns the entries at `places` of a keyed permutation, which is evaluated only there."""
         return permuted(places, size, self._rng)
 
 
 def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """Returns the entries of a keyed pseudorandom permutation of range(size).
 
-    A Feistel network over pairs (left, right) in a grid of at least `size` cells: each round adds
-    a hash of one half to the other, which can be undone, so the whole is a permutation of the
-    grid. Cells outside the range are sent through again until they land inside it.
+    A Feistel network permutes the cells (left, right) of a grid with at least `size` cells: each
+    round adds a hash of one half to the other, which is invertible. Cells outside the range pass
+    through the network again until they are inside (cycle walking).
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
@@ -146,7 +147,7 @@ def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.n
 def permuted_within(
     places: np.ndarray, sizes: np.ndarray, labels: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """As `permuted`, for places in groups of given sizes, whose labels are part of the key."""
+    """Applies `permuted` to places in groups of given sizes, with the group's label as a key."""
     rows = np.sqrt(np.maximum(sizes - 1, 0)).astype(np.uint64) + np.uint64(1)
     columns = (sizes.astype(np.uint64) + rows - np.uint64(1)) // rows
     keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
@@ -165,7 +166,7 @@ def permuted_within(
 
 
 def _hash(values: np.ndarray, key: np.uint64 | np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer of value + key (arithmetic modulo 2^64), its upper 32 bits."""
+    """Returns the upper 32 bits of SplitMix64's finalizer of value + key, modulo 2^64."""
     mixed = (values + key) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupedPoissonSampler(Sampler):
-    """Draws the records of some groups more often, each record independently.
+    """Draws each record independently, with a probability that depends on its group.
 
         p_g = w_g B / Σ_h w_h N_h,   for every record of group g
 
-    The records are in the order of their groups: the first N_0 records are group 0, and so on. A
-    draw larger than `padded_size` is cut to a uniformly random subset, which happens with
-    probability 10^-18 a step; `dp_event` has it, and it is taken out of δ.
+    Records are sorted by group: the first N_0 records are group 0, and so on. A draw larger than
+    `padded_size` is cut to a uniformly random subset. A step is cut with probability 10^-18;
+    `dp_event` includes this probability, and δ covers it.
 
-    Privacy: add-or-remove-one. Every record is priced as if it had the largest probability: a
-    record that is drawn less often reveals less, because its outputs are a mixture of those of the
-    largest probability and those without it. Groups, their sizes and weights must be public. If the
-    group is a private attribute, such as a diagnosis, its counts are private, and this sampler
-    publishes them: weight the loss under the clip instead.
+    Privacy: add-or-remove-one. Every record is priced with the largest probability. A record that
+    is drawn less often reveals less: its outputs are a mixture of those with the largest
+    probability and those without the record. Groups, their sizes and weights must be public. If the
+    group is a private attribute, such as a diagnosis, its counts are private and this sampler would
+    publish them. Weight the loss under the clip instead.
 
     Attributes:
       group_sizes: N_g, the number of records of each group; they add up to `dataset_size`.
-      weights: w_g, relative and positive, public numbers.
+      weights: w_g, relative weights; positive and public.
 
     Raises:
       ValueError: an argument is out of range, sizes and weights do not match, or a probability
@@ -76,13 +76,13 @@ class GroupedPoissonSampler(Sampler):
         pairs = zip(self.weights, self.group_sizes, strict=True)
         scale = self.batch_size / math.fsum(weight * size for weight, size in pairs)
         exact = (weight * scale for weight in self.weights)
-        return tuple(1.0 if 1 < p < 1 + 1e-12 else p for p in exact)  # rounding
+        return tuple(1.0 if 1 < p < 1 + 1e-12 else p for p in exact)  # undo rounding
 
     @property
     def padded_size(self) -> int:
         """The length of every sample, and the size that larger draws are cut to."""
-        # Draws with several probabilities spread less than those with their mean (Hoeffding, 1956),
-        # for sizes above the mean.
+        # Above the mean, the size of a draw with several probabilities has a smaller tail than the
+        # binomial with their mean (Hoeffding, 1956).
         largest = max(
             largest_rare_draw(self.dataset_size, self.sampling_probability), self.batch_size + 1
         )
@@ -115,7 +115,7 @@ class GroupedPoissonSampler(Sampler):
         return self._pad(drawn, draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Returns the event of `steps` noisy sums with the largest of the probabilities."""
+        """Returns the event of `steps` noisy sums with the largest probability."""
         from dpoptax._pricing import events
 
         event = events.poisson_event(noise_multiplier, max(self.probabilities), steps)

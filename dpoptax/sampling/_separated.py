@@ -1,4 +1,4 @@
-"""Minimum separation: each record by chance, but never twice within b steps."""
+"""Minimum separation: each record takes part at random, at most once in any b steps."""
 
 import functools
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dpoptax.sampling._draws import permuted_within
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-# Steps are found by halving this many.
+# The range of 2^_LEVELS steps is halved until one step is left.
 _LEVELS = 30
 
 
@@ -22,19 +22,21 @@ _LEVELS = 30
 class MinSeparationSampler(ChainSampler):
     """Draws each record with probability p, unless it was drawn in the last b − 1 steps.
 
-    Independently of all other records, and from the first step on as if the run had gone on for
-    ever: in every step a record is with probability B/N, for which p = B/(N − (b − 1) B). b = 1 is
-    Poisson sampling. With b = N/B, p is 1: every record takes part in every b-th step, from one
-    that is secret and uniform on. The larger b, the closer is a record's number of participations
-    to its mean, and the more bands correlated noise may have (`dpoptax.matrix`).
+        p = B/(N − (b − 1) B)
 
-    A draw larger than `max_batch_size` is cut to a uniformly random subset. By default this happens
-    with probability 10^-18 a step; it is taken out of δ, by every accountant.
+    Records are independent of each other. The run starts in the stationary distribution, so a
+    record is in every step with probability B/N. b = 1 is Poisson sampling. If b = N/B, p is 1:
+    every record takes part in every b-th step, and its first step is secret and uniform. With a
+    larger b, the number of participations of a record varies less, and correlated noise may have
+    more bands (`dpoptax.matrix`).
 
-    Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
-    ε is that of releases from step 0 on, in order. "monte_carlo" prices it nearly as it is; "pld"
-    and "rdp" as Poisson sampling with probability p, which it is at most, whatever came before,
-    and under noise that is correlated over steps as a Gaussian of the greatest sensitivity.
+    A draw larger than `max_batch_size` is cut to a uniformly random subset. By default a step is
+    cut with probability 10^-18. All accountants include this probability in δ.
+
+    Privacy: "replace-special": a record is replaced by one that contributes zero; N is public. ε is
+    for consecutive releases from step 0 on. "monte_carlo" prices the sampling nearly tightly. "pld"
+    and "rdp" use an upper bound: Poisson sampling with probability p, or, for correlated noise, one
+    Gaussian of the greatest sensitivity.
 
     Attributes:
       seed: an integer, for NumPy's PCG64.
@@ -75,22 +77,24 @@ class MinSeparationSampler(ChainSampler):
 
     @property
     def participation_probability(self) -> float:
-        """p, the probability of a record that may take part to do so."""
+        """p, the probability that a record takes part in a step if it may."""
         resting = (self.separation - 1) * self.batch_size
         return self.batch_size / (self.dataset_size - resting)
 
     @property
     def chain(self) -> SeparatedChain:
-        """With probability p, b − 1 steps of rest."""
+        """The law of a record's participations: with probability p, then b − 1 steps of rest."""
         return SeparatedChain(self.separation, self.participation_probability)
 
     def sample(self, step: int) -> Sample:
-        """The records of a step, in time of the order of the batch, of b³ and of a constant.
+        """Returns the records of a step, in time proportional to the batch size plus b³.
 
-        2^30 steps are halved down to the one that is asked for. Records in state a where a range
-        begins and c where it ends are a group in a keyed random order: as many as are in each
-        state b in the middle, a multinomial number, follow each other. The batch are those that
-        end the step in state 0; then back up, from places in groups to records.
+        A range of 2^30 steps is halved until only the requested step is left. Records that are in
+        state a at the start of a range and in state c at its end form a group with a keyed random
+        order. A multinomial draw gives the number of members in each state at the middle, and the
+        members are assigned to these states in their order. The batch is the groups in state 0 at
+        the end of the step. On the way back, places in a group are mapped to places in the groups
+        of the wider range, and finally to records.
         """
         step = checked_step(step)
         if step >= 2**_LEVELS:
@@ -106,7 +110,7 @@ class MinSeparationSampler(ChainSampler):
         for level in range(1, _LEVELS + 1):
             index = step >> level
             lengths, whole = _lengths(self, level, index), _sizes(self, level, index)
-            if step >> (level - 1) & 1:  # of a group (b, c), by where its members come from
+            if step >> (level - 1) & 1:  # right half: groups (middle, end), sorted by begin
                 middle, parts = first, lengths[:, last, first].T
                 which, place = _located(parts, place)
                 first = which
@@ -126,7 +130,7 @@ class MinSeparationSampler(ChainSampler):
         return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
-        """As for every sampler, with b, p and the probability that a step's draw is cut."""
+        """Returns the sampling as JSON values, with b, p and the probability of a cut per step."""
         return {
             **super().describe(),
             "separation": self.separation,
@@ -147,7 +151,7 @@ class MinSeparationSampler(ChainSampler):
 
 
 def _located(parts: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of its parts each place is in, and where there; `parts` are (places, parts) lengths."""
+    """Returns the part and the offset of each place; `parts` has the (places, parts) lengths."""
     ends = np.cumsum(parts, axis=1)
     which = (place[:, None] >= ends).sum(axis=1)
     start = np.take_along_axis(ends - parts, which[:, None], axis=1)[:, 0]
@@ -156,7 +160,7 @@ def _located(parts: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 @functools.lru_cache(maxsize=8)
 def _powers(separation: int, probability: float) -> tuple[np.ndarray, ...]:
-    """P^(2^level), P the law of the state after a step given that before it.
+    """Returns P^(2^level) for all levels, with P the transition matrix of a step.
 
     The state is the number of steps since the last participation, at most max(b − 1, 1).
     """
@@ -174,13 +178,13 @@ def _powers(separation: int, probability: float) -> tuple[np.ndarray, ...]:
 
 @functools.lru_cache(maxsize=4 * _LEVELS)
 def _sizes(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
-    """(states, states) how many records are in which where 2^level steps begin, and end."""
+    """Counts records by their states at the start and end of 2^level steps, (states, states)."""
     if level < _LEVELS:
         lengths = _lengths(sampler, level + 1, index >> 1)
         return lengths.sum(axis=0).T if index & 1 else lengths.sum(axis=1)
     power = _powers(sampler.separation, sampler.participation_probability)[-1]
     share = sampler.sampling_probability
-    # As the run had gone on for ever: in each state but the last with the chance of taking part.
+    # The stationary distribution: B/N for each state except the last.
     start = np.full(len(power), share)
     start[-1] = 1 - share * (len(power) - 1)
     law = (start[:, None] * power).ravel()
@@ -190,11 +194,11 @@ def _sizes(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2 * _LEVELS)
 def _lengths(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
-    """(begin, end, middle) how many records are in which state where a range has its middle."""
+    """Counts records by their states at the ends and middle of a range, (begin, end, middle)."""
     half = _powers(sampler.separation, sampler.participation_probability)[level - 1]
     sizes = _sizes(sampler, level, index)
     law = half[:, None, :] * half.T[None, :, :]
     total = law.sum(axis=2, keepdims=True)
-    # What cannot happen has no records, and any law does.
+    # Impossible pairs of states have no records, so their law is arbitrary.
     law = np.divide(law, total, out=np.full_like(law, 1 / len(half)), where=total > 0)
     return sampler._pcg64(4, index, level).multinomial(sizes, law)
