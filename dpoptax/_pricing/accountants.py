@@ -1,17 +1,17 @@
 """ε, δ and Rényi divergences of an event under each accountant.
 
-dp_accounting 0.6 leaves six gaps, and this module is the one place that closes them:
+This module closes six gaps of dp_accounting 0.6:
 
-* its RDP of a Gaussian does not double the sensitivity under replace-one, its PLD does (issue 378
-  of google/differential-privacy);
-* its PLD does not know sampling without replacement, but knows it under another name;
-* its RDP does not know truncated Poisson sampling, and adds the terms of a series without their
-  signs at orders that are not integers (`renyi`);
-* neither knows random allocation;
-* its PLD takes no account of the rounding of Fourier transforms (`composition`).
+* Its RDP of a Gaussian does not double the sensitivity under replace-one, unlike its PLD (issue 378
+  of google/differential-privacy).
+* Its PLD supports sampling without replacement only as a special case of truncated sampling.
+* Its RDP does not support truncated Poisson sampling, and omits the signs of the terms of a series
+  at non-integer orders (`renyi`).
+* Neither supports random allocation.
+* Its PLD does not bound the rounding of Fourier transforms (`composition`).
 
-Neither can compose random participation in sums with correlated noise. It is priced by
-`monte_carlo` for one run at a time, and by the other two through an event that bounds it.
+Neither can compose random participation in sums with correlated noise. `monte_carlo` prices it for
+one run at a time. PLD and RDP price an event that bounds it.
 """
 
 import functools
@@ -51,16 +51,16 @@ from dpoptax._pricing.events import (
 AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
 
 DISCRETIZATION = 1e-4
-# PLD states infinity above this ε: the interval of its grid would be a loss of many units, whose
-# exponential overflows and whose compositions over a long run are useless.
+# PLD states infinity above this ε. The interval of its grid would be so large that its exponential
+# overflows and that long compositions are useless.
 LARGEST = 1e7
-# More than the rounding of a joint multiplier, which is four roundings of a few parts in 2^53.
+# Covers the rounding of a joint multiplier: four roundings of a few units of 2^-53.
 _LESS = 1 - 2.0**-49
-# The largest ε that Monte Carlo searches for: exponentials of larger ones might overflow.
+# The largest ε of the Monte Carlo search. Exponentials of larger values might overflow.
 _MOST_DRAWN = 500.0
-# δ for which the grid of a whole curve is wide enough.
+# The smallest δ for which the grid of a whole curve is wide enough.
 LEAST_DELTA = 1e-10
-# Enough orders for a starting point, at a hundredth of the cost of all of them.
+# Enough orders for a starting point, at a hundredth of the cost of all orders.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
 
 
@@ -73,8 +73,8 @@ def epsilon_of(
 ) -> float:
     """Returns the least ε at δ that the named accountant proves for the event.
 
-    A coarser interval of the privacy loss makes PLD faster and its bound looser. Prices are kept,
-    since a run asks for the last price of its calibration, and so do runs over many seeds.
+    A coarser interval of the privacy loss makes PLD faster and its bound looser. Prices are cached:
+    a run needs the last price of its calibration again, and so do runs with other seeds.
     """
     if accountant != "monte_carlo":
         event = bounded(event)
@@ -90,9 +90,9 @@ def profile_of(
     least_delta: float = LEAST_DELTA,
     points: int = 80,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of ε and δ that hold together by PLD, from ε = 0 to `least_delta`.
+    """Returns pairs of ε and δ that PLD proves, from ε = 0 to δ = `least_delta`.
 
-    The only pair has an infinite ε if there is no proof at that δ. Results are kept as by
+    If PLD proves no ε at `least_delta`, the only pair has an infinite ε. Results are cached as in
     `epsilon_of`.
     """
     event = bounded(event)
@@ -109,14 +109,14 @@ def _profile(
 ) -> tuple[np.ndarray, np.ndarray]:
     plain, overflow = without_truncation(event)
     if overflows(event) or overflow <= 1e-3 * least_delta:
-        event = plain  # as for ε: truncation is priced step by step only where it shows
+        event = plain  # as for ε, truncation is priced step by step only if it matters
     else:
         overflow = 0.0
     accountant = _pld_accountant(event, least_delta, relation, interval)
     most = accountant.get_epsilon(least_delta)
     if not math.isfinite(most):
         return np.array([math.inf]), np.array([1.0])
-    # Closer to each other at small ε, where the errors of a test are of all sizes.
+    # Denser at small ε, where the error rates of a test take all sizes.
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = accountant.get_delta(epsilons)
     deltas[-1] = min(deltas[-1], least_delta)
@@ -132,9 +132,9 @@ _profiled = functools.lru_cache(maxsize=256)(_profile)
 def delta_of(
     event: Event, epsilon: float, accountant: str, relation: dpa.NeighboringRelation
 ) -> float:
-    """Returns δ that the accountant proves at an ε of at least 0.
+    """Returns the least δ that the accountant proves at an ε of at least 0.
 
-    "monte_carlo" bounds ε at a δ only, so δ is then that of the bounding event by "pld".
+    "monte_carlo" only bounds ε at a given δ. In this case "pld" prices the bounding event.
     """
     event = bounded(event)
     plain, overflow = without_truncation(event)
@@ -147,7 +147,7 @@ def delta_of(
         return float(found.get_delta(np.array([epsilon]))[0])
 
     found = min(1.0, price(plain) + overflow)
-    # As for ε: truncated draws are priced one by one where taking them out of δ shows.
+    # As for ε, truncated draws are priced step by step only if covering them by δ matters.
     if overflows(event) or overflow <= 1e-3 * found:
         return found
     return min(found, price(event))
@@ -176,7 +176,7 @@ def _price(
             return _rdp_epsilon(event, delta, relation)
         return _pld_epsilon(event, delta, relation, interval)
 
-    # Pricing the truncation takes several times as long and does not show if it is rare.
+    # Pricing the truncation takes several times as long, and does not matter if it is rare.
     if only_by_delta or overflow <= 1e-3 * delta:
         return price(plain, delta - overflow)
     if accountant == "rdp" and overflow < delta:
@@ -188,13 +188,13 @@ _priced = functools.lru_cache(maxsize=4096)(_price)
 
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
-    """Returns ε by RDP over few orders without truncation, only as a starting point."""
+    """Returns a rough ε by RDP over few orders without truncation, as a starting point."""
     plain = rewrite(without_truncation(bounded(event))[0], allocation_as_poisson)
     return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
 
 
 def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
-    """Returns Rényi divergences of the event, with sensitivity doubled under replace-one."""
+    """Returns Rényi divergences of the event, with doubled sensitivity under replace-one."""
     event = bounded(event)
     return _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
 
@@ -202,7 +202,7 @@ def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelatio
 def _monte_carlo_epsilon(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
-    """Returns an upper confidence bound, at most that of "pld" for the bounding event.
+    """Returns an upper confidence bound on ε, at most the "pld" price of `event.bound`.
 
     A coarser interval reduces the number of draws.
     """
@@ -233,7 +233,7 @@ def _monte_carlo_epsilon(
 
 
 class _RdpAccountant(rdp.RdpAccountant):
-    """dp_accounting's accountant with cached sampled Gaussians and the worst of several events."""
+    """Extends dp_accounting's RDP accountant by further events and cached curves."""
 
     _rdp: np.ndarray
     _orders: np.ndarray
@@ -243,7 +243,7 @@ class _RdpAccountant(rdp.RdpAccountant):
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
         orders, relation = tuple(self._orders), self._neighboring_relation
         if isinstance(event, dpa.PoissonSampledDpEvent):
-            # Several Gaussians on one sample are one with less noise.
+            # Several Gaussians on one sample are equivalent to one with less noise.
             multiplier = _effective_gaussian_noise_multiplier(event.event)
             if isinstance(multiplier, float):
                 event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
@@ -278,7 +278,7 @@ class _RdpAccountant(rdp.RdpAccountant):
 
 
 class _PldAccountant(pld.PLDAccountant):
-    """dp_accounting's accountant with random allocation and rounding-aware composition.
+    """Extends dp_accounting's PLD accountant by random allocation and rounding bounds.
 
     Each kind of step is built once, and all are composed when ε is requested. Gaussian releases
     without sampling are joined into one.
@@ -302,7 +302,7 @@ class _PldAccountant(pld.PLDAccountant):
         return composition.deltas_of(pairs, self._value_discretization_interval, target_epsilon)
 
     def _pairs(self) -> list[tuple[Pair, int]] | None:
-        """Returns the pairs with their counts; None if a part has no privacy."""
+        """Returns the pairs with their counts, or None if a part is not private."""
         if self._contains_non_dp_event:
             return None
         pairs = [(self._pld, 1), *self._steps.values()]
@@ -320,7 +320,7 @@ class _PldAccountant(pld.PLDAccountant):
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
         interval = self._value_discretization_interval
         if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
-            # Several are one with less noise.
+            # Several Gaussians are equivalent to one with less noise.
             event, count = gaussian_event(event.noise_multiplier / math.sqrt(count)), 1
             if isinstance(event, dpa.GaussianDpEvent):
                 if do_compose:
@@ -351,9 +351,9 @@ def _refused_allocation(
     event: RandomAllocationDpEvent, relation: dpa.NeighboringRelation
 ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
     if event.overflow:
-        message = "the overflow of batches has to be taken out of delta first"
+        message = "the overflow of batches must be subtracted from delta first"
     elif relation is dpa.NeighboringRelation.REPLACE_ONE:
-        message = "a record is taken out or replaced by one that contributes zero, not by another"
+        message = "a record is removed or replaced by one that contributes zero, not by another"
     else:
         return None
     return dpa.PrivacyAccountant.CompositionErrorDetails(event, message)
@@ -379,8 +379,8 @@ def _pld_accountant(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> _PldAccountant:
     event = rewrite(event, _without_replacement_as_truncation)
-    # The grid spans the privacy loss, so its size grows with epsilon. Where order 2 alone says
-    # 2000 epsilon is above 50, and a coarser grid keeps four digits and bounds the memory.
+    # The grid spans the privacy loss, so its size grows with ε. A rough ε above 2000 is that of
+    # order 2, and ε is above 50. A coarser grid then keeps four digits and bounds the memory.
     try:
         rough = guessed_epsilon(event, delta, relation)
     except ValueError:
@@ -407,7 +407,7 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
-    """Returns the event with multipliers halved under replace-one: the sum moves by 2 C."""
+    """Returns the event with halved multipliers under replace-one, which moves sums by 2C."""
     if relation is not dpa.NeighboringRelation.REPLACE_ONE:
         return event
 
@@ -420,11 +420,11 @@ def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
 
 
 def _without_replacement_as_truncation(event: Event) -> Event:
-    """Returns sampling B of N as Poisson sampling with probability 1, truncated to B at random.
+    """Returns sampling B of N as Poisson sampling with probability 1, truncated to B.
 
-    In both, with probability q = B/N the target replaces another record's clipped
-    gradient in the sum, a move of 2 C, so (1 - q) N(0, s^2) + q N(2 C, s^2) against the same with
-    -2 C dominates the step (arXiv 2508.15089, always-truncated case).
+    In both, the target replaces another record's clipped gradient with probability q = B/N, which
+    changes the sum by up to 2C. So (1 − q) N(0, s²) + q N(2C, s²) against the same with −2C
+    dominates the step (arXiv 2508.15089, always-truncated case).
     """
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and isinstance(
         event.event, dpa.GaussianDpEvent

@@ -1,4 +1,4 @@
-"""Checks of arguments, with errors that name argument, value and remedy."""
+"""Checks of arguments, with errors that name the argument, its value and a remedy."""
 
 import math
 import operator
@@ -17,7 +17,7 @@ ADD_OR_REMOVE = "add-or-remove-one"
 
 def relation_named(name: str) -> "dpa.NeighboringRelation":
     """Returns the neighboring relation of dp_accounting with this name."""
-    from dpoptax._pricing import events  # with dp_accounting, which a sampler can do without
+    from dpoptax._pricing import events  # imports dp_accounting, which drawing does not need
 
     if name not in events.RELATIONS:
         raise ValueError(
@@ -51,7 +51,7 @@ def check_delta(delta: float, dataset_size: int | None = None) -> None:
 
 
 def _level_of_caller() -> int:
-    """Returns the stack level, for the function that calls this, of the code that uses dpoptax."""
+    """Returns the `stacklevel` with which the calling function warns the user of dpoptax."""
     package = str(pathlib.Path(__file__).parents[1])
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
@@ -60,7 +60,7 @@ def _level_of_caller() -> int:
 
 
 def checked_multiplier(noise_multiplier: float) -> float:
-    """Returns the noise multiplier as a float; raises if it is not a number of at least 0."""
+    """Returns the noise multiplier as a float; raises unless it is at least 0."""
     if not number("noise_multiplier", noise_multiplier) >= 0:
         raise ValueError(
             f"`noise_multiplier` must be at least 0, got {noise_multiplier}. It is the standard "
@@ -81,7 +81,7 @@ def number(name: str, value: float | None) -> float:
 
 
 def integer(name: str, value: int, minimum: int, remedy: str) -> int:
-    """Returns `value` as an int of at least `minimum`, or raises an error with the remedy."""
+    """Returns `value` as an int of at least `minimum`, or raises an error."""
     try:
         found = operator.index(value)
     except TypeError:
@@ -108,7 +108,7 @@ def _quoted(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """Returns `value` for an error; only the type of an array, which may be the data."""
+    """Formats `value` for an error; only type and shape of arrays, which may be data."""
     if shape := getattr(value, "shape", ()):
         return f"<{type(value).__name__} of shape {shape}>"
     return repr(value)

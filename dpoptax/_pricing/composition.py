@@ -1,26 +1,25 @@
-"""Composition of privacy losses by Fourier transforms, including their rounding.
+"""Composition of privacy losses by Fourier transforms, with bounds on the rounding.
 
-A pair of distributions has privacy losses x, multiples of an interval h, with probabilities p(x),
-and an infinite one. Of several such pairs, n_i of each, the losses add up to S, and
+A pair of distributions has finite privacy losses x, multiples of an interval h, with probabilities
+p(x), and an infinite loss with probability p(∞). Pair i is composed n_i times. The finite losses
+add up to S, and
 
     δ(ε) = 1 − Π(1 − p_i(∞))^n_i + E[(1 − e^(ε − S))⁺].
 
-A convolution by Fourier transforms has an error of about 10^-16 per pair, whatever its values are:
-δ = 10^-10 of 10^6 steps is lost in it. So the losses are tilted first. With
-K_i(λ) = log Σ_x p_i(x) e^(λx), K = Σ n_i K_i, and t the convolution of the
-t_i(x) = p_i(x) e^(λx − K_i),
+A convolution by Fourier transforms has an absolute error of about 10^-16 per pair. At 10^6 steps,
+this hides δ = 10^-10. So the losses are tilted first. With K_i(λ) = log Σ_x p_i(x) e^(λx),
+K = Σ n_i K_i, and t the convolution of the t_i(x) = p_i(x) e^(λx − K_i),
 
     E[(1 − e^(ε − S))⁺] = e^(K − λε) Σ_s t(s) g(s),    g(s) = e^(−λ(s − ε)) (1 − e^(ε − s))⁺ ≤ 1,
 
-for any λ > 0. At a λ for which t is concentrated around ε, the sum is not small. The result is an
-upper bound:
+for any λ > 0. If λ concentrates t around ε, the sum is not small. The result is an upper bound:
 
-* t is computed modulo a window of N losses. Mass below the window is added to others. The mass
-  above it is at most e^(K(λ + r) − K(λ) − r · top), for any r > 0, and is added as well.
-* A computed transform F̂_i is off by at most η_i: by the rounding of the t_i, and by that of log₂ N
-  stages. So the product of powers is off by at most Π(|F̂_i| + η_i)^n_i − Π|F̂_i|^n_i and by the
-  rounding of powers, E in all, and Σ t g, by the inequalities of Parseval, Cauchy and Schwarz, by
-  at most ‖g‖ (‖E‖/√N + η‖t‖).
+* t is computed modulo a window of N losses. Mass below the window is added to other losses. Mass
+  above it is at most e^(K(λ + r) − K(λ) − r · top), for any r > 0. This bound is added.
+* The error of a computed transform F̂_i is at most η_i. It consists of the rounding of t_i and of
+  log₂ N stages. So the product of powers is off by at most E, which is
+  Π(|F̂_i| + η_i)^n_i − Π|F̂_i|^n_i plus the rounding of powers. By Parseval's identity and the
+  Cauchy-Schwarz inequality, Σ t g is off by at most ‖g‖ (‖E‖/√N + η‖t‖).
 
 Source: F. Esscher, 1932, for the tilt; N. Higham, "Accuracy and Stability of Numerical Algorithms",
 2002, chapter 24, for Fourier transforms.
@@ -37,14 +36,15 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from scipy import fft, optimize
 
 _UNIT = 2.0**-53
-# Roundings of a stage of a transform, of an operation on its inputs, and of everything else.
+# Units of rounding per stage of a transform and per operation on its inputs, and a factor that
+# covers all other rounding.
 _STAGE, _OPERATION, _REST = 8.0, 4.0, 1.0 + 1e-9
 _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
 _TINY = 1e-300
 _ENOUGH, _TRIES = 1e-5, 8
 _QUANTILES = (0.0, 0.2, 0.5, 1.0)
-# How finely ε is looked for, relative to a bound on it.
+# The tolerance of ε, relative to a bound on it.
 _STEP = 1e-9
 
 
@@ -52,8 +52,8 @@ def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float)
     """Returns the least provable ε at δ, in both directions, or infinity.
 
     Args:
-      pairs: of distributions, and the number of times that each is composed.
-      interval: h, the same for all.
+      pairs: pairs of distributions, each with its number of compositions.
+      interval: h, the same for all pairs.
       delta: in (0, 1).
     """
     return max(_epsilon(parts, interval, delta) for parts in _directions(pairs, interval))
@@ -68,7 +68,7 @@ def deltas_of(
 
 
 def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:
-    """Returns the losses of removing a record, and those of adding one if they differ."""
+    """Returns the losses of removing a record, and of adding one if they differ."""
     found = [[_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]]
     if any(pair._pmf_add is not pair._pmf_remove for pair, _ in pairs):
         found.append([_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs])
@@ -77,14 +77,14 @@ def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list
 
 @dataclasses.dataclass(frozen=True)
 class _Losses:
-    """The privacy losses of a pair in one direction.
+    """Privacy losses of a pair in one direction.
 
     Attributes:
-      first: the least of the losses, over h.
+      first: the least loss, in units of h.
       losses: (n,) ascending.
       logs: (n,) log p.
       infinite: p(∞).
-      count: the number of times that they are composed.
+      count: the number of compositions.
     """
 
     first: int
@@ -103,7 +103,7 @@ class _Losses:
         return cls(first, losses, logs, float(dense._infinity_mass), count)
 
     def log_moment(self, tilt: float) -> float:
-        """K_i(λ)."""
+        """Returns K_i(λ)."""
         exponents = self.logs + tilt * self.losses
         top = float(exponents.max())
         return top + math.log(float(np.exp(exponents - top).sum()))
@@ -111,7 +111,7 @@ class _Losses:
 
 @dataclasses.dataclass(frozen=True)
 class _Tilted:
-    """The convolution of tilted losses.
+    """Convolution of tilted losses.
 
     Attributes:
       tilt: λ.
@@ -136,7 +136,7 @@ class _Tilted:
         return _REST * math.exp(log_factor) * (total + room)
 
     def fits(self, epsilon: float) -> bool:
-        """Returns whether the bound at ε hardly exceeds the sum."""
+        """Returns whether the error bound at ε is negligible."""
         total, room = self._terms(epsilon)
         return room <= _ENOUGH * total
 
@@ -158,7 +158,7 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
     def chernoff(tilt: float) -> float:
         return (_log_moment(parts, tilt) - math.log(left)) / tilt
 
-    # By the tilt of the least Chernoff bound, E e^(λS − λε) = δ, S is about ε.
+    # With the tilt of the least Chernoff bound, E e^(λS − λε) = δ, the tilted S is about ε.
     tilt = _best_tilt(chernoff)
     most, best = chernoff(tilt) + interval, math.inf
     for _ in range(_TRIES):
@@ -169,12 +169,12 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
         best = epsilon
         if best == 0 or (best < math.inf and composed.fits(best)):
             break
-        tilt /= 4  # Near the largest loss the best Chernoff bound tilts too much.
+        tilt /= 4  # Near the largest loss, the best Chernoff bound tilts too much.
     return best
 
 
 def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.ndarray:
-    """Returns the bounds of a few tilts, each for ε near its best one."""
+    """Returns bounds by a few tilts, each used for the ε for which it is nearly best."""
     if any(part.infinite >= 1 for part in parts):
         return np.ones(len(epsilons))
     infinite = -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
@@ -190,7 +190,7 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
 
 
 def _best_tilt(bound: Callable[[float], float]) -> float:
-    """Returns λ with nearly the least bound."""
+    """Returns a λ that nearly minimizes the bound."""
     limits = math.log(_TILTS[0]), math.log(_TILTS[1])
     found = optimize.minimize_scalar(
         lambda log_tilt: bound(math.exp(log_tilt)),
@@ -210,25 +210,25 @@ def _least(composed: _Tilted, delta: float, most: float) -> float:
         return composed.delta(epsilon)
 
     def above(epsilon: float) -> float:
-        """In logarithms it is all but a parabola."""
+        """Returns the logarithm of proved(ε)/δ, which is nearly a parabola in ε."""
         return math.log(max(proved(epsilon), _TINY)) - log_delta
 
     if proved(most) > delta:
         return math.inf
-    least = 0.5 * most  # most often too small already
+    least = 0.5 * most  # usually a lower bound already
     if proved(least) <= delta:
         least = 0.0
         if proved(least) <= delta:
             return 0.0
     step = _STEP * most
     epsilon = optimize.brentq(above, least, most, xtol=step)
-    while proved(epsilon) > delta:  # for long where δ is all but the same for many ε
+    while proved(epsilon) > delta:  # doubles the step, since δ may be nearly constant in ε
         epsilon, step = min(epsilon + step, most), 2 * step
     return float(epsilon)
 
 
 def _log_moment(parts: list[_Losses], tilt: float) -> float:
-    """K(λ)."""
+    """Returns K(λ)."""
     return math.fsum(part.count * part.log_moment(tilt) for part in parts)
 
 
@@ -272,7 +272,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
 def _window(
     parts: list[_Losses], masses: list[np.ndarray], tilt: float, log_moment: float
 ) -> tuple[float, float]:
-    """Returns limits of the tilted S, each exceeded with probability at most 10^-20 (Chernoff)."""
+    """Returns limits that the tilted S exceeds with probability at most 10^-20 (Chernoff)."""
     variance = 0.0
     for part, mass in zip(parts, masses, strict=True):
         mean = float(mass @ part.losses)
@@ -282,7 +282,7 @@ def _window(
     def limit(rate: float) -> float:
         return (_log_moment(parts, tilt + rate) - log_moment - _LOG_OUTSIDE) / rate
 
-    # Where a rare loss is large the low rates are the ones that bound: by the others the window
-    # of 4000 truncated draws is 300 times as long, and takes gigabytes.
+    # If a rare loss is large, low rates give the best limits. Without them, the window of 4000
+    # truncated draws is 300 times as long and takes gigabytes.
     rates = [usual * 2.0**power for power in range(-8, 2)]
     return max(limit(-rate) for rate in rates), min(limit(rate) for rate in rates)

@@ -16,20 +16,20 @@ RELATIONS = {
     "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
     "replace-special": dpa.NeighboringRelation.REPLACE_SPECIAL,
 }
-# Beyond these dp_accounting divides by zero or overflows. Less noise than the first counts as none,
-# epsilon being in the hundred thousands, and more than the second as the second.
+# Outside of this range, dp_accounting divides by zero or overflows. Less noise counts as none:
+# ε is above 10^5 anyway. More noise counts as the upper limit.
 MULTIPLIERS = (1e-3, 1e6)
 
 
 @attr.frozen
 class WorstOfDpEvent(dpa.DpEvent):
-    """One of several events happens, by a public choice that does not depend on the data.
+    """One of several events, by a public choice that does not depend on the data.
 
-    A mixture with public weights costs no more than the costliest part, order by order of Renyi
-    divergence (quasi-convexity).
+    A mixture with public weights costs at most as much as its costliest part, for each order of the
+    Rényi divergence (quasi-convexity).
 
     Attributes:
-      events: The events, a tuple.
+      events: A tuple of events.
     """
 
     events: tuple[Event, ...]
@@ -37,14 +37,13 @@ class WorstOfDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class RandomAllocationDpEvent(dpa.DpEvent):
-    """A record is in one of `period` noisy sums, uniformly chosen; the first `steps` are released.
-
-    Gaussian noise of standard deviation `noise_multiplier`, in units of a record's contribution.
+    """The first `steps` of `period` noisy sums, with a record in a uniformly chosen one.
 
     Attributes:
-      noise_multiplier: Of each sum.
+      noise_multiplier: The standard deviation of the Gaussian noise of each sum, in units of a
+        record's contribution.
       period: T.
-      steps: The number of the T sums that were released.
+      steps: The number of released sums.
       overflow: An upper bound on the probability that other records fill one of these batches.
     """
 
@@ -56,16 +55,15 @@ class RandomAllocationDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class ParticipationDpEvent(dpa.DpEvent):
-    """Sums with correlated noise C⁻¹Z, in which a record takes part at random.
-
-    Gaussian noise Z of standard deviation `noise_multiplier`, in units of a record's contribution.
+    """Sums with correlated noise A⁻¹Z, in which a record takes part at random.
 
     Attributes:
-      noise_multiplier: Of Z.
-      column: The first column of C, without zeros at its end.
+      noise_multiplier: The standard deviation of the Gaussian noise Z, in units of a record's
+        contribution.
+      column: The first column of A, without trailing zeros.
       chain: The law of a record's participations.
       steps: The number of released sums.
-      bound: An event that reveals at least as much and can be composed; "pld" and "rdp" price it.
+      bound: A composable event that reveals at least as much; "pld" and "rdp" price it.
       overflow: An upper bound on the probability that other records fill one of the batches.
     """
 
@@ -79,12 +77,12 @@ class ParticipationDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class CutDpEvent(dpa.DpEvent):
-    """The event `event`, with batches that may be cut.
+    """The event `event` with batches that may be cut.
 
     In a cut batch, the drawn record replaces another one.
 
     Attributes:
-      event: The releases, of batches of any size.
+      event: The releases, over batches of unbounded size.
       overflow: An upper bound on the probability that other records fill a batch, above 0.
     """
 
@@ -93,14 +91,14 @@ class CutDpEvent(dpa.DpEvent):
 
 
 def gaussian_event(noise_multiplier: float) -> Event:
-    """Returns one release with Gaussian noise, within the range of dp_accounting."""
+    """Returns the event of one Gaussian release, within the range of dp_accounting."""
     if noise_multiplier < MULTIPLIERS[0]:
         return dpa.NonPrivateDpEvent()
     return dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
 
 
 def joint_multiplier(multipliers: Sequence[float]) -> float:
-    """Returns the multiplier of several Gaussian releases as one, (Σ σ⁻²)^(-1/2)."""
+    """Returns the multiplier of several Gaussian releases joined to one, (Σ σ⁻²)^(-1/2)."""
     if len(multipliers) == 1:
         return multipliers[0]
     if 0 in multipliers:
@@ -137,7 +135,7 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
 def truncated_poisson_event(
     noise_multiplier: float, steps: int, *, size: int, probability: float, cut_to: int
 ) -> Event:
-    """Returns the event of `steps` noisy sums over Poisson samples that are cut to `cut_to`."""
+    """Returns the event of `steps` noisy sums over Poisson samples cut to `cut_to`."""
     if cut_to >= size:
         return poisson_event(noise_multiplier, probability, steps)
     return noisy_sum_event(
@@ -155,16 +153,16 @@ def truncated_poisson_event(
 def allocation_event(
     noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
 ) -> Event:
-    """Returns the event of `steps` noisy sums with each record in exactly k of each T = `period`.
+    """Returns the event of `steps` noisy sums with each record in k of every T = `period`.
 
-    For k > 1 each period costs k times one of ⌊T/k⌋: a uniform set of k steps is drawn by drawing
-    k blocks of ⌊T/k⌋ steps each, uniformly and without the data, and a step of each block. A
-    mixture costs at most as much as its costliest part (Feldman and Shenfeld, 2025). A part of such
-    a period is priced as the whole.
+    For k > 1 each period costs at most k times one of ⌊T/k⌋ steps with k = 1. A uniform set of k
+    steps can be drawn in two stages: k disjoint blocks of ⌊T/k⌋ steps, independently of the data,
+    and then a step of each block. A mixture costs at most as much as its costliest part (Feldman
+    and Shenfeld, 2025). If k > 1, an incomplete period is priced as a complete one.
 
     Args:
-      noise_multiplier: Over the clip bound.
-      steps: Number of releases, from the first of a period on.
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases, from the start of a period on.
       period: T.
       participations: k.
       overflow: The probability that other records fill one step's batch.
@@ -179,7 +177,8 @@ def allocation_event(
 
     def part(released: int) -> Event:
         if block == 1 or noise_multiplier < lowest:
-            # One sum, whichever it is: the omissions of a full batch do not depend on the data.
+            # Reveals the step, so that the record is in one known sum. The omissions of a full
+            # batch do not depend on the data.
             event = gaussian_event(noise_multiplier)
         else:
             event = RandomAllocationDpEvent(
@@ -202,13 +201,13 @@ def separated_event(
 ) -> Event:
     """Returns an upper bound on `steps` noisy sums with minimum separation b.
 
-    It is Poisson sampling, since the probability of a step is p or 0 whatever came before. With
-    p = 1 only the first step is random. It is revealed, and with it which batches are cut.
+    The bound is Poisson sampling: given earlier steps, the probability of a step is p or 0. If
+    p = 1, only the first step is random. Revealing it also reveals which batches are cut.
 
     Args:
-      noise_multiplier: Over the clip bound.
+      noise_multiplier: Relative to the clipping bound.
       steps: Number of releases.
-      probability: p, of a record that may take part.
+      probability: p, for a record that may take part.
       separation: b.
       overflow: The probability that other records fill one step's batch.
     """
@@ -226,7 +225,7 @@ def cut_event(event: Event, overflow: float) -> Event:
 
 def with_others(event: Event, also: Sequence[Event]) -> Event:
     """Returns the event composed with others on the same data."""
-    # A generator can be read only once and would be empty when the event is made.
+    # A generator can be read only once, and would be empty when the event is built.
     if not isinstance(also, Sequence) or not all(isinstance(other, Event) for other in also):
         raise TypeError(
             "`also` must be a sequence of dp_accounting events, such as [vocabulary.event], got "
@@ -247,9 +246,9 @@ def participation_event(
     """Returns the event of `steps` noisy sums, or `bound` if that reveals nothing or all.
 
     Args:
-      noise_multiplier: Over the clip bound.
-      steps: Number of releases, from the first on.
-      column: The first column of C over these steps, see `shortest`.
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases, from step 0 on.
+      column: The first column of A over these steps; see `shortest`.
       chain: The law of a record's participations.
       bound: An event that reveals at least as much.
       overflow: The probability that other records fill one step's batch.
@@ -267,7 +266,7 @@ def participation_event(
 
 
 def shortest(column: Sequence[float]) -> tuple[float, ...]:
-    """Returns the column without the zeros at its end."""
+    """Returns the column without trailing zeros."""
     last = max(i for i, entry in enumerate(column) if entry)
     return tuple(float(entry) for entry in column[: last + 1])
 
@@ -275,7 +274,7 @@ def shortest(column: Sequence[float]) -> tuple[float, ...]:
 def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
     """Returns the event with `change` applied to its parts; a basic event is unchanged.
 
-    The result is hashable if the parts are, so that prices can be kept.
+    The result is hashable if the parts are, so that prices can be cached.
     """
     if isinstance(event, dpa.ComposedDpEvent):
         if not isinstance(event.events, Sequence):
@@ -319,21 +318,22 @@ def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
 
 
 def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
-    """Returns the event with unbounded batches, and what this leaves out of δ.
+    """Returns the event with unbounded batches, and the probability p that δ must cover.
 
-    If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP for the second
-    value, p. Let F be that in some step the other records fill the batch and the target is drawn.
-    A neighbor without the target flips the same coin for it. So F has one probability, at most p,
-    under both neighbors, and
+    If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP. Let F be the event
+    that in some step the other records fill the batch and the target is drawn. A neighbor without
+    the target flips the same coin for it. So F has the same probability, at most p, under both
+    neighbors, and
 
         P[M(D) ∈ S] ≤ p + P[M(D) ∈ S, not F] ≤ p + e^ε P[M(D') ∈ S, not F] + δ.
 
-    The last step reveals which other records are drawn, and the coins of steps that they fill. If F
-    did not happen, such steps show the same of both neighbors, and no other step cuts its batch.
-    Where the coins of several steps depend on each other, F is that the others fill any batch.
+    For the last inequality, reveal which other records are drawn, and the coins of steps that they
+    fill. If F does not happen, these steps look the same under both neighbors, and no other step
+    cuts its batch. If the coins of several steps depend on each other, F is the event that the
+    others fill any batch.
 
-    Random repetitions are at most p times their mean. Given that F did not happen, their number has
-    a law of the same kind with a lesser mean, for which selection costs no more.
+    For a random number of repetitions, p is multiplied by its mean. Given that F does not happen,
+    the number has a law of the same kind with a smaller mean, for which selection costs no more.
     """
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         plain, overflow = without_truncation(event.event, count * event.mean)
@@ -360,7 +360,7 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
 
 
 def overflows(event: Event) -> bool:
-    """Returns whether a part of the event has an overflow of batches, which only δ can cover."""
+    """Returns whether a part of the event has an overflow that only δ can cover."""
     found = []
 
     def look(part: Event) -> Event:
@@ -373,7 +373,7 @@ def overflows(event: Event) -> bool:
 
 
 def allocation_as_poisson(event: Event) -> Event:
-    """Returns an event that costs nearly as much as random allocation and is fast to price."""
+    """Replaces random allocation by Poisson sampling, which is similar and fast to price."""
     if isinstance(event, RandomAllocationDpEvent):
         gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
         step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)

@@ -1,17 +1,18 @@
 r"""Importance sampling of the privacy loss.
 
-The pair is that of `dpoptax._pricing.monte_carlo`: P = Σ_x p(x) N(C x, σ²I) and Q = N(0, σ²I), w_x
-the likelihood ratio of N(C x, σ²I) to Q and L = Σ_x p(x) w_x. Under P few losses log L exceed ε. So
-y is drawn with the density E_x[w_x^θ]^j/Z relative to Q: from the mixture, over j independent
-participations x_i, of N(θ Σ_i C x_i, σ²I) with weights in proportion to Π p(x_i) E_Q[Π w_{x_i}^θ].
-By Jensen's inequality E_x[w_x^θ]^j is at least L^(θ j) for θ outside (0, 1), so that
+The dominating pair is that of `dpoptax._pricing.monte_carlo`: P = Σ_x p(x) N(A x, σ²I) and
+Q = N(0, σ²I). Let w_x be the likelihood ratio of N(A x, σ²I) to Q, and L = Σ_x p(x) w_x. Under P
+few losses log L exceed ε. So y is drawn with the density E_x[w_x^θ]^j/Z relative to Q. This is a
+mixture of N(θ Σ_i A x_i, σ²I) over j independent participations x_i, with weights in proportion to
+Π p(x_i) E_Q[Π w_{x_i}^θ]. By Jensen's inequality, E_x[w_x^θ]^j is at least L^(θ j) for θ outside
+(0, 1). So the variables
 
     X = Z (L − e^ε)⁺ / E_x[w_x^θ]^j,      θ ≥ 1,   α = θ j,
     X = Z (1 − e^ε L)⁺ / E_x[w_x^θ]^j,    θ ≤ 0,   α = 1 − θ j,
 
-have the two values of δ(ε) as their means, and both lie in [0, M], where
-M = Z (α − 1)^(α − 1) α^−α e^(−(α − 1) ε). θ = 1 and θ = 0 are drawing from P and from Q; θ = 1
-with j > 1 copies draws in proportion to L^j.
+have the two values of δ(ε) as their means and are in [0, M], with
+M = Z (α − 1)^(α − 1) α^−α e^(−(α − 1) ε). With one copy, θ = 1 draws from P and θ = 0 from Q. With
+j > 1 copies, θ = 1 draws in proportion to L^j.
 """
 
 import concurrent.futures
@@ -28,23 +29,23 @@ from scipy import optimize
 from dpoptax._pricing.participation_chains import Chain, Lattice, copied, lattice
 
 REMOVE, ADD = 0, 1
-# Samples are drawn in chunks whose arrays stay in the processor's cache.
+# Samples are drawn in chunks, so that arrays stay in the processor's cache.
 _CACHED, _CHUNKS, _THREADS = 2**16, (256, 4096), 8
-# How many states several copies may have together, and how far a stretch is looked for.
+# Numbers of copies to try, the largest number of their joint states, and the largest stretch.
 _COPIES, _MOST_COPIED, _MOST_STRETCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 600, 64.0
-# Any number will do that was not chosen by its results.
+# Arbitrary, and not chosen by its results.
 _SEED = 20241008
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The dominating pair of a run. Hashable.
+    """Dominating pair of a run. Hashable.
 
     Attributes:
       chain: the law of a record's participations.
-      column: the first column of C.
+      column: the first column of A.
       steps: T.
-      sigma: the noise's standard deviation, in units of a record's contribution.
+      sigma: the standard deviation of the noise, in units of a record's contribution.
     """
 
     chain: Chain
@@ -53,14 +54,14 @@ class Run:
     sigma: float
 
     def lattice(self, copies: int = 1) -> Lattice:
-        """Returns the states of so many independent copies."""
+        """Returns the lattice of independent copies."""
         arguments = self.chain, self.column, self.steps
         return lattice(*arguments) if copies == 1 else copied(*arguments, copies)
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """The distribution that replaces P or Q for drawing.
+    """Distribution from which samples are drawn instead of P or Q.
 
     Attributes:
       direction: REMOVE, for P against Q, or ADD, for Q against P.
@@ -89,7 +90,7 @@ class Proposal:
         )
 
     def log_bound(self, epsilon: float) -> float:
-        """Returns log M, an upper bound on X and so on δ(ε)."""
+        """Returns log M; M is an upper bound on X, and thus on δ(ε)."""
         return self.log_factor - (self.order - 1) * epsilon
 
 
@@ -111,7 +112,7 @@ class Losses:
         """Returns X at ε, (draws,)."""
         proposal = self.proposal
         removed = proposal.direction == REMOVE
-        # (L − e^ε)⁺ = L (1 − e^(ε − log L))⁺, and (1 − e^ε L)⁺ has no factor.
+        # (L − e^ε)⁺ = L (1 − e^(ε − log L))⁺ has the factor L, (1 − e^ε L)⁺ has none.
         excess = self.log_ratios - epsilon if removed else -self.log_ratios - epsilon
         log_weight = proposal.log_z - proposal.copies * self.log_powers
         if removed:
@@ -119,7 +120,7 @@ class Losses:
         return -np.expm1(-np.maximum(excess, 0.0)) * np.exp(log_weight)
 
     def root(self, delta: float, most: float) -> float:
-        """Returns ε in [0, most] with an estimated δ of `delta`, without any confidence."""
+        """Estimates the ε in [0, most] at δ, without a confidence bound."""
 
         def gap(epsilon: float) -> float:
             return float(self.values(epsilon).mean()) - delta
@@ -133,7 +134,7 @@ class Losses:
 def best_proposal(
     run: Run, direction: int, target: float, epsilon: float | None = None
 ) -> Proposal:
-    """Returns the proposal with the least M at ε, or without ε, the least ε with M the target."""
+    """Returns the proposal with the least M at ε; without ε, with the least ε at M = target."""
 
     def cost(proposal: Proposal) -> float:
         if epsilon is not None:
@@ -160,7 +161,7 @@ def best_proposal(
             method="bounded",
             options={"xatol": 2e-2, "maxiter": 20},
         )
-        # The ends are not tried by it: draws from P or Q themselves, or in proportion to L^j.
+        # The search does not try its lower end, which draws from P, Q or in proportion to L^j.
         proposal = min((made(float(found.x)), made(0.0)), key=cost)
         if best is not None and cost(proposal) >= cost(best):
             break
@@ -178,15 +179,15 @@ def draw(
     least: float | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Losses:
-    """Returns draws of L and of the power that weighs them, a function of its arguments only.
+    """Draws L and E_x[w_x^θ], as a function of the arguments only.
 
     Args:
       run: the pair.
       proposal: the distribution to draw from.
       samples: number of draws.
-      seed: its text makes draws independent.
-      least: draws with X = 0 at this ε are left out; None keeps them.
-      advance: called with numbers of completed draws.
+      seed: any value; draws of seeds with different texts are independent.
+      least: draws with X = 0 at this ε are omitted; None keeps them.
+      advance: called with the numbers of completed draws.
     """
     states, joint = run.lattice(), run.lattice(proposal.copies)
     own = int.from_bytes(hashlib.blake2b(repr(seed).encode(), digest_size=16).digest())
@@ -207,7 +208,7 @@ def draw(
             advance(number)
         if least is None:
             return ratios, powers
-        # NaN is kept, and fails every comparison.
+        # Keeps NaN, so that later comparisons fail.
         beyond = ~((ratios if proposal.direction == REMOVE else -ratios) <= least)
         return ratios[beyond], powers[beyond]
 
@@ -218,7 +219,7 @@ def draw(
 
 
 def _odds(log_chances: np.ndarray, ahead: np.ndarray) -> np.ndarray:
-    """Returns (states before, ways), cumulative odds of each way, including the steps ahead."""
+    """Returns cumulative odds of each transition given later steps, (states before, ways)."""
     terms = log_chances + ahead
     upto = np.cumsum(np.exp(terms - terms.max(axis=1, keepdims=True)), axis=1)
     return upto[:, :-1] / upto[:, -1:]
@@ -233,7 +234,7 @@ def _chunk(
     number: int,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns log L and log E_x[w_x^θ] of some draws."""
+    """Draws log L and log E_x[w_x^θ]."""
     path = np.zeros(number, int)
     orders = (1.0,) if power == 1.0 else (1.0, power)
     logs = np.zeros((len(orders), number))

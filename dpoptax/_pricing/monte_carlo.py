@@ -1,40 +1,41 @@
 r"""An upper confidence bound on ε for privacy losses that can be drawn but not composed.
 
-**The pair.** A run of T steps reveals y = C G + σZ, C lower triangular without negative entries. A
-record adds u_s to the sum of step s, ‖u_s‖ ≤ 1, if it takes part, x_s = 1. Its contribution may
-depend on all earlier releases. Then the run is dominated, in both directions and for all ε
-at once, by
+**The pair.** A run of T steps reveals y = A G + σZ, with A lower triangular and without negative
+entries. A record that takes part in step s, x_s = 1, adds u_s to its sum, ‖u_s‖ ≤ 1. u_s may depend
+on all earlier releases. Then the run is dominated, in both directions and for all ε at once, by
 
-    P = Σ_x p(x) N(C x, σ²I)   against   Q = N(0, σ²I)   in T dimensions.
+    P = Σ_x p(x) N(A x, σ²I)   against   Q = N(0, σ²I)   in T dimensions.
 
-*Proof.* Let w_x be the likelihood ratio of the run with participations x to that without the
-record, L = Σ_x p(x) w_x, and φ convex; both curves are E_Q[φ(L)]: (L − e^ε)⁺ and (1 − e^ε L)⁺.
-Write step r's noise as a Brownian motion over [r − 1, r]. Under Q, dw_x = w_x ⟨m_x, dB⟩/σ with
-m_x = Σ_s C_rs x_s u_s, known when the step begins. For the pair above the same holds with numbers,
-m'_x = Σ_s C_rs x_s. Let V(t, w) be the mean of φ at the end of *its* run, begun at time t with
-ratios w. It solves ∂_t V + ½ Σ_xx' ∂_x ∂_x' V w_x w_x' m'_x m'_x' / σ² = 0, and ∂_x ∂_x' V is a
-mean of φ'' times positive numbers. As ⟨m_x, m_x'⟩ ≤ m'_x m'_x', C having no negative entry, V along
-the actual run has a drift of at most 0: E φ(L) = E V(T, w) ≤ V(0, 1). (Where φ is not smooth, as
-here, it is the limit of functions that are.) This is Kahane's inequality (1985), for releases step
-by step; Choquette-Choo et al. (2024) prove the pair otherwise.
+*Proof.* Let w_x be the likelihood ratio of the run with participations x to the run without the
+record, and L = Σ_x p(x) w_x. Both curves are E_Q[φ(L)] with φ convex: (L − e^ε)⁺ and (1 − e^ε L)⁺.
+Write the noise of step r as a Brownian motion over [r − 1, r]. Under Q, dw_x = w_x ⟨m_x, dB⟩/σ with
+m_x = Σ_s A_rs x_s u_s, known at the start of the step. The pair above satisfies the same equation
+with the numbers m'_x = Σ_s A_rs x_s. Let V(t, w) be the mean of φ at the end of the run of the
+pair, started at time t with ratios w. It solves
+∂_t V + ½ Σ_xx' ∂_x ∂_x' V w_x w_x' m'_x m'_x' / σ² = 0, and ∂_x ∂_x' V is a mean of φ'' times
+positive numbers. Since A has no negative entry, ⟨m_x, m_x'⟩ ≤ m'_x m'_x'. So V has a drift of at
+most 0 along the actual run: E φ(L) = E V(T, w) ≤ V(0, 1). (φ is not smooth here, but a limit of
+smooth functions.) This is Kahane's inequality (1985), step by step. Choquette-Choo et al. (2024)
+have a different proof.
 
 **Importance.** δ(ε) is the mean of an X in [0, M] that `_pricing.importance_sampling` draws.
 
-**The test.** For a claim that δ(ε) ≥ m, wealth W = Π_i (1 + λ (m − X_i)) with 0 ≤ λ ≤ 1/M has a
-mean of at most 1: P[W ≥ 1/β] ≤ β. λ, α and the number of samples come from other draws. W rises
-with ε for the same draws, so that the least ε at which both directions reach 1/β is wrong only if
-one test failed, that of the direction and the ε where δ(ε) = m in truth.
+**The test.** If δ(ε) ≥ m, the wealth W = Π_i (1 + λ (m − X_i)) with 0 ≤ λ ≤ 1/M has a mean of at
+most 1, so P[W ≥ 1/β] ≤ β. λ, α and the number of samples come from other draws. For the same draws,
+W increases with ε. So the least ε at which both directions reach 1/β is wrong only if one test
+failed: that of the direction and the ε for which δ(ε) = m.
 
-**The claim.** Each test has β = 10^-6 δ, and δ/100 is left out of m. So the stated ε holds except
-with this probability over the draws of the accounting, also after 10^4 prices of which one is
-chosen, as in a calibration. A statement that is wrong with probability p costs a δ of p. Every
-question has independent draws: the next question may depend on earlier answers, and its test still
-fails with probability β. The draws are functions of fixed numbers, not of data.
+**The claim.** Each test has β = 10^-6 δ, and m leaves out δ/100. So the stated ε holds except with
+this probability over the draws of the accounting, also if one of 10^4 prices is chosen, as in a
+calibration. A statement that is wrong with probability p costs p of δ. Every question has
+independent draws: the next question may depend on earlier answers, and its test still fails with
+probability at most β. The draws are functions of fixed numbers, not of data.
 
 Sources: Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, "Near exact privacy amplification for
 matrix mechanisms" (2024), for the pair, Monte Carlo and the failure in δ; Dong and Ganesh, "Privacy
-amplification for BandMF via b-min-sep subsampling" (2026), for following a chain; Waudby-Smith and
-Ramdas, "Estimating means of bounded random variables by betting" (2023), for the test.
+amplification for BandMF via b-min-sep subsampling" (2026), for dynamic programming along a chain;
+Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2023), for the
+test.
 """
 
 import contextlib
@@ -55,30 +56,30 @@ from dpoptax._pricing.importance_sampling import (
 )
 
 FAILURE, RESERVED = 1e-6, 1e-2
-# How many samples a test gets for each M/δ: few where it is far from deciding (below log(1/β),
-# about 25, none can pass), else as many as are drawn in about `_COST` sums over a state.
+# Samples of a test, in units of M/δ: `_FEW` if the other direction decides, and otherwise as many
+# as about `_COST` sums over a state allow. Below log(1/β), about 25, no test can pass.
 _FEW, _LEAST, _MOST = 35.0, 45.0, 1000.0
 _COST, _OVERHEAD = 3 * 10**8, 15
 _SAMPLES = 2**14, 2**25
 _PILOTS = 2**11, 2**13
-# Separates the draws of plans from those of tests.
+# Separate the draws of plans and of tests.
 _PILOT, _TEST = "pilot", "test"
 
 
 def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -> float:
-    """Returns ε at δ, at most `most`, wrong with a probability that δ covers.
+    """Returns an ε at δ, at most `most`; δ covers the probability that it is wrong.
 
     Args:
       run: the pair.
-      delta: in (0, 1), after the overflow of batches is taken out.
-      most: an ε that is known to hold, or the greatest one of interest.
-      effort: relative number of draws; fewer give a larger ε.
+      delta: in (0, 1), without the overflow of batches.
+      most: an ε that is known to hold, or the greatest ε of interest.
+      effort: relative number of draws; fewer draws give a larger ε.
     """
     log_failure, target = math.log(FAILURE * delta), (1 - RESERVED) * delta
     question = repr((run, float(delta), float(effort)))
     pilots = [_pilot(run, direction, target, most, question) for direction in (REMOVE, ADD)]
     roots = [pilot.root(target, most) for pilot in pilots]
-    # Lower than the estimates none would pass but by chance, and M is larger there.
+    # Below the estimates, a test would pass only by chance, and M is larger.
     least = 0.99 * max(roots)
     if least >= most:
         return most
@@ -87,12 +88,12 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
         work = effort * _COST if root > 0.9 * max(roots) else 0.0
         tests.append(Test.planned(run, pilot, target, log_failure, least, work))
     if any(test.log_wealth(np.zeros(0)) < -log_failure for test in tests):
-        return most  # No draws would do, not even such that are all 0.
+        return most  # No test can pass, even if all samples are 0.
     with _progress(sum(test.samples for test in tests)) as advance:
         wealths = [test.run(run, question, advance) for test in tests]
 
     def proven(epsilon: float) -> bool:
-        # More than rounding could make of it.
+        # 1e-6 covers the rounding.
         return all(wealth(epsilon) >= -log_failure + 1e-6 for wealth in wealths)
 
     low, high = least, most
@@ -108,7 +109,7 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A bet against δ(ε) ≥ m in one direction, fixed before a sample is drawn.
+    """Bet against δ(ε) ≥ m in one direction, fixed before samples are drawn.
 
     Attributes:
       proposal: the distribution to draw from.
@@ -134,13 +135,13 @@ class Test:
         least: float,
         work: float,
     ) -> "Test":
-        """Returns the test with the best λ by other draws, and samples for so much work."""
+        """Plans a test with the best λ for the pilot's draws and the samples for `work`."""
         bound = math.exp(pilot.proposal.log_bound(least))
         each = bound / target
         fitting = work / (each * run.steps * (run.lattice().most_states + _OVERHEAD))
         needed = each * (min(_MOST, max(_LEAST, fitting)) if work else _FEW)
         samples = int(min(max(_SAMPLES[0], math.ceil(needed)), _SAMPLES[1]))
-        # By the estimate; a λ of which it knows too little is less good, and no less valid.
+        # The test is valid for any λ; a poor estimate only makes it less powerful.
         square = float(np.mean(pilot.values(least) ** 2)) + bound * target / 1000
         best = math.sqrt(-2 * log_failure / (samples * square))
         return cls(pilot.proposal, target, least, samples, min(best, 1 / bound))
@@ -148,13 +149,13 @@ class Test:
     def run(
         self, run: Run, question: str, advance: Callable[[int], object]
     ) -> Callable[[float], float]:
-        """Returns log W, as an increasing function of ε ≥ `least`."""
+        """Draws the samples and returns log W, an increasing function of ε ≥ `least`."""
         seed, least = (_TEST, question), self.least
         losses = draw(run, self.proposal, self.samples, seed=seed, least=least, advance=advance)
         return lambda epsilon: self.log_wealth(losses.values(epsilon))
 
     def log_wealth(self, values: np.ndarray) -> float:
-        """Returns log W of the samples; samples that are zero may be left out."""
+        """Returns log W of the samples; samples that are zero may be omitted."""
         zeros = self.samples - len(values)
         logs = np.log1p(self.bet * (self.target - values))
         return float(logs.sum() + zeros * math.log1p(self.bet * self.target))
@@ -172,7 +173,7 @@ def _pilot(run: Run, direction: int, target: float, most: float, question: str) 
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """Shows a bar on a terminal if tqdm is installed, for draws of more than a few seconds."""
+    """Shows a bar on a terminal if tqdm is installed and drawing takes over three seconds."""
     try:
         from tqdm import tqdm
     except ImportError:

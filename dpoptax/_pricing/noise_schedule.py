@@ -13,7 +13,7 @@ Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""
 
 
-_LAST = 2**31 - 1  # a noise stage counts to this
+_LAST = 2**31 - 1  # the largest step that a noise stage can count
 
 
 def checked_phases(schedule: Mapping[int, float]) -> Phases:
@@ -54,12 +54,12 @@ def at(phases: Phases, step: int) -> float:
 
 
 def scaled(phases: Phases, factor: float) -> Phases:
-    """Returns the phases with all multipliers times a factor."""
+    """Returns the phases with all multipliers multiplied by a factor."""
     return tuple((first, factor * multiplier) for first, multiplier in phases)
 
 
 def parts(phases: Phases, steps: int) -> list[tuple[float, int]]:
-    """Returns the multipliers of the first `steps` steps with their numbers of steps, in order."""
+    """Returns the multipliers of the first `steps` steps, each with its number of steps."""
     ends = [first for first, _ in phases[1:]] + [steps]
     found = [
         (multiplier, min(end, steps) - first)
@@ -73,8 +73,8 @@ def event_of(
 ) -> "dpa.DpEvent":
     """Returns the event of the first `steps` steps.
 
-    If the steps cannot be priced one by one, it is the event of the least multiplier among them.
-    Its releases with further independent noise are the actual ones.
+    If the steps cannot be priced one by one, it is the event of the least multiplier among them:
+    independent noise added to these releases gives the actual ones.
 
     Args:
       event: the event of a multiplier and a number of steps.
@@ -84,7 +84,7 @@ def event_of(
     """
     found = parts(phases, steps)
     if len(found) > 1 and apart:
-        from dp_accounting import ComposedDpEvent  # which a noise stage can do without
+        from dp_accounting import ComposedDpEvent  # slow, and not needed by a noise stage
 
         return ComposedDpEvent([event(*part) for part in found])
     return event(min((multiplier for multiplier, _ in found), default=phases[0][1]), steps)

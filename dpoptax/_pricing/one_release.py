@@ -1,4 +1,4 @@
-"""The privacy loss of one Gaussian release, built once for all numbers of steps."""
+"""Privacy loss of one Gaussian release, built once for all numbers of steps."""
 
 import functools
 
@@ -7,14 +7,14 @@ from dp_accounting import DpEvent as Event
 from dp_accounting.pld import privacy_loss_distribution
 
 
-# Two, as a fine one takes up to some ten megabytes.
+# Keeps only two, since a fine one takes up to about ten megabytes.
 @functools.lru_cache(maxsize=2)
 def loss_of(
     event: Event, relation: dpa.NeighboringRelation, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the privacy loss of one Gaussian release, as dp_accounting composes it.
+    """Returns the privacy loss of one Gaussian release, which dp_accounting can compose.
 
-    Building it is most of the cost of a price, and a curve or a budget needs many step counts.
+    Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
     """
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
     if isinstance(event, dpa.GaussianDpEvent):

@@ -1,10 +1,10 @@
 """Participations of a record as Markov chains, and its effect on sums with correlated noise.
 
-A record's participations x ∈ {0, 1}^T are drawn by a chain of few states, independently of all
-other records. The noise of step t is C⁻¹Z, C lower triangular with the same column moved down, so
-that the run reveals C G + Z, of which the record moves entry t by (C x)_t: a function of the
-participations that the column still reaches. A `Lattice` has these as its states, with their
-probabilities; `dpoptax._pricing.monte_carlo` prices it.
+A record's participations x ∈ {0, 1}^T are drawn from a chain with few states, independently of all
+other records. The correlated noise is A⁻¹Z, with A a lower-triangular Toeplitz matrix. So the run
+reveals A G + Z, and the record changes entry t by (A x)_t. This depends only on participations that
+the column of A still reaches. They are the states of a `Lattice`, with their probabilities, which
+`dpoptax._pricing.monte_carlo` prices.
 """
 
 import abc
@@ -18,15 +18,15 @@ import numpy as np
 if TYPE_CHECKING:
     from scipy import sparse
 
-# Beyond so many states in a step a sample costs seconds.
+# With more states per step, a sample takes seconds.
 MOST_STATES = 4096
 
 
 class Chain(abc.ABC):
-    """The law of a record's participations. Chains are hashable, and their states are integers."""
+    """Law of a record's participations. Chains are hashable, and their states are integers."""
 
     period: int
-    """After how many steps `move` is the same again."""
+    """The number of steps after which `move` repeats."""
 
     @abc.abstractmethod
     def start(self) -> dict[int, float]:
@@ -34,12 +34,14 @@ class Chain(abc.ABC):
 
     @abc.abstractmethod
     def move(self, step: int, state: int) -> tuple[float, int, int]:
-        """Returns the probability of taking part in `step`, and the states after and otherwise."""
+        """Returns the probability of taking part, and the next states with and without it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AllocationChain(Chain):
-    """Participation in exactly k of each T steps. The state counts those of this period so far.
+    """Participation in exactly k of each T steps.
+
+    The state is the number of participations in the current period.
 
     Attributes:
       period: T.
@@ -54,7 +56,7 @@ class AllocationChain(Chain):
         return {0: 1.0}
 
     def move(self, step: int, state: int) -> tuple[float, int, int]:
-        """Returns the probability (k − c)/(T − t) and the states after the step."""
+        """Returns the probability (k − c)/(T − t) and the next states."""
         place = step % self.period
         probability = (self.participations - state) / (self.period - place)
         if place == self.period - 1:
@@ -64,7 +66,9 @@ class AllocationChain(Chain):
 
 @dataclasses.dataclass(frozen=True)
 class SeparatedChain(Chain):
-    """Participation with probability p, then b − 1 steps of rest. The state counts those left.
+    """Participation with probability p, then b − 1 steps of rest.
+
+    The state is the number of remaining steps of rest.
 
     Attributes:
       separation: b.
@@ -84,26 +88,26 @@ class SeparatedChain(Chain):
         return states | ({0: free} if free > 0 else {})
 
     def move(self, step: int, state: int) -> tuple[float, int, int]:
-        """Returns the probability p, or 0 at rest, and the states after the step."""
+        """Returns the probability p, or 0 at rest, and the next states."""
         del step
         if state:
             return 0.0, self.separation - 1, state - 1
         return self.probability, self.separation - 1, 0
 
 
-# A state of the chain, how many steps ago each participation was that counts, and its place.
+# Maps a state of the chain and the ages, in steps, of the participations in reach to an index.
 _States = dict[tuple[int, tuple[int, ...]], int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The states of a step and the transitions to them.
+    """States of a step and the transitions to them.
 
     Attributes:
-      sums: (states,) (C x)_t, summed over copies.
+      sums: (states,) (A x)_t, summed over copies.
       squares: (states,) its square, summed over copies.
       move: (states, states before), the transition probabilities.
-      following: (states before, ways) the states that follow each, the last one repeated.
+      following: (states before, ways) the next states of each, padded by repeating the last one.
       log_chances: (states before, ways) the logarithms of their probabilities, −∞ for repetitions.
     """
 
@@ -122,11 +126,11 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """The states of a run: those of the chain, with the participations that the column reaches.
+    """States of a run: those of the chain, with the participations that the column reaches.
 
     Attributes:
-      layers: one per step; there is one state before the first.
-      copies: number of independent records that it follows together.
+      layers: one per step; there is one state before the first step.
+      copies: number of independent copies of the record.
     """
 
     layers: tuple[Layer, ...]
@@ -134,18 +138,18 @@ class Lattice:
 
     @property
     def most_states(self) -> int:
-        """Returns the greatest number of states of a step."""
+        """The greatest number of states of a step."""
         return max(len(layer.sums) for layer in self.layers)
 
     def log_moment(self, power: float, sigma: float) -> tuple[float, list[np.ndarray]]:
         """Returns log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))], θ the power, and its parts.
 
-        With independent copies x_i of the participations that is log E_Q[Π_i w_{x_i}^θ], with w_x
-        the likelihood ratio of N(C x, σ²I) to Q = N(0, σ²I).
+        With independent copies x_i of the participations, this is log E_Q[Π_i w_{x_i}^θ]. w_x is
+        the likelihood ratio of N(A x, σ²I) to Q = N(0, σ²I).
 
         Returns:
-          The logarithm, and for each step a (states,) of the same given the state, over the rest
-          of the sum, the step itself included.
+          The logarithm, and one (states,) array per step: the logarithm given the state, with the
+          sum over this and later steps.
         """
         ahead = np.zeros(len(self.layers[-1].sums))
         messages = []
@@ -156,7 +160,7 @@ class Lattice:
         return float(ahead[0]), messages[::-1]
 
     def greatest_norm(self) -> float:
-        """Returns the greatest ‖C x‖ of positive probability."""
+        """Returns the greatest ‖A x‖ of positive probability."""
         ahead = np.zeros(len(self.layers[-1].sums))
         for layer in self.layers[::-1]:
             reached = (layer.squares + ahead)[layer.following]
@@ -166,23 +170,22 @@ class Lattice:
 
 @functools.lru_cache(maxsize=64)
 def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
-    """Returns the states of `steps` steps.
+    """Returns the lattice of a run.
 
     Args:
       chain: the law of a record's participations.
-      column: the first column of C, without zeros at its end; nowhere negative, as the proof of
-        the dominating pair requires.
+      column: the first column of A, without trailing zeros and negative entries. The proof of the
+        dominating pair requires the latter.
       steps: T.
 
     Raises:
-      ValueError: negative entries, or too many states.
+      ValueError: an entry is negative, or there are too many states.
     """
     if min(column) < 0:
         raise ValueError(
             "The first column of the strategy must not be negative if records take part at random, "
             f"got an entry of {min(column):.3g}. No ε is known for others."
         )
-    # A state: of the chain, and how many steps ago each participation was that counts.
     before: _States = {}
     start = []
     for state, chance in chain.start().items():
@@ -191,7 +194,7 @@ def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
     layers: list[Layer] = []
     known: dict[object, tuple[Layer, _States]] = {}
     for step in range(steps):
-        # The same before and the same moves: the very same layer, which `copied` builds on once.
+        # Equal states and moves give the same layer object, so `copied` also builds it once.
         key = step == 0, step % chain.period, tuple(before)
         if key not in known:
             known[key] = _after(chain, column, step, before, None if step else start)
@@ -213,7 +216,7 @@ def _after(
         for chance, reached, window in ways:
             if chance > 0:
                 found = after.setdefault((reached, window), len(after))
-                # All states before the first step are one.
+                # All states before the first step are merged into one.
                 edges.append((found, 0, chance * start[place]) if start else (found, place, chance))
     if len(after) > MOST_STATES:
         raise ValueError(
@@ -227,7 +230,7 @@ def _after(
 
 @functools.lru_cache(maxsize=16)
 def copied(chain: Chain, column: tuple[float, ...], steps: int, copies: int) -> Lattice:
-    """Returns the states of several independent copies of a run, without order."""
+    """Returns the lattice of several independent copies, in any order."""
     single = lattice(chain, column, steps)
     before: dict[tuple[int, ...], int] = {(0,) * copies: 0}
     layers = []
@@ -244,7 +247,7 @@ def copied(chain: Chain, column: tuple[float, ...], steps: int, copies: int) -> 
 def _groups_after(
     layer: Layer, before: dict[tuple[int, ...], int]
 ) -> tuple[Layer, dict[tuple[int, ...], int]]:
-    """Returns a step's layer of several copies; its states are sorted groups of those of one."""
+    """Returns a step's layer of several copies, whose states are sorted tuples."""
     ways = [
         [(int(s), math.exp(c)) for s, c in zip(states, logs, strict=True) if c > -math.inf]
         for states, logs in zip(layer.following, layer.log_chances, strict=True)
@@ -272,7 +275,7 @@ def _layer(
 ) -> Layer:
     """Returns the layer of transitions (state, state before, probability)."""
     rows, columns, chances = zip(*edges, strict=True)
-    from scipy import sparse  # with the accounting, which drawing batches does without
+    from scipy import sparse  # slow, and not needed for drawing batches
 
     move = sparse.csr_matrix((chances, (rows, columns)), (len(sums), before))
     turned = move.tocsc()

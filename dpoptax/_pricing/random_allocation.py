@@ -1,23 +1,22 @@
-"""The privacy loss of random allocation: a record is in one of T noisy sums, a secret one.
+"""Privacy loss of random allocation: a record is in a random, secret one of T noisy sums.
 
-Whatever the steps do, adaptively, they are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
-Q = N(0, σ² I) in T dimensions, in units of the clip bound: a step in which the record adds u to the
-sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. P and Q differ by the
-likelihood ratio
+The steps may be adaptive. They are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
+Q = N(0, σ² I) in T dimensions, in units of the clipping bound: a step in which the record adds u to
+the sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. The likelihood ratio of P
+to Q is
 
-    L(x) = (1/T) Σ_i w_i,    w_i = exp((2 x_i − 1)/(2σ²)),
+    L(x) = (1/T) Σ_i w_i,    w_i = exp((2 x_i − 1)/(2σ²)).
 
-where log w_i ~ N(−1/(2σ²), 1/σ²) are independent under Q, and E_Q[w_i] = 1. After the first n of
-the T steps it is (T − n + Σ_{i ≤ n} w_i)/T.
+The log w_i ~ N(−1/(2σ²), 1/σ²) are independent under Q, and E_Q[w_i] = 1. After the first n of the
+T steps the ratio is (T − n + Σ_{i ≤ n} w_i)/T.
 
 **An upper bound.** Both curves, δ(P‖Q) = E_Q[(L − e^ε)⁺] and δ(Q‖P) = E_Q[(1 − e^ε L)⁺], are means
-under Q of convex functions of L. So they only grow if a value of a sum is replaced by a random one
-with the same mean: each value is moved at random to the two grid points around it, in proportions
-that keep the mean. Sums of independent variables with such replacements are in the same order, and
-so are the compositions of such pairs. The result is a pair of distributions that dominates the
-mechanism, for every ε at once and under composition, and also for Renyi divergences, whose
-integrands are convex. Double precision is the only remaining error. It is relative to the sum,
-since all terms are positive.
+under Q of convex functions of L. So they can only grow if a value of a sum is replaced by a random
+value with the same mean. Each value is moved at random to the two grid points around it, with
+probabilities that keep the mean. This order is kept by sums of independent variables and by
+composition. The resulting pair of distributions dominates the mechanism, for every ε at once and
+under composition, and also for Rényi divergences, whose integrands are convex. The only remaining
+error is that of double precision, which is relative to the sum since all terms are positive.
 
 Sources: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025), for the pair
 and the reduction to one of T; Doroshenko et al., "Connect the dots" (2022), for moving values.
@@ -33,22 +32,22 @@ from scipy import special
 
 from dpoptax._pricing import renyi
 
-# How fine laws are: points over 8.5 standard deviations to both sides, and one in each further one,
-# to where double precision ends.
+# The grid of a law: points within 8.5 standard deviations on both sides, then one point per
+# standard deviation up to 37, where double precision ends.
 POINTS, COARSE_POINTS = 1000, 400
 _BULK, _END = 8.5, 37.0
 _TAIL = np.arange(_BULK + 0.5, _END + 1)
 _KNOTS = np.arange(-_END, _END + 0.25, 0.25)
-# Below the first, amplification is not looked for; more noise than the second counts as the second.
+# Amplification is not computed for less noise. More noise counts as the upper limit.
 MULTIPLIERS = (0.25, 1e5)
-# Mass that is moved to an infinite loss instead of kept on the grid.
+# Mass that the ends of the grid may lose.
 _NEGLIGIBLE = 1e-22
 _MOST_ORDER = 512
 _LOG_UNKNOWN = math.log(1e-290)
 
 
 class Law(NamedTuple):
-    """The distribution under Q of a positive variable.
+    """Distribution under Q of a positive variable.
 
     Attributes:
       values: (n,) ascending.
@@ -68,7 +67,7 @@ def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> La
         total = _sum(total, total, points)
         if bit == "1":
             total = _sum(total, single, points)
-    # The terms of the steps that are to come are 1, without noise.
+    # The terms of the remaining steps are 1, without noise.
     return Law(total.values + (period - steps), total.masses)
 
 
@@ -78,7 +77,7 @@ def pair(
     """Returns the privacy losses of the dominating pair, on a grid, in both directions."""
     values, masses = ratio_law(sigma, period, steps, points)
     logs = np.log(values / period)
-    # Between two points of the grid a likelihood ratio is moved to them as above.
+    # Moves each likelihood ratio to the two grid points around it, keeping the mean.
     below = np.floor(logs / interval).astype(int)
     up = np.clip(np.expm1(logs - below * interval) / math.expm1(interval), 0.0, 1.0)
     first = int(below.min())
@@ -93,10 +92,10 @@ def pair(
 
 
 def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
-    """Returns log E_Q[L^a] for a = 0, 1, …, 512, exactly, as E_Q[w^j] = exp(j (j − 1)/(2σ²)).
+    """Returns log E_Q[L^a] for a = 0, 1, …, 512, exactly.
 
-    E[(c + Σ w_i)^a] / a! is the coefficient of z^a in e^{cz} (Σ_j E[w^j] z^j / j!)^n, all of whose
-    terms are positive; here in logarithms.
+    E_Q[w^j] = exp(j (j − 1)/(2σ²)), and E[(c + Σ w_i)^a]/a! is the coefficient of z^a in
+    e^{cz} (Σ_j E[w^j] z^j/j!)^n. All terms are positive, so logarithms suffice.
     """
     order = np.arange(_MOST_ORDER + 1)
     log_factorials = special.gammaln(order + 1)
@@ -119,10 +118,10 @@ def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
 def renyi_divergences(
     sigma: float, period: int, steps: int, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """Returns bounds on the greater of D_α(P‖Q) and D_α(Q‖P) per order, infinite above 512.
+    """Returns bounds on the greater of D_α(P‖Q) and D_α(Q‖P), infinite above order 512.
 
-    The first is exact at whole orders, and log E_Q[L^α] is convex in α: a chord bounds it between
-    two. The second is that of the dominating pair.
+    D_α(P‖Q) is exact at integer orders. Between them a chord is an upper bound, since log E_Q[L^α]
+    is convex in α. D_α(Q‖P) is that of the dominating pair.
     """
     alphas = np.asarray(orders, float)
     exact = log_moments(sigma, period, steps)
@@ -139,8 +138,8 @@ def renyi_divergences(
 def _log_negative_moment(sigma: float, period: int, steps: int, order: float) -> float:
     """Returns a bound on log E_Q[L^−s], infinite beyond double precision.
 
-    The law's lower tail is known for masses above 10^-290; the rest is taken to be at the least
-    value. If that matters, as for large s, L is cut into averages A_j of T_j terms: by
+    The lower tail of the law is known for masses above 10^-290. The rest is assumed to be at the
+    least value. If this matters, as for large s, L is split into averages A_j of T_j terms. By
     Jensen's inequality L is at least their geometric mean, so E[L^−s] ≤ Π_j E[A_j^(−s T_j/T)].
     """
     for pieces in (1, 2, 4, 8) if steps == period else (1,):
@@ -166,12 +165,12 @@ def _log_negative_moment(sigma: float, period: int, steps: int, order: float) ->
 
 def _single(sigma: float, points: int) -> Law:
     """Returns the law of w, log-normal, moved to grid points."""
-    # Standard deviations from the mean of log w under Q; under P that mean is 1/σ further.
+    # z is log w in standard deviations from its mean under Q. The mean under P is 1/σ.
     shift = 1 / sigma
     z = _scores(points, shift)
     values = np.exp(z * shift - shift**2 / 2)
     q, p = _normal_masses(z), _normal_masses(z - shift)
-    # A cell has mass q and mean p/q, and is split between its ends.
+    # Each cell has mass q and mean p/q, and is split between its ends.
     up = np.clip((p - values[:-1] * q) / np.diff(values), 0.0, q)
     masses = np.append(q - up, 0.0)
     masses[1:] += up
@@ -185,7 +184,7 @@ def _scores(points: int, shift: float = 0.0) -> np.ndarray:
 
 
 def _normal_masses(z: np.ndarray) -> np.ndarray:
-    """Returns the standard normal's mass in each cell, from the smaller of the two tails."""
+    """Returns the standard normal's mass in each cell, computed from the smaller tail."""
     low, high = z[:-1], z[1:]
     return np.where(
         low > 0, special.ndtr(-low) - special.ndtr(-high), special.ndtr(high) - special.ndtr(low)
@@ -205,10 +204,10 @@ def _sum(first: Law, second: Law, points: int) -> Law:
 
 
 def _grid(first: Law, second: Law, points: int) -> np.ndarray:
-    """Returns the grid of the sum's law: even steps of its normal score, and both ends.
+    """Returns the grid of the sum's law: equidistant normal scores, and both ends.
 
-    The score is that of the mixture of P and Q, estimated from few points of each law. It affects
-    the tightness of the bound, not its validity.
+    The scores are those of the mixture of P and Q, estimated from few points of each law. They
+    affect the tightness of the bound, not its validity.
     """
     (a, p), (b, q) = _thinned(first), _thinned(second)
     values = np.add.outer(a, b).ravel()
@@ -222,7 +221,7 @@ def _grid(first: Law, second: Law, points: int) -> np.ndarray:
         special.ndtri(np.maximum(lower, 1e-310)),
         -special.ndtri(np.maximum(upper, 1e-310)),
     )
-    # Sums of few points lie in heaps: read off at some scores, and even between them.
+    # Sums of few points are clustered, so values are interpolated between a few scores.
     knots = np.interp(_KNOTS, np.maximum.accumulate(score), values)
     inner = np.interp(_scores(points), _KNOTS, knots)
     ends = first.values[[0, -1]] + second.values[[0, -1]]
@@ -245,14 +244,14 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
-    """Returns losses `interval` · (first, first + 1, …), with ends of negligible mass moved up.
+    """Returns losses `interval` · (first, first + 1, …), with negligible ends moved up.
 
-    The upper end has an infinite loss, and so has the mass that rounding removes.
+    The upper end and the mass that rounding removes have an infinite loss.
     """
     low = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE))
     high = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _NEGLIGIBLE))
     kept = masses[low:high].copy()
     kept[0] += masses[:low].sum()
-    # The latter alone knows nothing below 10^-16, where a sum ends in double precision.
+    # The difference from 1 does not resolve masses below 10^-16 in double precision.
     infinite = max(float(masses[high:].sum()), 1 - math.fsum(kept))
     return pld_pmf.DensePLDPmf(interval, first + low, kept, infinite, pessimistic_estimate=True)

@@ -1,31 +1,31 @@
-"""Renyi divergences of one sampled Gaussian, as upper bounds that include their rounding.
+"""Rényi divergences of one sampled Gaussian, as upper bounds that include their rounding.
 
-With P = (1 − q) N(0, σ²) + q N(1, σ²) and Q = N(0, σ²), in units of the clip bound, a step of
-Poisson sampling has divergences of at most D_α = log(A_α)/(α − 1), in both directions, where
+With P = (1 − q) N(0, σ²) + q N(1, σ²) and Q = N(0, σ²), in units of the clipping bound, a step of
+Poisson sampling has divergences of at most D_α = log(A_α)/(α − 1) in both directions, with
 
     A_α = E_Q[(1 + y)^α],    y = q (e^((2z − 1)/(2σ²)) − 1),    E_Q[y] = 0.
 
-At integer orders A_α is a finite sum of positive terms, which dp_accounting takes. Its series for
-other orders omits the signs of its terms (version 0.6). There this module integrates
+At integer orders A_α is a finite sum of positive terms, which dp_accounting computes. Its series
+for other orders omits the signs of the terms (version 0.6). For those orders this module integrates
 
     A_α − 1 = E_Q[g],    g = (1 + y)^α − 1 − α y ≥ 0,
 
 by the trapezoidal rule with a step h. Three errors are bounded.
 
-* *Step.* g is analytic in the strip |Im z| < πσ². On a line Im z = a there, |1 + y| is at most its
+* *Step.* g is analytic in the strip |Im z| < πσ². On a line Im z = a in it, |1 + y| is at most its
   value on the real axis, |y| is at most that of y + 2q, and the density grows by e^(a²/(2σ²)). So
   the error is at most about 2 e^(a²/(2σ²) − 2πa/h) (A_α + 1 + 2αq) (Trefethen and Weideman, theorem
-  5.1). `_step` makes the exponential e^-L.
+  5.1). `_step` chooses h so that the exponential is at most e^-L.
 * *Ends.* Below −R, g ≤ αq. Above α + R, g ≤ e^(α(2z − 1)/(2σ²)), whose mean there is at most
   e^(α(α − 1)/(2σ²) − R²/(2σ²)). As A_α ≥ max(1, q^α e^(α(α − 1)/(2σ²))), both are at most
   (1 + αq) e^-L A_α for R² = 2σ² (L + min(α log(1/q), α(α − 1)/(2σ²))).
-* *Rounding.* Each of the two positive numbers whose difference is g is off by a few units in the
-  last place times the condition of its exponents. That much of their sum is added.
+* *Rounding.* g is the difference of two positive numbers. Each is off by a few units in the last
+  place times the condition of its exponents. This share of their sum is added.
 
-For little noise, where this takes too many points, the chord between two integer orders is an upper
-bound, since log A_α is convex in α.
+With little noise this takes too many points. Then the upper bound is the chord between two integer
+orders, since log A_α is convex in α.
 
-Sources: Mironov, Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism"
+Sources: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism"
 (2019); Trefethen and Weideman, "The exponentially convergent trapezoidal rule" (2014).
 """
 
@@ -39,12 +39,12 @@ from scipy import special, stats
 
 _UNIT = 2.0**-53
 _MOST_POINTS = 2**15
-# A_α rises with q, so a smaller q may be replaced by this one.
+# A_α increases with q, so a smaller q may be replaced by this one.
 _LEAST_PROBABILITY = 1e-100
 
 
 def is_sampled_gaussian(event: dpa.DpEvent) -> bool:
-    """Returns whether the event is one Gaussian on a sample, whose curve is worth keeping."""
+    """Returns whether the event is one Gaussian on a sample, whose curve is cached."""
     sampled = (dpa.PoissonSampledDpEvent, dpa.SampledWithoutReplacementDpEvent)
     return isinstance(event, sampled) and isinstance(event.event, dpa.GaussianDpEvent)
 
@@ -53,7 +53,7 @@ def is_sampled_gaussian(event: dpa.DpEvent) -> bool:
 def sampled_gaussian_rdp(
     event: dpa.DpEvent, orders: tuple[float, ...], relation: dpa.NeighboringRelation
 ) -> np.ndarray:
-    """Computes upper bounds on the Renyi divergences of one sampled Gaussian.
+    """Computes upper bounds on the Rényi divergences of one sampled Gaussian.
 
     Composition multiplies them by the number of steps, so a run needs one curve.
 
@@ -82,15 +82,15 @@ def truncated_rdp(
     orders: tuple[float, ...],
     relation: dpa.NeighboringRelation,
 ) -> np.ndarray:
-    """Computes upper bounds on the Renyi divergences of one truncated Poisson sample.
+    """Computes upper bounds on the Rényi divergences of one truncated Poisson sample.
 
-    Which of the other records are drawn has the same law with and without the target. Reveal it:
-    A_α is at most its mean over these draws. If fewer than b are drawn, nothing is cut. Otherwise
-    the target is kept with probability at most q and replaces another record: its sum is
-    2 C away from that without the target, or C away from that with a target that contributes zero.
+    The draw of the other records has the same law with and without the target. Reveal it: A_α is at
+    most its mean over these draws. If fewer than b others are drawn, nothing is cut. Otherwise the
+    target is kept with probability at most q and replaces another record. This changes the sum by
+    up to 2C compared with no target, or by up to C compared with a target that contributes zero.
 
     Args:
-      event: draws of q of N records, cut to b.
+      event: a Poisson sample of N records with probability q, cut to b.
       orders: α > 1; at infinity the divergence is infinite.
       relation: add-or-remove-one or replace-special.
 
@@ -120,19 +120,18 @@ def truncated_rdp(
 
 
 def full_probability(size: int, probability: float, largest: int) -> float:
-    """Computes P(Bin(N, q) ≥ b): that other records fill a Poisson sample of at most b.
+    """Computes P(Bin(N, q) ≥ b), the probability that other records fill a batch of b.
 
-    The neighbor may hold one record more, so that N others are counted and not N − 1.
+    The neighbor may have one more record, so N others are counted instead of N − 1.
     """
     return float(stats.binom.sf(largest - 1, size, probability))
 
 
 def rounding(orders: np.ndarray) -> np.ndarray:
-    """Computes what log A_α, as a sum of positive terms, may be off by in double precision.
+    """Bounds the rounding error of log A_α, a sum of positive terms, in double precision.
 
-    Terms are log-gamma functions of up to 6 α for the requested orders. Where
-    less is sampled in more noise than that shows, divergences would be 0 or negative, which
-    dp_accounting prices with an epsilon of 0.
+    Terms are log-gamma functions of up to 6α for the requested orders. With little sampling and
+    much noise, rounded divergences could be 0 or negative, which dp_accounting prices as ε = 0.
     """
     return 4e-15 * (np.asarray(orders, float) + 8.0) + 2e-13
 
@@ -140,7 +139,7 @@ def rounding(orders: np.ndarray) -> np.ndarray:
 def _by_dp_accounting(
     event: dpa.DpEvent, alphas: np.ndarray, relation: dpa.NeighboringRelation
 ) -> np.ndarray:
-    """Computes (α − 1) D_α by dp_accounting, and adds its rounding."""
+    """Computes (α − 1) D_α with dp_accounting, and adds its rounding error."""
     computed = rdp.RdpAccountant(alphas, relation).compose(event).rdp
     return (alphas - 1) * np.maximum(computed, 0.0) + rounding(alphas)
 
@@ -173,7 +172,7 @@ def _at_integers(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
 
 def _between_integers(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
     order, log_q = float(alphas.max()), math.log(q)
-    # L: at least 44, and so large that e^-L does not show in A_α − 1, about (q/σ)².
+    # L is at least 44, and so large that e^-L is negligible next to A_α − 1, about (q/σ)².
     accuracy = 44.0 + 2.0 * max(0.0, math.log(sigma) - log_q)
     step = _step(sigma, accuracy)
     # R + α.
@@ -185,7 +184,7 @@ def _between_integers(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
 
     z = step * np.arange(first, last + 1)
     log_ratio = (z - 0.5) / sigma**2
-    # log(1 + y), where the exponential does not overflow and where it might.
+    # log(1 + y). The second form is for exponentials that might overflow.
     s = np.where(
         log_ratio < 400,
         np.log1p(q * np.expm1(np.minimum(log_ratio, 400.0))),
@@ -203,7 +202,7 @@ def _between_integers(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
 
 def _step(sigma: float, accuracy: float) -> float:
     """Computes the largest h with a²/(2σ²) − 2πa/h ≤ −L for some a ≤ πσ²."""
-    step = math.pi * sigma * math.sqrt(2 / accuracy)  # by the best a, 2πσ²/h
+    step = math.pi * sigma * math.sqrt(2 / accuracy)  # for the best a, 2πσ²/h
     strip = math.pi * sigma**2
     return step if step >= 2 else 2 * math.pi * strip / (accuracy + strip**2 / (2 * sigma**2))
 
@@ -211,7 +210,7 @@ def _step(sigma: float, accuracy: float) -> float:
 def _log_remainder(s: np.ndarray, alpha: float, rounded: np.ndarray) -> np.ndarray:
     """Computes an upper bound on log g, g = (1 + y)^α − 1 − α y, from s = log(1 + y).
 
-    As log of g e^(−αs) where s is positive: no exponential overflows.
+    If s is positive, it computes the logarithm of g e^(−αs), so that no exponential overflows.
     """
     power = -np.expm1(-alpha * np.abs(s))
     linear = -alpha * np.expm1(-np.abs(s)) * np.where(s > 0, np.exp(-(alpha - 1) * np.abs(s)), 1.0)
@@ -222,7 +221,7 @@ def _log_remainder(s: np.ndarray, alpha: float, rounded: np.ndarray) -> np.ndarr
 
 
 def _chords(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
-    """Computes what bounds log A_α between integer orders; log A_1 = 0."""
+    """Computes chords of log A_α between integer orders, which are upper bounds."""
     orders = np.arange(1.0, math.ceil(alphas.max()) + 1)
     logs = np.append(0.0, _at_integers(q, sigma, orders[1:]))
     return np.interp(alphas, orders, logs)

@@ -1,4 +1,4 @@
-"""Trade-off functions: lower bounds on the two kinds of error of any test."""
+"""Trade-off functions: lower bounds on the two error rates of any test."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ from dpoptax._pricing.checks import number
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """A claim that no test of whether a record was in the data has errors below this curve.
+    """Lower bound on the error rates of any test for the presence of a record.
 
-        false negative rate ≥ f(false positive rate),   f convex, falling, and its own inverse
+        false-negative rate ≥ f(false-positive rate),   f convex, decreasing, and its own inverse
 
-    The last property means that it holds for adding and for removing a record.
+    Since f is its own inverse, the bound holds for adding and for removing a record.
 
     Attributes:
-      name: the claim in words.
+      name: the bound in words.
       curve: (α, 1 − α) ↦ f(α), elementwise; the smaller of the two arguments is precise.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
@@ -33,7 +33,7 @@ class TradeOff:
         """Returns f, the least false-negative rates at these false-positive rates.
 
         Raises:
-          ValueError: a rate outside of [0, 1].
+          ValueError: a rate is outside of [0, 1].
         """
         alpha = _probabilities("false_positive_rate", false_positive_rate)
         return self.curve(alpha, 1 - alpha)
@@ -41,10 +41,10 @@ class TradeOff:
     def least(self, probability: ArrayLike) -> NDArray[np.float64]:
         """Returns f(1 − y), elementwise, precise for small y.
 
-        It is the least probability without the record of an event with probability y with it.
+        An event with probability y with the record has at least this probability without it.
 
         Raises:
-          ValueError: a probability outside of [0, 1].
+          ValueError: a probability is outside of [0, 1].
         """
         y = _probabilities("probability", probability)
         return self.curve(1 - y, y)
@@ -58,14 +58,14 @@ def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
-    """Returns the trade-off function of μ-Gaussian differential privacy, N(μ, 1) against N(0, 1).
+    """Returns the trade-off function of μ-Gaussian differential privacy.
 
         f(α) = Φ(Φ⁻¹(1 − α) − μ)
 
-    T sums with noise multiplier σ have μ = √T/σ.
+    This is the test of N(μ, 1) against N(0, 1). T sums with noise multiplier σ have μ = √T/σ.
 
     Raises:
-      ValueError: a negative μ.
+      ValueError: μ is negative.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019, definition 2.6.
 
@@ -87,14 +87,14 @@ def gaussian_trade_off(mu: float) -> TradeOff:
 def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
     """Returns the trade-off function of (ε, δ)-DP, or of several pairs that all hold.
 
-        f(α) = max(0, 1 − δ − e^ε α, e^−ε (1 − δ − α)),   the largest of all pairs
+        f(α) = max(0, 1 − δ − e^ε α, e^−ε (1 − δ − α)),   the largest over all pairs
 
     Args:
       epsilon: ε, a number or an array (pairs,); infinity claims nothing.
       delta: δ, of the same shape.
 
     Raises:
-      ValueError: a negative ε, or δ outside of [0, 1].
+      ValueError: ε is negative, or δ is outside of [0, 1].
 
     Source: Wasserman, Zhou, "A statistical framework for differential privacy", 2010; Dong, Roth,
     Su, "Gaussian differential privacy", 2019, proposition 2.5.

@@ -1,18 +1,19 @@
-"""Noise that is correlated over steps: strategies, the sampler that fits, and what both cost.
+"""Correlated noise: strategies, a sampler for them, and the price of a strategy with a sampler.
 
-A strategy is a lower-triangular Toeplitz matrix C over the steps. In place of independent noise Z,
-`dpoptax.correlated_noise` adds C⁻¹Z to the clipped sums: the noise of one step is partly taken back
-by the next ones, so that less of it is left in the sum of all gradients, which is what SGD's
-parameters are. Written as C⁻¹(C G + Z), the whole run is one Gaussian mechanism on C G, whose
-sensitivity depends on the steps in which an example can take part: on the sampler. That is why ε is
-stated for a strategy and a sampler together, `strategy.under(sampler)`, and refused where they do
-not fit.
+A strategy is a lower-triangular Toeplitz matrix A over the steps. Instead of independent noise Z,
+`dpoptax.correlated_noise` adds A⁻¹Z to the clipped sums G. Later steps cancel a part of the noise
+of earlier steps. So less noise remains in the sum of all gradients, and thus in SGD's parameters.
 
-The optimisation of strategies, their sensitivities and their noise are jax_privacy's: install
-`dpoptax[matrix]`. Source: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023;
+Since G + A⁻¹Z = A⁻¹(A G + Z), the whole run is one Gaussian mechanism on A G. Its sensitivity
+depends on the steps in which an example can take part, and thus on the sampler. Therefore ε is
+stated for a strategy with a sampler, `strategy.under(sampler)`. Combinations without a known ε
+raise an error.
+
+Strategies are optimized with jax_privacy, which also computes their noise: install
+`dpoptax[matrix]`. Sources: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023;
 McMahan, Xu, Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning
-Systems", 2024, for the buffered Toeplitz matrices; Kalinin et al., "Back to Square Roots", 2025,
-for strategies whose inverse is banded, and whose noise needs no memory.
+Systems", 2024, for buffered Toeplitz matrices; Kalinin et al., "Back to Square Roots", 2025, for
+strategies with a banded inverse, whose noise needs no memory.
 """
 
 from dpoptax.matrix._inverse_strategies import BandedInverseToeplitz as BandedInverseToeplitz

@@ -1,4 +1,4 @@
-"""Strategies whose inverse has few bands: noise that is drawn again instead of kept."""
+"""Strategies whose inverse has few bands, with noise that is drawn again instead of stored."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,27 +16,31 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class BandedInverseToeplitz(Strategy):
-    """C whose inverse has b diagonals: the noise of step t is ‖C e_1‖ Σ_{i<b} d_i Z_{t−i}.
+    """Strategy A whose inverse has b diagonals.
 
-    `correlated_noise` draws Z_{t−1}, …, Z_{t−b+1} again from their keys, so that its state holds no
-    copy of the parameters, however many bands; a step draws b times. (1, −λ) is DP-λCGD, whose
-    noise takes back a share λ of the last step's. C itself has all diagonals, so that Poisson
-    sampling does not amplify it: it wants a sampler whose examples take part in fixed, distant
-    steps, a `CyclicPoissonSampler` with cycle · batch_size = dataset_size; a
-    `RandomAllocationSampler` or a `MinSeparationSampler`; and any other is refused. C is normalised
-    so that its first column has l2 norm 1 over `steps` steps; a longer run is not accounted for.
+        (A⁻¹Z)_t = ‖A e_1‖ Σ_{i<b} d_i Z_{t−i}
+
+    `correlated_noise` draws Z_{t−1}, …, Z_{t−b+1} again from their keys. So its state contains no
+    copy of the parameters, for any number of bands, and each step draws b times. (1, −λ) is
+    DP-λCGD, whose noise subtracts a share λ of the previous Z.
+
+    A itself has all diagonals, so Poisson sampling does not amplify it. Use a
+    `CyclicPoissonSampler` with cycle_length · batch_size = dataset_size, a
+    `RandomAllocationSampler` or a `MinSeparationSampler`; other samplers raise an error. A is
+    normalized so that its first column has l2 norm 1 over `steps` steps; a longer run is not
+    accounted for.
 
     Attributes:
       coefficients: d_0, d_1, …, d_{b−1}, with d_0 > 0; only their ratios matter.
       steps: the length of the run.
 
     Raises:
-      ValueError: no or non-finite coefficients, d_0 not positive, no steps; or coefficients whose C
-        has entries that are negative or rise along a column, for which no sensitivity is known.
+      ValueError: coefficients are missing or not finite, d_0 or `steps` is not positive, or A has
+        entries that are negative or increase along a column, for which no sensitivity is known.
 
-    Source: for the first row of a square root, `banded_inverse_square_root`; for the sensitivity
-    of a C that falls along its columns, Kalinin and Lampert, "Banded Square Root Matrix
-    Factorization for Differentially Private Model Training", 2024, Theorem 2.
+    Source: Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private
+    Model Training", 2024, Theorem 2, for the sensitivity of an A that decreases along its columns.
+    See `banded_inverse_square_root` for the coefficients of a square root.
 
     >>> strategy = BandedInverseToeplitz((1.0, -0.5), steps=3)
     >>> (strategy.column(3) / strategy.column(3)[0]).tolist()
@@ -56,23 +60,26 @@ class BandedInverseToeplitz(Strategy):
         column = self.column(self.steps)
         if column.min() < 0.0 or np.diff(column).max(initial=0.0) > 0.0:
             raise ValueError(
-                "`coefficients` must give columns of C, 1/Σ d_i zⁱ, that are nonnegative and do "
+                "`coefficients` must give columns of A, 1/Σ d_i zⁱ, that are nonnegative and do "
                 f"not rise, got {self.coefficients}. No sensitivity is known for others. Pass "
                 "(1, -λ) with λ in [0, 1], or use `banded_inverse_square_root`."
             )
 
     @property
     def bands(self) -> int | None:
-        """None, since C has all diagonals, except with the one band of independent noise."""
+        """None, since A has all diagonals; 1 for independent noise."""
         return None if any(self.coefficients[1:]) else 1
 
     @property
     def redrawn(self) -> tuple[float, ...] | None:
-        """‖C e_1‖ d_i, the weight of Z_{t−i} in the noise of step t, rounded to float32."""
+        """‖A e_1‖ d_i, the weight of Z_{t−i} in the noise of step t, rounded to float32."""
         return tuple(self._weights.tolist())
 
     def column(self, steps: int) -> np.ndarray:
-        """Of C, up to `steps`: of the inverse of the very weights that noise is made with."""
+        """Returns the first column of A over `steps` steps.
+
+        It is computed from the rounded weights, with which the noise is generated.
+        """
         if steps > self.steps:
             raise ValueError(
                 f"The strategy was made for {self.steps} steps, not for {steps}. Make another."
@@ -81,7 +88,7 @@ class BandedInverseToeplitz(Strategy):
         return reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
 
     def noising_matrix(self) -> "StreamingMatrix":
-        """Returns C⁻¹ with b − 1 buffers, to compute noise elsewhere."""
+        """Returns A⁻¹ with b − 1 buffers, to compute noise outside of `correlated_noise`."""
         import jax.numpy as jnp
 
         streaming = jax_privacy_module("matrix_factorization.streaming_matrix")
@@ -104,20 +111,21 @@ class BandedInverseToeplitz(Strategy):
 
 
 def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
-    """BISR: the first b coefficients of √(1 − z), the square root of the inverse of sums.
+    """Returns the banded inverse square root (BISR): b coefficients of √(1 − z).
 
         d_0 = 1,  d_i = d_{i−1} (i − 3/2)/i:    1, −1/2, −1/8, −1/16, …
 
-    The square root of the lower triangle of ones, A, as strategy has an error in the noisy sums
-    that is optimal up to constants if every example takes part once; b bands of its inverse
-    have where examples take part every b steps. One band is independent noise.
+    Let S be the lower-triangular matrix of ones, which sums over steps. The strategy √S has an
+    error of the noisy sums that is optimal up to constants if every example takes part once. With
+    b bands of its inverse, this holds if examples take part every b steps. One band is independent
+    noise.
 
     Args:
       steps: the length of the run.
-      bands: b, between 1 and `steps`: as many draws a step.
+      bands: b, between 1 and `steps`; the number of draws per step.
 
     Raises:
-      ValueError: `bands` outside its range.
+      ValueError: `bands` is out of range.
 
     Source: Kalinin, McKenna, Upadhyay and Lampert, "Back to Square Roots: An Optimal Bound on the
     Matrix Factorization Error for Multi-Epoch Differentially Private SGD", 2025.
@@ -132,7 +140,7 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
 
 
 def reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
-    """The power series of one over Σ d_i zⁱ, d_0 = 1: the first column of C."""
+    """Returns the first column of A, the power series of 1/Σ d_i zⁱ with d_0 = 1."""
     d = np.asarray(coefficients)
     column = np.zeros(steps)
     column[0] = 1.0

@@ -1,4 +1,4 @@
-"""A strategy of correlated noise under a sampler, and the privacy cost of the pair."""
+"""The privacy cost of a strategy of correlated noise with a sampler."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """A strategy under a sampler; it replaces the sampler in the functions of `accounting`.
+    """Strategy with a sampler. Pass it as the sampler to the functions of `accounting`.
 
-    Noise multipliers are relative to the clip bound: Z has standard deviation noise_multiplier · C
-    in each coordinate, and the columns of the strategy have norm 1 at most.
+    Noise multipliers are relative to the clipping bound C: Z has standard deviation
+    noise_multiplier · C in each coordinate. The columns of the strategy have l2 norm at most 1.
 
     Attributes:
-      strategy: how noise is correlated.
-      sampler: how batches are drawn.
+      strategy: the strategy of the correlated noise.
+      sampler: the sampler of the batches.
 
     Raises:
-      ValueError: the two do not fit; no ε is known.
+      ValueError: no ε is known for this combination.
     """
 
     strategy: "Strategy"
@@ -87,7 +87,7 @@ class Participation:
 
     @property
     def independent_steps(self) -> bool:
-        """False, since later steps take noise back."""
+        """False, since the noise of different steps is correlated."""
         return False
 
     def check_fixed_point(self) -> None:
@@ -104,15 +104,15 @@ class Participation:
             )
 
     def sensitivity(self, steps: int) -> float:
-        """Returns the l2 norm that one example with clipped gradients of norm 1 can add to C G.
+        """Returns the greatest l2 norm that an example with gradients of norm 1 adds to A G.
 
-        An example that takes part in every cycle has ‖C u‖, with u = 1 in every cycle_length-th
+        An example that takes part in every cycle adds ‖A u‖, with u = 1 in every cycle_length-th
         step, if the column is nonnegative and nonincreasing (Kalinin and Lampert, 2024, Theorem 2).
-        An example that takes part by chance has the largest ‖C x‖ of all its participations x, if
-        the column is nonnegative.
+        An example that takes part at random adds at most the largest ‖A x‖ over its possible
+        participations x, if the column is nonnegative.
 
         Raises:
-          ValueError: any other column.
+          ValueError: the column has other entries.
         """
         if isinstance(self.sampler, ChainSampler):
             from dpoptax._pricing import events
@@ -130,7 +130,7 @@ class Participation:
         return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """What `steps` sums with correlated noise over this sampler's batches reveal."""
+        """Returns the event of `steps` sums with correlated noise over the sampler's batches."""
         import dp_accounting as dpa
 
         from dpoptax._pricing import events

@@ -16,45 +16,48 @@ if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
 
 
-# How many times Z the noise of a step may be. Float32 rounds 2⁻²⁴ of the latter off: so some 10⁻⁵
-# of Z at most. Optimal strategies come to 2.
+# The largest noise of a step, in units of Z. Float32 rounds this noise by a share of 2⁻²⁴, which is
+# about 10⁻⁵ of Z at most. Optimal strategies reach 2.
 _MOST_NOISE = 2.0**6
 
 
 class Strategy(abc.ABC):
-    """A lower-triangular Toeplitz matrix C whose columns have l2 norm 1 at most.
+    """Lower-triangular Toeplitz matrix A whose columns have l2 norm at most 1.
 
-    With all diagonals this holds up to the rounding of C's parameters to float32. `column` includes
-    the rounding, and prices are made with it. Subclasses are frozen dataclasses: static, hashable.
+    With all diagonals this holds up to the rounding of A's parameters to float32. `column` includes
+    the rounding, and prices use `column`. Subclasses are frozen dataclasses, static and hashable.
     """
 
     @property
     @abc.abstractmethod
     def bands(self) -> int | None:
-        """How many diagonals of C are not zero; None for all."""
+        """The number of nonzero diagonals of A; None if all are nonzero."""
 
     @abc.abstractmethod
     def column(self, steps: int) -> np.ndarray:
-        """The first column of C over that many steps, float64; the others are it, moved down."""
+        """Returns the first column of A over `steps` steps, float64.
+
+        The other columns are shifted copies of it.
+        """
 
     @abc.abstractmethod
     def noising_matrix(self) -> "StreamingMatrix":
-        """C⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
+        """Returns A⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
 
     @property
     def redrawn(self) -> tuple[float, ...] | None:
-        """The weights of Z_t, Z_{t−1}, … in row t of C⁻¹ where they are few, else None: here.
+        """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if A⁻¹ has many diagonals.
 
-        With them noise is drawn again from its keys, and no buffer of it is kept.
+        With these weights, noise is drawn again from its keys instead of stored in buffers.
         """
         return None
 
     def under(self, sampler: "Sampler") -> "Participation":
-        """The strategy with batches drawn by `sampler`: what `dpoptax.accounting` can price.
+        """Returns the strategy with a sampler, which `dpoptax.accounting` can price.
 
         Raises:
-          ValueError: the sampler lets an example take part in steps between which the strategy
-            correlates noise, so that no ε is known.
+          ValueError: an example can take part in several steps with correlated noise, and no ε is
+            known for this sampler.
         """
         from dpoptax.matrix._participation import Participation
 
@@ -63,20 +66,20 @@ class Strategy(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class BandedToeplitz(Strategy):
-    """C with b diagonals: C[t, t − i] = c_i/‖c‖ for i < b.
+    """Strategy with b diagonals: A[t, t − i] = c_i/‖c‖ for i < b.
 
-    Under `CyclicPoissonSampler` with a cycle of b steps or more, no example takes part in two steps
-    that share a band, and the run costs what independent noise of the same multiplier costs over
-    ⌈steps/cycle⌉ Poisson samples. One band is independent noise.
+    With a `CyclicPoissonSampler` whose cycle has at least b steps, no example takes part in two
+    steps that share a band. The run then has the price of independent noise with the same
+    multiplier over ⌈steps/cycle⌉ Poisson samples. One band is independent noise.
 
     Attributes:
-      coefficients: c_0, c_1, …, c_{b−1}, with c_0 > 0; normalised to l2 norm 1, and rounded to
-        float32 toward zero: the noise is made with the numbers that are priced.
+      coefficients: c_0, c_1, …, c_{b−1}, with c_0 > 0. They are normalized to l2 norm 1 and rounded
+        to float32 toward zero. The noise and its price use the rounded numbers.
 
     Raises:
-      ValueError: no or non-finite coefficients, c_0 not positive, or a C whose inverse is unstable,
-        or so nearly that the noise of a step comes to more than 64 times Z: float32 would round Z
-        off, and with it what hides an example.
+      ValueError: coefficients are missing or not finite, c_0 is not positive, or the inverse of A
+        is unstable or amplifies the noise of a step to more than 64 times Z. Float32 would then
+        round off Z, which hides an example.
 
     >>> BandedToeplitz((2.0,)).coefficients
     (1.0,)
@@ -94,16 +97,16 @@ class BandedToeplitz(Strategy):
         noise = _settled_noise(rounded.astype(float))
         if noise > _MOST_NOISE:
             grows = (
-                "In float32, 1/C(z) has a pole on or outside the unit circle, so the noise would "
-                "grow without bound."
+                "In float32, 1/Σ c_i z⁻ⁱ has a pole on or outside the unit circle, so the noise "
+                "would grow without bound."
                 if noise == np.inf
-                else f"The noise of a step is up to {noise:.3g} times that which hides an example, "
-                "and float32 would round off the latter."
+                else f"The noise of a step is up to {noise:.3g} times the noise Z that hides an "
+                "example, and float32 would round off Z."
             )
             raise ValueError(
-                "`coefficients` must give a C whose inverse enlarges the noise at most "
-                f"{_MOST_NOISE:g} times, got {self.coefficients}. {grows} Move the poles of 1/C(z) "
-                "further into the unit circle."
+                "`coefficients` must give a strategy whose inverse amplifies the noise at most "
+                f"{_MOST_NOISE:g} times, got {self.coefficients}. {grows} Move the poles of "
+                "1/Σ c_i z⁻ⁱ further into the unit circle."
             )
         object.__setattr__(self, "coefficients", tuple(rounded.tolist()))
 
@@ -113,35 +116,37 @@ class BandedToeplitz(Strategy):
         return len(self.coefficients)
 
     def column(self, steps: int) -> np.ndarray:
-        """c/‖c‖ and zeros, or as much of it as there are steps."""
+        """Returns the first `steps` entries of c/‖c‖ followed by zeros."""
         column = np.zeros(max(steps, self.bands))
         column[: self.bands] = self.coefficients
         return column[:steps]
 
     def noising_matrix(self) -> "StreamingMatrix":
-        """The recursion x_t = (z_t − Σ c_i x_{t−i})/c_0, with b − 1 buffers."""
+        """Returns the recursion x_t = (z_t − Σ c_i x_{t−i})/c_0, with b − 1 buffers."""
         toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
         return toeplitz.inverse_as_streaming_matrix(np.asarray(self.coefficients, np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
 class BufferedToeplitz(Strategy):
-    """C with all diagonals, from few buffers: C[t, t − i] ∝ Σ_j scale_j decay_j^{i−1}, C[t, t] ∝ 1.
+    """Strategy with all diagonals, computed with few buffers.
 
-    Normalised so that its first column has l2 norm 1 over `steps` steps; a longer run is not
-    accounted for. It wants a sampler whose examples take part in fixed, distant steps: a
-    `CyclicPoissonSampler` with cycle · batch_size = dataset_size.
+        A[t, t] ∝ 1,    A[t, t − i] ∝ Σ_j ω_j θ_j^{i−1}
+
+    A is normalized so that its first column has l2 norm 1 over `steps` steps; a longer run is not
+    accounted for. Use a sampler whose examples take part in fixed, distant steps: a
+    `CyclicPoissonSampler` with cycle_length · batch_size = dataset_size.
 
     Attributes:
-      decay: θ_j in [0, 1), one a buffer. Rounded to float32, as the scales are: the noise is made
-        with the numbers that are priced.
-      scale: ω_j ≥ 0, one a buffer.
+      decay: θ_j in [0, 1), one per buffer. Decays and scales are rounded to float32. The noise and
+        its price use the rounded numbers.
+      scale: ω_j ≥ 0, one per buffer.
       steps: the length of the run.
 
     Raises:
-      ValueError: decays outside [0, 1) in float32, negative scales, different numbers of the two,
-        or an inverse that is unstable, or so nearly that the noise of a step comes to more than 64
-        times Z, as for `BandedToeplitz`.
+      ValueError: a decay is outside [0, 1) in float32, a scale is negative, their numbers differ,
+        `steps` is not positive, or the inverse of A is unstable or amplifies the noise of a step to
+        more than 64 times Z (see `BandedToeplitz`).
 
     >>> BufferedToeplitz((0.5,), (0.4,), steps=100).bands is None
     True
@@ -157,18 +162,19 @@ class BufferedToeplitz(Strategy):
         )
         if decay.ndim != 1 or decay.shape != scale.shape or not decay.size:
             raise ValueError(
-                f"`decay` and `scale` must have as many entries, got {self.decay} and {self.scale}."
+                "`decay` and `scale` must have the same number of entries, at least one, got "
+                f"{self.decay} and {self.scale}."
             )
         if not (np.all((decay >= 0) & (decay < 1)) and np.all(scale >= 0)):
             raise ValueError(
                 "`decay` must be in [0, 1), in float32, and `scale` at least 0, got "
                 f"{self.decay} and {self.scale}."
             )
-        # C⁻¹ has the buffers' matrix diag(θ) − ω 1ᵀ.
+        # The buffers of A⁻¹ have the transition matrix diag(θ) − ω 1ᵀ.
         if np.abs(np.linalg.eigvals(np.diag(decay) - scale[:, None])).max() > 1.0:
             raise ValueError(
-                f"C must have a stable inverse, got decay={self.decay} and scale={self.scale}. "
-                "With an unstable one the noise would grow without bound."
+                f"The inverse of the strategy must be stable, got decay={self.decay} and "
+                f"scale={self.scale}. Otherwise the noise would grow without bound."
             )
         if self.steps < 1:
             raise ValueError(
@@ -179,18 +185,18 @@ class BufferedToeplitz(Strategy):
         noise = self._norm * _buffered_noise(decay, scale, self.steps)
         if not noise <= _MOST_NOISE:
             raise ValueError(
-                f"The noise of a step must be at most {_MOST_NOISE:g} times that which hides an "
-                f"example, got {noise:.3g} times within {self.steps} steps for decay={self.decay} "
-                f"and scale={self.scale}. Beyond, float32 would round off the latter. Take smaller "
-                "decays or scales."
+                f"The noise of a step must be at most {_MOST_NOISE:g} times the noise Z that hides "
+                f"an example, got {noise:.3g} times within {self.steps} steps for decay="
+                f"{self.decay} and scale={self.scale}. Otherwise float32 would round off Z. Use "
+                "smaller decays or scales."
             )
 
     @property
     def bands(self) -> None:
-        """None: every step's noise depends on all earlier ones."""
+        """None, since A has all diagonals."""
 
     def column(self, steps: int) -> np.ndarray:
-        """Of C, up to `steps`."""
+        """Returns the first column of A over `steps` steps."""
         if steps > self.steps:
             raise ValueError(
                 f"The strategy was made for {self.steps} steps, not for {steps}. Make another."
@@ -198,7 +204,7 @@ class BufferedToeplitz(Strategy):
         return self._raw(steps) / self._norm
 
     def noising_matrix(self) -> "StreamingMatrix":
-        """The inverse recursion of McMahan et al., Algorithm 3, with one buffer a decay."""
+        """Returns the inverse recursion of McMahan et al., Algorithm 3."""
         blt = jax_privacy_module("matrix_factorization.buffered_toeplitz")
         inverse = blt.BufferedToeplitz.build(
             self.decay, self.scale, dtype=np.float32
@@ -209,7 +215,7 @@ class BufferedToeplitz(Strategy):
 
     @property
     def _norm(self) -> float:
-        """Of the first column over all steps, as float32 has it."""
+        """The norm of the unnormalized first column over all steps, rounded to float32."""
         return float(np.float32(np.linalg.norm(self._raw(self.steps))))
 
     def _raw(self, steps: int) -> np.ndarray:
@@ -220,20 +226,20 @@ class BufferedToeplitz(Strategy):
 def optimal_banded_toeplitz(
     steps: int, bands: int, *, optimizer_steps: int = 250
 ) -> BandedToeplitz:
-    """The banded strategy with the least mean squared error of the noisy gradient sums.
+    """Computes the banded strategy with the least error of the noisy sums.
 
-        min_C (1/steps) Σ_t Var[(A C⁻¹ Z)_t] · ‖C e_1‖²,    A the lower triangle of ones
+        min_A (1/steps) Σ_t Var[(S A⁻¹Z)_t] · ‖A e_1‖²,    S lower triangular with ones
 
-    that is, of SGD's parameters at a constant learning rate without filter. Computed by
-    jax_privacy's L-BFGS in float64.
+    This is the mean squared error of SGD's parameters at a constant learning rate without a filter.
+    The optimizer is jax_privacy's L-BFGS in float64.
 
     Args:
-      steps: the length of the run; a shorter or longer one is accounted for as well.
+      steps: the length of the run; shorter or longer runs are accounted for as well.
       bands: b, between 1 and `steps`.
-      optimizer_steps: iterations of L-BFGS.
+      optimizer_steps: number of L-BFGS iterations.
 
     Raises:
-      ValueError: `bands` outside its range.
+      ValueError: `bands` is out of range.
 
     >>> optimal_banded_toeplitz(steps=16, bands=1).coefficients
     (1.0,)
@@ -253,19 +259,19 @@ def optimal_banded_toeplitz(
 def optimal_buffered_toeplitz(
     steps: int, cycle_length: int, *, error: str = "mean", max_buffers: int = 4
 ) -> BufferedToeplitz:
-    """The buffered strategy with the least error of the noisy sums, for fixed participation.
+    """Computes the buffered strategy with the least error, for fixed participation.
 
     The error is that of `optimal_banded_toeplitz`, times the squared sensitivity of an example that
-    takes part every `cycle_length` steps. Computed by jax_privacy's L-BFGS in float64.
+    takes part every `cycle_length` steps. The optimizer is jax_privacy's L-BFGS in float64.
 
     Args:
       steps: the length of the run.
-      cycle_length: the sampler's.
+      cycle_length: the cycle length of the sampler.
       error: "mean" or "max" over the steps.
-      max_buffers: more are tried as long as they help.
+      max_buffers: the largest number of buffers. Buffers are added as long as they help.
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument is out of range.
     """
     if error not in ("mean", "max") or not 1 <= cycle_length <= steps:
         raise ValueError(
@@ -288,7 +294,7 @@ def optimal_buffered_toeplitz(
 
 
 def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
-    """The coefficients of a strategy; raises unless they are finite and the first is positive."""
+    """Returns the coefficients; raises unless they are finite and the first is positive."""
     found = np.asarray(coefficients, float).ravel()
     if not (found.size and np.isfinite(found).all() and found[0] > 0):
         raise ValueError(
@@ -298,15 +304,15 @@ def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
 
 
 def _settled_noise(coefficients: np.ndarray) -> float:
-    """The standard deviation of (C⁻¹Z)_t as t grows: ‖h‖ of 1/Σ c_i zⁱ = Σ h_t z^t.
+    """Returns the standard deviation of (A⁻¹Z)_t for large t: ‖h‖ of 1/Σ c_i z⁻ⁱ = Σ h_t z⁻ᵗ.
 
         ‖h‖⁻² = c_0² Π_m (1 − k_m²)
 
-    with k_m the last coefficient of the m-th polynomial, c_0 = 1, that is left as the recursion of
-    Levinson and Durbin is run backwards. Infinite where one |k_m| is 1 or more: that is so for a
-    pole on or outside the unit circle, and for no other C (Schur and Cohn).
+    k_m is the last coefficient of the m-th polynomial of the backward recursion of Levinson and
+    Durbin, scaled to c_0 = 1. The result is infinite if some |k_m| is at least 1, which is the case
+    if and only if a pole is on or outside the unit circle (Schur and Cohn).
     """
-    with np.errstate(divide="ignore", invalid="ignore"):  # c_0 that float32 has as 0
+    with np.errstate(divide="ignore", invalid="ignore"):  # c_0 may be 0 in float32
         left = coefficients / coefficients[0]
         noise = float(1 / coefficients[0])
         while left.size > 1:
@@ -319,11 +325,11 @@ def _settled_noise(coefficients: np.ndarray) -> float:
 
 
 def _buffered_noise(decay: np.ndarray, scale: np.ndarray, steps: int) -> float:
-    """The standard deviation of (C⁻¹Z)_t at the last step, for a C whose diagonal is 1.
+    """Returns the standard deviation of (A⁻¹Z)_t at the last step, for an A with diagonal 1.
 
-        h_0 = 1,  h_t = −√ωᵀ S^(t−1) √ω,    S = diag(θ) − √ω √ωᵀ
+        h_0 = 1,  h_t = −√ωᵀ M^(t−1) √ω,    M = diag(θ) − √ω √ωᵀ
 
-    are the entries of C⁻¹. With λ and v the eigenvalues and eigenvectors of S, and g = ⟨v, √ω⟩²,
+    are the entries of A⁻¹. With λ and v the eigenvalues and eigenvectors of M, and g = ⟨v, √ω⟩²,
 
         ‖h‖² = 1 + Σ_ij g_i g_j Σ_t (λ_i λ_j)^t,    t = 0, …, steps − 2
     """
