@@ -188,13 +188,13 @@ _priced = functools.lru_cache(maxsize=4096)(_price)
 
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
-    """Returns a rough ε by RDP over few orders without truncation, as a starting point."""
+    """Returns a rough ε by RDP without truncation, as a starting point."""
     plain = rewrite(without_truncation(bounded(event))[0], allocation_as_poisson)
     return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
 
 
 def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
-    """Returns Rényi divergences of the event, with doubled sensitivity under replace-one."""
+    """Returns Rényi divergences, with doubled sensitivity under replace-one."""
     event = bounded(event)
     return _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
 
@@ -202,7 +202,7 @@ def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelatio
 def _monte_carlo_epsilon(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
-    """Returns an upper confidence bound on ε, at most the "pld" price of `event.bound`.
+    """Returns an upper confidence bound on ε, at most the "pld" price of the bound.
 
     A coarser interval reduces the number of draws.
     """
@@ -407,7 +407,7 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
-    """Returns the event with halved multipliers under replace-one, which moves sums by 2C."""
+    """Returns the event; under replace-one, sums move by 2C, so multipliers halve."""
     if relation is not dpa.NeighboringRelation.REPLACE_ONE:
         return event
 

@@ -51,7 +51,7 @@ def check_delta(delta: float, dataset_size: int | None = None) -> None:
 
 
 def _level_of_caller() -> int:
-    """Returns the `stacklevel` with which the calling function warns the user of dpoptax."""
+    """Returns the `stacklevel` at which the calling function warns the user."""
     package = str(pathlib.Path(__file__).parents[1])
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):

@@ -1,4 +1,4 @@
-"""Composition of privacy losses by Fourier transforms, with bounds on the rounding.
+"""Composition of privacy losses by Fourier transforms, with rounding bounds.
 
 A pair of distributions has finite privacy losses x, multiples of an interval h, with probabilities
 p(x), and an infinite loss with probability p(∞). Pair i is composed n_i times. The finite losses
@@ -272,7 +272,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
 def _window(
     parts: list[_Losses], masses: list[np.ndarray], tilt: float, log_moment: float
 ) -> tuple[float, float]:
-    """Returns limits that the tilted S exceeds with probability at most 10^-20 (Chernoff)."""
+    """Returns Chernoff limits that the tilted S exceeds with probability 10^-20."""
     variance = 0.0
     for part, mass in zip(parts, masses, strict=True):
         mean = float(mass @ part.losses)

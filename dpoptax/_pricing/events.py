@@ -37,7 +37,7 @@ class WorstOfDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class RandomAllocationDpEvent(dpa.DpEvent):
-    """The first `steps` of `period` noisy sums, with a record in a uniformly chosen one.
+    """The first `steps` of `period` noisy sums, with a record in a random one.
 
     Attributes:
       noise_multiplier: The standard deviation of the Gaussian noise of each sum, in units of a
@@ -98,7 +98,7 @@ def gaussian_event(noise_multiplier: float) -> Event:
 
 
 def joint_multiplier(multipliers: Sequence[float]) -> float:
-    """Returns the multiplier of several Gaussian releases joined to one, (Σ σ⁻²)^(-1/2)."""
+    """Returns the multiplier (Σ σ⁻²)^(-1/2) of several joint Gaussian releases."""
     if len(multipliers) == 1:
         return multipliers[0]
     if 0 in multipliers:
@@ -110,7 +110,7 @@ def joint_multiplier(multipliers: Sequence[float]) -> float:
 def noisy_sum_event(
     noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
 ) -> Event:
-    """Returns the event of `steps` noisy sums; `sampled` wraps one Gaussian in its sampling."""
+    """Returns the event of `steps` noisy sums; `sampled` adds sampling to one."""
     if steps == 0 or math.isinf(noise_multiplier):
         return dpa.NoOpDpEvent()
     gaussian = gaussian_event(noise_multiplier)
@@ -153,7 +153,7 @@ def truncated_poisson_event(
 def allocation_event(
     noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
 ) -> Event:
-    """Returns the event of `steps` noisy sums with each record in k of every T = `period`.
+    """Returns the event of `steps` noisy sums with each record in k of every T.
 
     For k > 1 each period costs at most k times one of ⌊T/k⌋ steps with k = 1. A uniform set of k
     steps can be drawn in two stages: k disjoint blocks of ⌊T/k⌋ steps, independently of the data,
@@ -217,7 +217,7 @@ def separated_event(
 
 
 def cut_event(event: Event, overflow: float) -> Event:
-    """Returns the event with batches that other records fill with probability `overflow`."""
+    """Returns the event with batches that are full with probability `overflow`."""
     if not overflow or isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
     return CutDpEvent(event, min(1.0, overflow))
@@ -243,7 +243,7 @@ def participation_event(
     bound: Event,
     overflow: float,
 ) -> Event:
-    """Returns the event of `steps` noisy sums, or `bound` if that reveals nothing or all.
+    """Returns the event of `steps` noisy sums, or a trivial `bound`.
 
     Args:
       noise_multiplier: Relative to the clipping bound.
@@ -272,7 +272,7 @@ def shortest(column: Sequence[float]) -> tuple[float, ...]:
 
 
 def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
-    """Returns the event with `change` applied to its parts; a basic event is unchanged.
+    """Returns the event with `change` applied to its parts, if it has any.
 
     The result is hashable if the parts are, so that prices can be cached.
     """
@@ -318,7 +318,7 @@ def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
 
 
 def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
-    """Returns the event with unbounded batches, and the probability p that δ must cover.
+    """Returns the event with unbounded batches, and the p that δ must cover.
 
     If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP. Let F be the event
     that in some step the other records fill the batch and the target is drawn. A neighbor without
@@ -373,7 +373,7 @@ def overflows(event: Event) -> bool:
 
 
 def allocation_as_poisson(event: Event) -> Event:
-    """Replaces random allocation by Poisson sampling, which is similar and fast to price."""
+    """Replaces random allocation by similar Poisson sampling, which is priced fast."""
     if isinstance(event, RandomAllocationDpEvent):
         gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
         step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)

@@ -134,7 +134,7 @@ class Losses:
 def best_proposal(
     run: Run, direction: int, target: float, epsilon: float | None = None
 ) -> Proposal:
-    """Returns the proposal with the least M at ε; without ε, with the least ε at M = target."""
+    """Returns the proposal with the least M at ε, or the least ε at M = target."""
 
     def cost(proposal: Proposal) -> float:
         if epsilon is not None:
@@ -219,7 +219,7 @@ def draw(
 
 
 def _odds(log_chances: np.ndarray, ahead: np.ndarray) -> np.ndarray:
-    """Returns cumulative odds of each transition given later steps, (states before, ways)."""
+    """Returns cumulative odds of transitions given later steps, (before, ways)."""
     terms = log_chances + ahead
     upto = np.cumsum(np.exp(terms - terms.max(axis=1, keepdims=True)), axis=1)
     return upto[:, :-1] / upto[:, -1:]

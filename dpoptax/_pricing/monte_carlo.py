@@ -1,4 +1,4 @@
-r"""An upper confidence bound on ε for privacy losses that can be drawn but not composed.
+r"""Upper confidence bound on ε for privacy losses that can be drawn, not composed.
 
 **The pair.** A run of T steps reveals y = A G + σZ, with A lower triangular and without negative
 entries. A record that takes part in step s, x_s = 1, adds u_s to its sum, ‖u_s‖ ≤ 1. u_s may depend
@@ -173,7 +173,7 @@ def _pilot(run: Run, direction: int, target: float, most: float, question: str) 
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """Shows a bar on a terminal if tqdm is installed and drawing takes over three seconds."""
+    """Shows a progress bar on a terminal after three seconds, if tqdm is installed."""
     try:
         from tqdm import tqdm
     except ImportError:

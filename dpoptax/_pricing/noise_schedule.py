@@ -59,7 +59,7 @@ def scaled(phases: Phases, factor: float) -> Phases:
 
 
 def parts(phases: Phases, steps: int) -> list[tuple[float, int]]:
-    """Returns the multipliers of the first `steps` steps, each with its number of steps."""
+    """Returns the multipliers of the first `steps` steps with their numbers of steps."""
     ends = [first for first, _ in phases[1:]] + [steps]
     found = [
         (multiplier, min(end, steps) - first)

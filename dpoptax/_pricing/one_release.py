@@ -12,7 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution
 def loss_of(
     event: Event, relation: dpa.NeighboringRelation, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the privacy loss of one Gaussian release, which dp_accounting can compose.
+    """Returns the privacy loss of one Gaussian release, for composition.
 
     Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
     """
@@ -35,7 +35,7 @@ def loss_of(
 
 
 def is_sampled_gaussian(event: Event) -> bool:
-    """Returns whether the event is a sampled Gaussian with a finite, positive privacy loss."""
+    """Returns whether it is a sampled Gaussian with a finite, positive privacy loss."""
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
         return event.sampling_probability > 0 and all(size > 0 for size in sizes)

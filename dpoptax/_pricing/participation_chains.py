@@ -1,4 +1,4 @@
-"""Participations of a record as Markov chains, and its effect on sums with correlated noise.
+"""Participations of a record as Markov chains, with correlated noise.
 
 A record's participations x ∈ {0, 1}^T are drawn from a chain with few states, independently of all
 other records. The correlated noise is A⁻¹Z, with A a lower-triangular Toeplitz matrix. So the run
@@ -23,7 +23,7 @@ MOST_STATES = 4096
 
 
 class Chain(abc.ABC):
-    """Law of a record's participations. Chains are hashable, and their states are integers."""
+    """Law of a record's participations. Hashable; the states are integers."""
 
     period: int
     """The number of steps after which `move` repeats."""
@@ -126,7 +126,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """States of a run: those of the chain, with the participations that the column reaches.
+    """States of a run: chain states with the participations in the column's reach.
 
     Attributes:
       layers: one per step; there is one state before the first step.
@@ -142,10 +142,10 @@ class Lattice:
         return max(len(layer.sums) for layer in self.layers)
 
     def log_moment(self, power: float, sigma: float) -> tuple[float, list[np.ndarray]]:
-        """Returns log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))], θ the power, and its parts.
+        """Returns log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))] and its parts.
 
-        With independent copies x_i of the participations, this is log E_Q[Π_i w_{x_i}^θ]. w_x is
-        the likelihood ratio of N(A x, σ²I) to Q = N(0, σ²I).
+        θ is the power. With independent copies x_i of the participations, this is log E_Q[Π_i
+        w_{x_i}^θ]. w_x is the likelihood ratio of N(A x, σ²I) to Q = N(0, σ²I).
 
         Returns:
           The logarithm, and one (states,) array per step: the logarithm given the state, with the

@@ -1,4 +1,4 @@
-"""Privacy loss of random allocation: a record is in a random, secret one of T noisy sums.
+"""Privacy loss of random allocation: a record is in a secret one of T noisy sums.
 
 The steps may be adaptive. They are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
 Q = N(0, σ² I) in T dimensions, in units of the clipping bound: a step in which the record adds u to
@@ -60,7 +60,7 @@ class Law(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> Law:
-    """Returns the law of T L of a pair that dominates the first `steps` of T noisy sums."""
+    """Returns the law of T L of a pair that dominates the first `steps` sums."""
     single = _single(sigma, points)
     total = single
     for bit in bin(steps)[3:]:
@@ -74,7 +74,7 @@ def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> La
 def pair(
     sigma: float, period: int, steps: int, interval: float, points: int = POINTS
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the privacy losses of the dominating pair, on a grid, in both directions."""
+    """Returns the privacy losses of the dominating pair on a grid."""
     values, masses = ratio_law(sigma, period, steps, points)
     logs = np.log(values / period)
     # Moves each likelihood ratio to the two grid points around it, keeping the mean.
@@ -118,7 +118,7 @@ def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
 def renyi_divergences(
     sigma: float, period: int, steps: int, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """Returns bounds on the greater of D_α(P‖Q) and D_α(Q‖P), infinite above order 512.
+    """Returns bounds on max(D_α(P‖Q), D_α(Q‖P)), infinite above order 512.
 
     D_α(P‖Q) is exact at integer orders. Between them a chord is an upper bound, since log E_Q[L^α]
     is convex in α. D_α(Q‖P) is that of the dominating pair.
@@ -178,7 +178,7 @@ def _single(sigma: float, points: int) -> Law:
 
 
 def _scores(points: int, shift: float = 0.0) -> np.ndarray:
-    """Returns scores from −37 to 37 + shift, ascending, dense from −8.5 to 8.5 + shift."""
+    """Returns scores from −37 to 37 + shift, dense from −8.5 to 8.5 + shift."""
     bulk = np.linspace(-_BULK, _BULK + shift, points)
     return np.concatenate([-_TAIL[::-1], bulk, _TAIL + shift])
 
@@ -244,7 +244,7 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
-    """Returns losses `interval` · (first, first + 1, …), with negligible ends moved up.
+    """Returns losses `interval` · (first, …), with negligible ends moved up.
 
     The upper end and the mass that rounding removes have an infinite loss.
     """

@@ -1,4 +1,4 @@
-"""Rényi divergences of one sampled Gaussian, as upper bounds that include their rounding.
+"""Rényi divergences of one sampled Gaussian, as upper bounds with their rounding.
 
 With P = (1 − q) N(0, σ²) + q N(1, σ²) and Q = N(0, σ²), in units of the clipping bound, a step of
 Poisson sampling has divergences of at most D_α = log(A_α)/(α − 1) in both directions, with
@@ -128,7 +128,7 @@ def full_probability(size: int, probability: float, largest: int) -> float:
 
 
 def rounding(orders: np.ndarray) -> np.ndarray:
-    """Bounds the rounding error of log A_α, a sum of positive terms, in double precision.
+    """Bounds the rounding error of log A_α in double precision.
 
     Terms are log-gamma functions of up to 6α for the requested orders. With little sampling and
     much noise, rounded divergences could be 0 or negative, which dp_accounting prices as ε = 0.

@@ -1,4 +1,4 @@
-"""Correlated noise: strategies, a sampler for them, and the price of a strategy with a sampler.
+"""Correlated noise: strategies, a sampler for them, and their privacy cost.
 
 A strategy is a lower-triangular Toeplitz matrix A over the steps. Instead of independent noise Z,
 `dpoptax.correlated_noise` adds A⁻¹Z to the clipped sums G. Later steps cancel a part of the noise

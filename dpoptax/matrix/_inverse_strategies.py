@@ -1,4 +1,4 @@
-"""Strategies whose inverse has few bands, with noise that is drawn again instead of stored."""
+"""Strategies whose inverse has few bands, so noise is drawn again, not stored."""
 
 import dataclasses
 from collections.abc import Sequence

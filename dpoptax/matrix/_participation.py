@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """Strategy with a sampler. Pass it as the sampler to the functions of `accounting`.
+    """Strategy with a sampler, to be passed as the sampler to `accounting`.
 
     Noise multipliers are relative to the clipping bound C: Z has standard deviation
     noise_multiplier · C in each coordinate. The columns of the strategy have l2 norm at most 1.
@@ -104,12 +104,12 @@ class Participation:
             )
 
     def sensitivity(self, steps: int) -> float:
-        """Returns the greatest l2 norm that an example with gradients of norm 1 adds to A G.
+        """Returns the greatest l2 norm that an example adds to A G.
 
-        An example that takes part in every cycle adds ‖A u‖, with u = 1 in every cycle_length-th
-        step, if the column is nonnegative and nonincreasing (Kalinin and Lampert, 2024, Theorem 2).
-        An example that takes part at random adds at most the largest ‖A x‖ over its possible
-        participations x, if the column is nonnegative.
+        The gradients have norm 1 at most. An example that takes part in every cycle adds ‖A u‖,
+        with u = 1 in every cycle_length-th step, if the column is nonnegative and nonincreasing
+        (Kalinin and Lampert, 2024, Theorem 2). An example that takes part at random adds at most
+        the largest ‖A x‖ over its possible participations x, if the column is nonnegative.
 
         Raises:
           ValueError: the column has other entries.
@@ -130,7 +130,7 @@ class Participation:
         return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Returns the event of `steps` sums with correlated noise over the sampler's batches."""
+        """Returns the event of `steps` sums with correlated noise."""
         import dp_accounting as dpa
 
         from dpoptax._pricing import events

@@ -1,4 +1,4 @@
-"""Strategies of correlated noise: lower-triangular Toeplitz matrices, given or optimal."""
+"""Strategies of correlated noise: lower-triangular Toeplitz matrices."""
 
 import abc
 import dataclasses
@@ -46,7 +46,7 @@ class Strategy(abc.ABC):
 
     @property
     def redrawn(self) -> tuple[float, ...] | None:
-        """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if A⁻¹ has many diagonals.
+        """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if they are many.
 
         With these weights, noise is drawn again from its keys instead of stored in buffers.
         """
@@ -294,7 +294,7 @@ def optimal_buffered_toeplitz(
 
 
 def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
-    """Returns the coefficients; raises unless they are finite and the first is positive."""
+    """Returns finite coefficients with a positive first one, or raises."""
     found = np.asarray(coefficients, float).ravel()
     if not (found.size and np.isfinite(found).all() and found[0] > 0):
         raise ValueError(
@@ -304,9 +304,11 @@ def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
 
 
 def _settled_noise(coefficients: np.ndarray) -> float:
-    """Returns the standard deviation of (A⁻¹Z)_t for large t: ‖h‖ of 1/Σ c_i z⁻ⁱ = Σ h_t z⁻ᵗ.
+    """Returns the standard deviation of (A⁻¹Z)_t for large t.
 
-        ‖h‖⁻² = c_0² Π_m (1 − k_m²)
+    It is ‖h‖, with 1/Σ c_i z⁻ⁱ = Σ h_t z⁻ᵗ, and
+
+        ‖h‖⁻² = c_0² Π_m (1 − k_m²).
 
     k_m is the last coefficient of the m-th polynomial of the backward recursion of Levinson and
     Durbin, scaled to c_0 = 1. The result is infinite if some |k_m| is at least 1, which is the case
@@ -325,7 +327,7 @@ def _settled_noise(coefficients: np.ndarray) -> float:
 
 
 def _buffered_noise(decay: np.ndarray, scale: np.ndarray, steps: int) -> float:
-    """Returns the standard deviation of (A⁻¹Z)_t at the last step, for an A with diagonal 1.
+    """Returns the standard deviation of (A⁻¹Z)_t at the last step, for diagonal 1.
 
         h_0 = 1,  h_t = −√ωᵀ M^(t−1) √ω,    M = diag(θ) − √ω √ωᵀ
 

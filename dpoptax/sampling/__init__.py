@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PoissonSampler(CutSampler):
-    """Draws every record in every step independently with probability B/N. The default.
+    """Draws every record in every step with probability B/N, independently.
 
-    A draw larger than `max_batch_size` is cut to a uniformly random subset of that size. `dp_event`
-    includes the cut (arXiv 2508.15089). By default a step is cut with probability 10^-12, which
-    does not show in ε. A smaller `max_batch_size` saves padding and increases ε.
+    This is the default sampler. A draw larger than `max_batch_size` is cut to a uniformly random
+    subset of that size. `dp_event` includes the cut (arXiv 2508.15089). By default a step is cut
+    with probability 10^-12, which does not show in ε. A smaller `max_batch_size` saves padding and
+    increases ε.
 
     Privacy: add-or-remove-one. N, the size of the larger of two neighbors, determines B/N and the
     truncation, and is treated as public.
@@ -84,13 +85,13 @@ class PoissonSampler(CutSampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with the probability that a step's draw is cut."""
+        """Returns the sampling as JSON values, with the probability of a cut per step."""
         return {**super().describe(), "overflow_probability": self.overflow_probability}
 
 
 @dataclass(frozen=True)
 class FixedSizeSampler(Sampler):
-    """Draws exactly B of the N records in every step, uniformly and without replacement.
+    """Draws exactly B of the N records in every step, without replacement.
 
     Privacy: replace-one; N is public. A replaced record changes the clipped sum by up to twice the
     clipping bound, so the same multiplier protects less than with `PoissonSampler`. The accounting

@@ -1,4 +1,4 @@
-"""Random allocation: each record takes part in exactly k of T steps, chosen at random."""
+"""Random allocation: each record takes part in k of T steps, chosen at random."""
 
 import functools
 import math
@@ -125,7 +125,7 @@ class RandomAllocationSampler(ChainSampler):
         return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with k, T and the probability of a cut per step."""
+        """Returns the sampling as JSON values, with k, T and the probability of a cut."""
         return {
             **super().describe(),
             "participations": self.participations,
@@ -171,7 +171,7 @@ def _allotted(sampler: RandomAllocationSampler, index: int) -> list[np.ndarray]:
 
 
 class _Piece(NamedTuple):
-    """Consecutive members of a group of a range that are in the same group of its half.
+    """Consecutive members of a group of a range that share a group of its half.
 
     Attributes:
       to_go: their number of participations in the half, which identifies the group there.
@@ -203,7 +203,7 @@ def _places(groups: dict[int, np.ndarray], pieces: list[_Piece]) -> dict[int, np
 
 @functools.lru_cache(maxsize=65536)
 def _halves(left: int, right: int, count: int) -> tuple[float, ...]:
-    """Returns the probabilities that j = 0, …, count of `count` random steps are on the left."""
+    """Returns the probabilities that j = 0, …, count random steps are on the left."""
     ways = [math.comb(left, j) * math.comb(right, count - j) for j in range(count + 1)]
     total = math.comb(left + right, count)
     return tuple(way / total for way in ways)

@@ -244,7 +244,7 @@ class ChainSampler(CutSampler):
         """The law of a record's participations."""
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Returns the event of the first `steps` noisy sums, including the overflow of batches."""
+        """Returns the event of the first `steps` noisy sums, with cuts of batches."""
         from dpoptax._pricing import events
 
         return events.participation_event(

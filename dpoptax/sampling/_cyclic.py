@@ -100,7 +100,7 @@ class CyclicPoissonSampler(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with the cycle and the probability in a turn."""
+        """Returns the sampling as JSON values, with the cycle and the probability B/g."""
         return {
             **super().describe(),
             "cycle_length": self.cycle_length,

@@ -28,7 +28,7 @@ def largest_rare_draw(dataset_size: int, probability: float) -> int:
 
 
 def _exceeded_with(chance: float, size: int, probability: float) -> int:
-    """Returns the least number that a Binomial(size, probability) draw exceeds with `chance`.
+    """Returns the least number that a binomial draw exceeds with at most `chance`.
 
     The result only determines the size of arrays. Events compute the probability of an overflow
     with SciPy, which takes too long to import here.
@@ -44,7 +44,7 @@ def _exceeded_with(chance: float, size: int, probability: float) -> int:
 
 
 def _tail(count: int, size: int, probability: float) -> float:
-    """Returns P(X > count) of X ~ Binomial(size, probability), for a count above the mean."""
+    """Returns P(Bin(size, probability) > count), for a count above the mean."""
     if count >= size or probability == 0:
         return 0.0
     if probability == 1:
@@ -83,7 +83,7 @@ class Draws(Protocol):
     """Draws of a sampler's seed and a key."""
 
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """Returns a Poisson sample of range(size), cut to a random subset of `at_most` entries."""
+        """Returns a Poisson sample of range(size), cut at random to `at_most` entries."""
 
     def subset(self, size: int, count: int) -> np.ndarray:
         """Returns a uniformly random subset of range(size) with `count` entries."""
@@ -102,7 +102,7 @@ class Pcg64:
         self._rng = rng
 
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """Returns a Poisson sample of range(size), cut to a random subset of `at_most` entries.
+        """Returns a Poisson sample of range(size), cut at random to `at_most` entries.
 
         The count is binomial, and the subset of that size is uniform. A uniform subset of a uniform
         subset is uniform, so it suffices to cut the count.
@@ -118,7 +118,7 @@ class Pcg64:
         return self._rng.permutation(size)
 
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Returns the entries at `places` of a keyed permutation, which is evaluated only there."""
+        """Returns the entries at `places` of a keyed permutation, evaluated only there."""
         return permuted(places, size, self._rng)
 
 
@@ -147,7 +147,7 @@ def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.n
 def permuted_within(
     places: np.ndarray, sizes: np.ndarray, labels: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Applies `permuted` to places in groups of given sizes, with the group's label as a key."""
+    """Applies `permuted` to places in groups, with the group's label as a key."""
     rows = np.sqrt(np.maximum(sizes - 1, 0)).astype(np.uint64) + np.uint64(1)
     columns = (sizes.astype(np.uint64) + rows - np.uint64(1)) // rows
     keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)

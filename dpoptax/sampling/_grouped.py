@@ -122,7 +122,7 @@ class GroupedPoissonSampler(Sampler):
         return events.cut_event(event, steps * self.full_probability)
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with the public groups and their probabilities."""
+        """Returns the sampling as JSON values, with groups and their probabilities."""
         return {
             **super().describe(),
             "group_sizes": list(self.group_sizes),

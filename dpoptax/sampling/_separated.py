@@ -1,4 +1,4 @@
-"""Minimum separation: each record takes part at random, at most once in any b steps."""
+"""Minimum separation: each record is drawn at most once in any b steps."""
 
 import functools
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _LEVELS = 30
 
 @dataclass(frozen=True)
 class MinSeparationSampler(ChainSampler):
-    """Draws each record with probability p, unless it was drawn in the last b − 1 steps.
+    """Draws each record with probability p, unless drawn in the last b − 1 steps.
 
         p = B/(N − (b − 1) B)
 
@@ -83,7 +83,7 @@ class MinSeparationSampler(ChainSampler):
 
     @property
     def chain(self) -> SeparatedChain:
-        """The law of a record's participations: with probability p, then b − 1 steps of rest."""
+        """The law of a record's participations: probability p, then b − 1 steps of rest."""
         return SeparatedChain(self.separation, self.participation_probability)
 
     def sample(self, step: int) -> Sample:
@@ -130,7 +130,7 @@ class MinSeparationSampler(ChainSampler):
         return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with b, p and the probability of a cut per step."""
+        """Returns the sampling as JSON values, with b, p and the probability of a cut."""
         return {
             **super().describe(),
             "separation": self.separation,
@@ -151,7 +151,7 @@ class MinSeparationSampler(ChainSampler):
 
 
 def _located(parts: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the part and the offset of each place; `parts` has the (places, parts) lengths."""
+    """Returns the part and offset of each place; `parts` are (places, parts) sizes."""
     ends = np.cumsum(parts, axis=1)
     which = (place[:, None] >= ends).sum(axis=1)
     start = np.take_along_axis(ends - parts, which[:, None], axis=1)[:, 0]
@@ -178,7 +178,7 @@ def _powers(separation: int, probability: float) -> tuple[np.ndarray, ...]:
 
 @functools.lru_cache(maxsize=4 * _LEVELS)
 def _sizes(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
-    """Counts records by their states at the start and end of 2^level steps, (states, states)."""
+    """Counts records by states at the start and end of 2^level steps, (start, end)."""
     if level < _LEVELS:
         lengths = _lengths(sampler, level + 1, index >> 1)
         return lengths.sum(axis=0).T if index & 1 else lengths.sum(axis=1)
@@ -194,7 +194,7 @@ def _sizes(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2 * _LEVELS)
 def _lengths(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
-    """Counts records by their states at the ends and middle of a range, (begin, end, middle)."""
+    """Counts records by states in a range, (begin, end, middle)."""
     half = _powers(sampler.separation, sampler.participation_probability)[level - 1]
     sizes = _sizes(sampler, level, index)
     law = half[:, None, :] * half.T[None, :, :]
