@@ -1,18 +1,22 @@
-"""Privacy accounting: the epsilon of a run, and the run that fits an epsilon.
+"""Privacy accounting: the ε of a run, and runs that meet a given ε.
 
-The mechanism is a clipped sum over a sampled batch plus Gaussian noise of standard deviation
-`noise_multiplier` times the clip bound, `steps` times over; filters and optimizers after it are
-post-processing and cost nothing. Multipliers are relative to the clip bound C, whatever the
-neighboring relation: where a record is replaced and the sum moves by 2 C, the doubling is done
-here.
+In each of `steps` steps, the mechanism releases a clipped sum over a sampled batch plus Gaussian
+noise. The standard deviation of the noise is `noise_multiplier` times the clipping bound C. Filters
+and optimizers after it are post-processing and cost nothing. Multipliers are relative to C under
+every neighboring relation: if a replaced record changes the sum by 2C, the accounting doubles the
+sensitivity.
 
-Accountants: "pld" (default) composes privacy loss distributions numerically and rounds against
-the user; "rdp" composes Renyi divergences: faster, and looser; "monte_carlo" draws privacy losses
-of a whole run whose records take part by chance, with noise that may be correlated
-(`RandomAllocationSampler`, `MinSeparationSampler`), and states an upper confidence bound: delta has
-room for the probability that it is wrong. Its draws are functions of fixed numbers, so that the
-same question has the same answer. The other two price such a run with correlated noise as if
-nobody knew of a chance: as one Gaussian of the greatest sensitivity.
+Accountants:
+
+* "pld" (default) composes privacy loss distributions numerically and rounds ε up.
+* "rdp" composes Rényi divergences. It is faster and looser.
+* "monte_carlo" draws privacy losses of a whole run whose records take part at random
+  (`RandomAllocationSampler`, `MinSeparationSampler`), also with correlated noise. It states an
+  upper confidence bound, and δ includes the probability that it is wrong. Its draws are functions
+  of fixed numbers, so the same question has the same answer.
+
+With correlated noise, "pld" and "rdp" do not use random participation: they price such a run as one
+Gaussian of the greatest sensitivity.
 """
 
 from dpoptax._pricing.checks import Accountant as Accountant

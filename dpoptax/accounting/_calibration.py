@@ -41,15 +41,15 @@ def calibrate_noise_multiplier(
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> float:
-    """Returns the least noise multiplier that keeps `steps` noisy sums within `epsilon`.
+    """Returns the least noise multiplier that keeps a run within `epsilon`.
 
     The result is rounded up to five digits. Its ε is at most the target and at least 0.9998 of it,
-    or 0.99 by "monte_carlo". The arguments are those of `planned_guarantee`; `epsilon` is for the
+    or 0.99 with "monte_carlo". The arguments are those of `planned_guarantee`; `epsilon` is for the
     sums and the events of `also` together.
 
-    With a `schedule` of relative multipliers, by the first step of each phase, the result is the
-    factor s: the noise is `gaussian_noise(noise_multiplier={t: s * r for t, r in
-    schedule.items()}, ...)`.
+    A `schedule` maps the first step of each phase to a relative multiplier. The result is then the
+    factor s: the noise is `gaussian_noise(noise_multiplier={t: s * r for t, r in schedule.items()},
+    ...)`.
 
     Raises:
       ValueError: an argument is out of range, or no multiplier spends this ε.
@@ -96,11 +96,12 @@ def calibrate_steps(
 ) -> int:
     """Returns the largest number of noisy sums that stays within `epsilon`.
 
-    The arguments are those of `planned_guarantee`. The result is at most the number of steps that a
-    strategy under the sampler was made for.
+    The arguments are those of `planned_guarantee`. With correlated noise, the result is at most the
+    number of steps of the strategy.
 
     Raises:
-      ValueError: an argument is out of range, one step spends more, or a billion steps spend less.
+      ValueError: an argument is out of range, one step spends more than `epsilon`, or a billion
+        steps spend less.
 
     >>> calibrate_steps(
     ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, noise_multiplier=1.1
@@ -142,13 +143,13 @@ def calibrate_batch_size(
     steps: int,
     accountant: Accountant = "pld",
 ) -> int:
-    """Returns the largest expected batch size that stays within `epsilon` by Poisson sampling.
+    """Returns the largest batch size of Poisson samples that stays within `epsilon`.
 
-    The result is at most `dataset_size`. A `PoissonSampler` of this size without `max_batch_size`
-    is within the budget. The arguments are those of `planned_guarantee`.
+    The result is an expected size, at most `dataset_size`. A `PoissonSampler` of this size without
+    `max_batch_size` is within the budget. The arguments are those of `planned_guarantee`.
 
     Raises:
-      ValueError: an argument is out of range, or a batch size of one spends more.
+      ValueError: an argument is out of range, or a batch size of one spends more than `epsilon`.
 
     >>> calibrate_batch_size(
     ...     epsilon=2.0, delta=1e-5, noise_multiplier=1.1, dataset_size=50_000, steps=1000

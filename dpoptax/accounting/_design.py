@@ -1,4 +1,4 @@
-"""The sampling of a run as a function from noise and steps to an event."""
+"""The sampling of a run, as a function from noise and steps to an event."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class Design:
     Attributes:
       at: (noise_multiplier, steps) -> the event.
       relation: the name of the neighboring relation.
-      dataset_size: N; None where it is not known.
+      dataset_size: N, or None if it is unknown.
       independent_steps: whether the steps can be priced one by one.
     """
 
@@ -59,7 +59,7 @@ def check_sampler(sampler: object) -> None:
 def make_design(
     sampling_probability: float | None, sampler: "Sampler | Participation | None"
 ) -> Design:
-    """Returns the design of the one argument that is not None."""
+    """Returns the design for the argument that is not None."""
     if (sampling_probability is None) == (sampler is None):
         raise ValueError(
             "Pass exactly one of `sampling_probability` and `sampler`, got "

@@ -8,8 +8,8 @@ from scipy import special
 
 from dpoptax._pricing import accountants
 
-# The grid of the privacy loss for a whole curve: ten times as coarse as for a stated ε, and rounded
-# in the same direction, so that less is claimed.
+# The grid of the privacy loss for a whole curve is ten times as coarse as for a stated ε. It is
+# rounded in the same direction, so the curve claims less privacy.
 _INTERVAL = 10 * accountants.DISCRETIZATION
 _TOLERANCE, _MOST_MU = 1e-4, 1e3
 _MOST_EPSILON = 700.0  # e^ε of more overflows a double
@@ -20,12 +20,14 @@ def privacy_profile(
     relation: dpa.NeighboringRelation,
     least_delta: float = accountants.LEAST_DELTA,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of ε and δ that an event has together, by privacy loss distributions."""
+    """Returns pairs of ε and δ that privacy loss distributions prove for an event."""
     return accountants.profile_of(event, relation, _INTERVAL, least_delta=least_delta)
 
 
 def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
-    """Returns the least μ whose Gaussian trade-off curve, lowered by `delta`, has all these pairs.
+    """Returns the least μ for which the pairs prove f ≥ G_μ − `delta`.
+
+    f is the trade-off function, and G_μ that of μ-Gaussian differential privacy.
 
     Raises:
       ValueError: no pair has a δ of at most `delta`.
@@ -38,7 +40,7 @@ def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
             f"`delta` must be above the probability that the sampler's largest batch is full in "
             f"this run, got {delta}. Pass a larger `max_batch_size` or a larger `delta`."
         )
-    last = within[0]  # after it, δ is smaller still
+    last = within[0]  # δ decreases after it
     if last == 0:
         return 0.0
     if epsilons[last] > _MOST_EPSILON:
@@ -60,14 +62,14 @@ def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
 
 
 def _is_above(values: np.ndarray, slopes: np.ndarray, deltas: np.ndarray, odds: np.ndarray) -> bool:
-    """Returns whether a convex function of e^ε is above `deltas` everywhere between the points.
+    """Returns whether a convex function of e^ε is above δ everywhere.
 
-    δ is also convex in e^ε. Between two points, it is below the chord of its bounds, and the
-    function is above both of its tangents. These are closest to the chord where they meet, or at
-    the points.
+    δ is also convex in e^ε. Between two points, δ is below the chord of its bounds, and the
+    function is above both of its tangents. The tangents are closest to the chord where they meet or
+    at the points.
 
     Args:
-      values: of the function at `odds`.
+      values: the values of the function at `odds`.
       slopes: its derivatives at `odds`.
       deltas: upper bounds on δ at `odds`.
       odds: e^ε.
@@ -81,7 +83,7 @@ def _is_above(values: np.ndarray, slopes: np.ndarray, deltas: np.ndarray, odds: 
 
 
 def _gaussian_deltas(mu: float, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns δ of N(μ, 1) and N(0, 1) at each ε, and its derivative by e^ε."""
+    """Returns δ of N(μ, 1) against N(0, 1) at each ε, and its derivative by e^ε."""
     below = special.log_ndtr(-mu / 2 - epsilons / mu)
     deltas = special.ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons + below)
     return deltas, -np.exp(below)

@@ -1,4 +1,4 @@
-"""The guarantee: one object that answers every question about the privacy of releases."""
+"""The privacy guarantee of releases, at every ε, δ and false-positive rate."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,20 +25,20 @@ from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
 if TYPE_CHECKING:
     from dpoptax.sampling._base import Unit
 
-# `epsilon_curve`: how many counts of steps are priced, and how coarsely all except the last.
+# In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
 _CURVE_COUNTS = {"pld": 10, "monte_carlo": 4}
 _CURVE_COARSENESS = 50
 
 
 class NoisyReleases(NamedTuple):
-    """The releases of one noise stage.
+    """Releases of one noise stage.
 
     Attributes:
-      number: of releases.
-      phases: first release and noise multiplier of each phase.
-      strategy: of correlated noise, as text; None for independent noise.
-      fixed_point: whether the noise is of integers; None in a planned run.
-      generator: of the noise, "threefry" or "chacha20"; None in a planned run.
+      number: the number of releases.
+      phases: the first release and the noise multiplier of each phase.
+      strategy: the strategy of correlated noise, as text; None for independent noise.
+      fixed_point: whether the noise is integer; None in a planned run.
+      generator: the noise generator, "threefry" or "chacha20"; None in a planned run.
     """
 
     number: int
@@ -54,26 +54,26 @@ class Guarantee:
 
         P[M(D) ∈ S] ≤ e^ε P[M(D') ∈ S] + δ   for all S and all neighboring D, D'
 
-    `guarantee` makes it from an optimizer state, `planned_guarantee` from the parameters of a run,
-    and the constructor from any event of dp_accounting. `print(guarantee)` shows ε at
-    `stated_delta` and everything that an ε alone leaves open, with ε and δ rounded up and noise
-    multipliers rounded down. It cannot know which settings were chosen by looking at private
-    results, or what else was published.
+    `guarantee` computes it from an optimizer state, `planned_guarantee` from the parameters of a
+    run, and the constructor from any event of dp_accounting. `print(guarantee)` shows ε at
+    `stated_delta` and all terms of the guarantee, with ε and δ rounded up and noise multipliers
+    rounded down. It does not include settings chosen by looking at private results, or other
+    publications.
 
-    Privacy: all numbers are upper bounds on the leakage of the releases; the trade-off function is
-    a lower bound on the errors of any attack.
+    Privacy: all numbers are upper bounds on the leakage of the releases. The trade-off function is
+    a lower bound on the error rates of any attack.
 
     Attributes:
       event: the releases. Noise multipliers are relative to C under every neighboring relation.
-      neighboring_relation: "add-or-remove-one", "replace-one" or "replace-special", where a record
-        is replaced by one that contributes zero.
+      neighboring_relation: "add-or-remove-one", "replace-one", or "replace-special" (a record is
+        replaced by one that contributes zero).
       accountant: "pld", "rdp" or "monte_carlo".
       unit: "example" or "user".
-      sampling: how batches were drawn, `sampler.describe()`.
+      sampling: the sampling of batches, `sampler.describe()`.
       releases: the `NoisyReleases` of each noise stage.
       other_events: number of events besides the run that are part of `event`.
       stated_delta: δ of the statement.
-      event_after: the event of the first t releases, as a function of t; None where it is unknown.
+      event_after: the event of the first t releases, as a function of t; None if it is unknown.
 
     Raises (every method):
       ValueError: an argument is out of range, or the accountant cannot price the event.
@@ -107,7 +107,7 @@ class Guarantee:
         return self._price(self.event, self.stated_delta)
 
     def delta(self, epsilon: float) -> float:
-        """Returns δ at an ε of at least 0, by "rdp" or else by "pld"."""
+        """Returns δ at an ε of at least 0; "monte_carlo" uses "pld"."""
         if not number("epsilon", epsilon) >= 0:
             raise ValueError(f"`epsilon` must be at least 0, got {epsilon}.")
         check_accountant(self.accountant)
@@ -117,10 +117,10 @@ class Guarantee:
     def trade_off(self) -> TradeOff:
         """The trade-off function f, to be called with false-positive rates α.
 
-            f(α) ≤ least false-negative rate of any test of whether a record was in the data
+            f(α) ≤ least false-negative rate of any test for the presence of a record
 
-        At a false-positive rate of α, any attack has a true-positive rate of at most 1 − f(α). By
-        "pld", from 80 pairs of ε and δ down to δ = 1e-10. Computing f takes up to a second.
+        At a false-positive rate of α, any attack has a true-positive rate of at most 1 − f(α).
+        "pld" computes f from 80 pairs of ε and δ down to δ = 1e-10, which takes up to a second.
 
         Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; Doroshenko et al., "Connect
         the dots", 2022, for the pairs.
@@ -132,14 +132,14 @@ class Guarantee:
         return approximate_trade_off(*privacy_profile(self.event, self._relation))
 
     def gdp_mu(self, delta: float) -> float:
-        """Returns the least μ for which the releases are provably μ-Gaussian DP, except for δ.
+        """Returns the least μ for which the releases are μ-Gaussian DP, except for δ.
 
             f(α) ≥ Φ(Φ⁻¹(1 − α) − μ) − δ   for all α, f the trade-off function
 
-        Up to δ, an attack is as hard as telling N(μ, 1) from N(0, 1) by one draw. μ summarizes ε at
-        all δ: (ε, Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) + δ) holds for every ε ≥ 0. T sums over full
-        batches have μ = √T/σ. By "pld"; infinity if μ would exceed 1000. `delta` must be above the
-        probability of a full batch.
+        Up to δ, an attack is at least as hard as telling N(μ, 1) from N(0, 1) by one draw. μ
+        summarizes ε at all δ: (ε, Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) + δ) holds for every ε ≥ 0. T
+        sums over full batches have μ = √T/σ. "pld" computes μ; the result is infinite if it would
+        exceed 1000. `delta` must be above the probability of a full batch.
 
         Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; for reporting μ, Gomez et
         al., "(ε, δ) considered harmful: better privacy guarantees by reporting GDP", 2025.
@@ -154,12 +154,12 @@ class Guarantee:
     def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
         """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
 
-        Each order is greater than 1. The bounds include rounding, within 1e-6 for orders of at
-        least 1.1 in usual runs. With very little noise (σ below about 0.03), they are interpolated
-        from above between integers.
+        Each order is greater than 1. The bounds include rounding, which is at most 1e-6 for orders
+        of at least 1.1 in usual runs. With very little noise (σ below about 0.03), bounds between
+        integer orders are chords.
 
-        Source: Mironov, Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian
-        mechanism" (2019): section 3.3 at integers, by dp_accounting, and integrals elsewhere.
+        Source: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian
+        mechanism" (2019), section 3.3, by dp_accounting at integers; integrals at other orders.
 
         >>> import dp_accounting
         >>> Guarantee(dp_accounting.GaussianDpEvent(2.0)).rdp([2, 4])
@@ -171,13 +171,14 @@ class Guarantee:
         return accountants.rdp_curve(self.event, alphas, self._relation)
 
     def epsilon_curve(self, steps: Sequence[int], delta: float) -> np.ndarray:
-        """Returns upper bounds on ε after each of `steps`, in milliseconds each, (counts,).
+        """Returns upper bounds on ε after each of `steps`, (counts,), computed fast.
 
-        They are for showing ε as a run goes on. `epsilon` says whether a run is within its budget.
-        By "rdp" both agree. Otherwise only the greatest number of steps is priced as by `epsilon`.
-        Up to 9 others are priced 50 times as coarsely, or 3 others with a tenth of the samples by
-        "monte_carlo", and counts between them get the greater bound. By "pld" that exceeds
-        `epsilon` by about a percent for up to 10 counts, and by at most a tenth of the last bound.
+        They are for plots of ε during a run. Use `epsilon` to check the budget of a run. With
+        "rdp", both agree. Otherwise only the greatest number of steps is priced as by `epsilon`. Up
+        to 9 others are priced on a grid that is 50 times as coarse, or with "monte_carlo" up to 3
+        others with a tenth of the samples. Counts between them get the bound of the next priced
+        count. With "pld", bounds exceed `epsilon` by about a percent for up to 10 counts, and by at
+        most a tenth of the last bound.
 
         Args:
           steps: numbers of releases in any order, at most those of the run.
@@ -202,14 +203,14 @@ class Guarantee:
         counts = np.unique(wanted)
         priced = _CURVE_COUNTS.get(self.accountant, len(counts))
         if len(counts) > priced:
-            # ε grows about as the root of the steps, so it rises by even amounts.
+            # ε grows about like the root of the steps, so the chosen counts are even in ε.
             parts = np.arange(1, priced + 1) / priced
             counts = counts[np.unique(np.ceil(parts**2 * len(counts)).astype(int) - 1)]
         coarseness = 1 if self.accountant == "rdp" else _CURVE_COARSENESS
         *events, last = (self.event_after(int(count)) for count in counts)
         bounds = [self._price(event, delta, coarseness) for event in events]
         bounds.append(self._price(last, delta))
-        # A part of the releases reveals no more than all of them, whatever the accountants proved.
+        # A part of the releases reveals at most as much as all of them, so bounds can be lowered.
         least = np.minimum.accumulate(bounds[::-1])[::-1]
         found = least[np.searchsorted(counts, wanted)]
         return found if self.other_events else np.where(wanted == 0, 0.0, found)

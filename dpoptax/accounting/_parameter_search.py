@@ -1,4 +1,4 @@
-"""The search for a parameter of a run whose ε meets a target."""
+"""Search for a parameter of a run whose ε meets a target."""
 
 import dataclasses
 import math
@@ -11,12 +11,13 @@ from dpoptax._pricing import accountants
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Finds the parameter x in [lowest, highest] that spends nearly all of `epsilon`, never more.
+    """Finds the parameter that spends at most `epsilon`, and nearly all of it.
 
     Attributes:
       event_at: the event of a run with parameter x; its ε is monotone in x.
-      epsilon, delta, accountant, relation: the target and how it is measured.
-      rising: whether ε grows with x.
+      epsilon, delta, accountant, relation: the target and its accounting.
+      lowest, highest: the range of x.
+      rising: whether ε increases with x.
       digits: significant digits of x; None if x is an integer.
     """
 
@@ -31,13 +32,14 @@ class Search:
     digits: int | None = None
 
     def solve(self, start: float) -> tuple[float, float]:
-        """Returns the parameter and its ε, above the target only at the far end of the range.
+        """Returns the parameter and its ε.
 
-        Three passes each start from the last result: RDP over few orders (milliseconds), PLD on a
-        coarse grid (a tenth of the cost), and the requested accountant. PLD is slow far from the
-        solution, so the first pass saves most of the time. Integers are exact, other parameters
-        within 2e-4 of the target ε. By Monte Carlo the second pass draws a tenth of the samples,
-        and the result is within 1e-2, since bounds of different parameters vary by that much.
+        ε exceeds the target only at the end of the range. Three passes each start from the last
+        result: RDP over few orders (milliseconds), PLD on a coarse grid (a tenth of the cost), and
+        the requested accountant. PLD is slow far from the solution, so the first pass saves most of
+        the time. Integers are exact, and other parameters are within 2e-4 of the target ε. With
+        Monte Carlo, the second pass draws a tenth of the samples, and the result is within 1e-2,
+        since bounds of different parameters vary by that much.
         """
         drawn = self.accountant == "monte_carlo"
         exact = (1e-2 if drawn else 2e-4) if self.digits else 0.0
@@ -53,7 +55,7 @@ class Search:
         def coarse(x: float) -> float:
             return priced(x, 10 * accountants.DISCRETIZATION)
 
-        # Each pass starts with the slope that the one before found.
+        # Each pass starts with the slope of the previous one.
         x, _, slope = self._boundary(guessed, start, 1.0 if self.rising else -1.0, 1e-2)
         if self.accountant != "rdp":
             x, _, slope = self._boundary(coarse, x, slope, 1e-2 if drawn else 2e-3)
@@ -63,7 +65,7 @@ class Search:
     def _boundary(
         self, spent_at: Callable[[float], float], x: float, slope: float, tolerance: float
     ) -> tuple[float, float, float]:
-        """Newton's method on log epsilon against log x, kept inside a bracket."""
+        """Runs Newton's method on log ε as a function of log x, kept inside a bracket."""
         toward_spending = 1 if self.rising else -1
         safe: tuple[float, float] | None = None
         unsafe: tuple[float, float] | None = None
@@ -98,7 +100,7 @@ class Search:
         safe: float | None,
         unsafe: float | None,
     ) -> float:
-        """Returns the next guess; `ratio` is log(spent/ε) at x, `safe` and `unsafe` the bracket."""
+        """Returns the next guess in the bracket; `ratio` is log(spent/ε) at x."""
         toward_spending = 1 if self.rising else -1
         outward = toward_spending if x == safe else -toward_spending
         if ratio is None:

@@ -1,4 +1,4 @@
-"""Guarantees of runs: from an optimizer state, and from the parameters of a planned run."""
+"""Guarantees of runs, from an optimizer state or for a planned run."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,43 +29,45 @@ def guarantee(
 ) -> Guarantee:
     """Returns the privacy guarantee of a run, from the ledgers in its optimizer state.
 
-    The unit is the sampler's: one from `dpoptax.users.UserTable.sampler` draws users, and the
-    guarantee is then about one user with all of its records.
+    The unit is that of the sampler. With a sampler from `dpoptax.users.UserTable.sampler`, the
+    guarantee is about one user with all of its records.
 
     **Draws.** Each release is priced with a separate draw, `sampler.sample(t)` for t = 0, 1, … The
-    ledgers do not show whether k releases had the same draw, which cost as much as one with σ/√k.
+    ledgers do not show whether k releases used the same draw, which costs as much as one release
+    with σ/√k.
 
-    **Several noise stages.** Those of one optimizer release sums over the *same* batches: with
-    multipliers σ_1, σ_2, …, they are one release with (Σ σ_i⁻²)^(−1/2) per batch. Fresh batches
+    **Several noise stages.** The stages of one optimizer release sums over the *same* batches. With
+    multipliers σ_1, σ_2, …, they are one release with (Σ σ_i⁻²)^(−1/2) per batch. Separate batches
     would cost less, except for δ of the order of B/N.
 
-    **Ensembles.** A state whose arrays have a leading axis of runs, which `vmap` makes of one step,
-    gets the guarantee of all runs together. It covers every use of more than one run: their
+    **Ensembles.** If a step is mapped with `vmap`, the arrays of the state have a leading axis of
+    runs. The guarantee is then for all runs together. It covers every use of several runs: their
     average, the best one, or all. `same_batches` is then required.
 
     Args:
-      opt_state: holds at least one noise stage's state. It may be a restored checkpoint or an
-        `nnx.Optimizer`.
-      sampler: the one that drew the batches; its batch size must be the ledgers'.
+      opt_state: contains the state of at least one noise stage. It may be a restored checkpoint or
+        an `nnx.Optimizer`.
+      sampler: the sampler that drew the batches. Its batch size must be that of the ledgers.
       delta: δ of the statement. By default, the largest power of ten below 1/N, at most 1e-5.
       accountant: "pld", "rdp" or "monte_carlo".
-      same_batches: whether several noise stages were updated on the same draws, step by step; by
-        default they were. Otherwise they took turns: one of them released each draw. If a
-        sampler's steps depend on each other, as turns of groups do, all are priced with the least
-        of the multipliers, since a record may meet only one stage; so are those of a schedule.
-        For an ensemble, whether its runs shared the batch of every step. Otherwise each run drew
-        its own batches with its own seed. The stages of one run then share theirs.
-      also: other events on the same data, such as the vocabulary that
-        `dpoptax.tables.select_rows` selected; composed with the run, once for all runs.
+      same_batches: for several noise stages, True (the default) if all of them were updated with
+        the draw of each step, and False if they took turns, so that one of them released each draw.
+        If the steps of the sampler depend on each other, as for groups that take turns, all
+        releases are priced with the least multiplier, since a record may meet only one stage. The
+        same holds for the multipliers of a schedule. For an ensemble, True if its runs shared the
+        batch of every step, and False if each run drew its own batches with its own seed; the
+        stages of one run then share its batches.
+      also: other events on the same data, such as that of the vocabulary selected by
+        `dpoptax.tables.select_rows`. They are composed with the run, once for all runs.
 
     Raises:
-      ValueError: no ledger, one that refused a release, or one with another mechanism's arrays; two
-        noise stages or runs with one key; a mechanism without a proof; a sampler of another batch
-        size, or without an event for the mechanism's noise (in fixed point, correlated noise needs
-        a `CyclicPoissonSampler` whose cycle is as long as its bands); a strategy under a sampler as
-        the sampler; correlated noise next to another noise stage; noise stages with different
-        numbers of releases whose same batches were drawn together; an ensemble without
-        `same_batches`.
+      ValueError: `opt_state` has no ledger, a ledger that refused a release, or one with arrays of
+        another mechanism; two noise stages or runs have the same key; a mechanism has no privacy
+        proof; the sampler has another batch size, has no event for this noise (correlated noise in
+        fixed point needs a `CyclicPoissonSampler` whose cycle is as long as its bands), or is a
+        strategy with a sampler; correlated noise is combined with another noise stage; stages with
+        different numbers of releases shared the batches of a sampler with dependent steps; or
+        `same_batches` is missing for an ensemble.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
@@ -105,17 +107,17 @@ def planned_guarantee(
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> Guarantee:
-    """Returns the privacy guarantee of a run before it begins: of `steps` noisy clipped sums.
+    """Returns the privacy guarantee of a planned run of `steps` noisy clipped sums.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the *sum*, over the clipping bound. 0
-        gives no guarantee. Or a schedule, as for `dpoptax.gaussian_noise`; if a sampler's steps
-        depend on each other, the least multiplier is priced.
+      noise_multiplier: standard deviation of the noise on the *sum*, over the clipping bound, or a
+        schedule as for `dpoptax.gaussian_noise`. 0 gives no guarantee. If the steps of the sampler
+        depend on each other, the least multiplier of a schedule is priced.
       steps: number of noisy releases.
-      sampling_probability: of each record in each step, for Poisson sampling under
+      sampling_probability: the probability of each record in each step, for Poisson sampling under
         add-or-remove-one. Pass either this or `sampler`.
-      sampler: how batches are drawn, under which neighboring relation, and of which unit. For
-        correlated noise, `strategy.under(sampler)`.
+      sampler: the sampler of the batches, with its neighboring relation and unit. For correlated
+        noise, `strategy.under(sampler)`.
       delta: δ of the statement. By default, the largest power of ten below 1/N, at most 1e-5.
       accountant: "pld", "rdp" or "monte_carlo".
       also: as for `guarantee`.
@@ -158,9 +160,9 @@ def epsilon_spent(
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> float:
-    """Returns ε that a run has spent, from the ledgers in its optimizer state.
+    """Returns the ε that a run has spent, from the ledgers in its optimizer state.
 
-    It is `guarantee(...).epsilon(delta)`, with the arguments and errors of `guarantee`.
+    This is `guarantee(...).epsilon(delta)`, with the arguments and errors of `guarantee`.
     """
     return guarantee(
         opt_state,
@@ -181,14 +183,14 @@ def epsilon(
     sampler: "Sampler | Participation | None" = None,
     accountant: Accountant = "pld",
 ) -> float:
-    """Returns ε of `steps` noisy clipped sums at a δ, an upper bound; 0 for no steps.
+    """Returns an upper bound on ε of `steps` noisy clipped sums at δ; 0 for no steps.
 
-    It is `planned_guarantee(...).epsilon(delta)`, with the arguments and errors of
+    This is `planned_guarantee(...).epsilon(delta)`, with the arguments and errors of
     `planned_guarantee`.
 
-    Sources: Mironov, Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian
-    mechanism" (2019), with integrals for orders that are not integers; Doroshenko et al., "Connect
-    the dots" (2022), as implemented in dp_accounting.
+    Sources: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism"
+    (2019), with integrals at non-integer orders; Doroshenko et al., "Connect the dots" (2022), as
+    implemented in dp_accounting.
 
     >>> round(epsilon(noise_multiplier=1.1, sampling_probability=0.01, steps=1000, delta=1e-5), 2)
     1.52
@@ -206,7 +208,7 @@ def epsilon(
 def _sampler_facts(
     sampler: "Sampler | None", delta: float | None, sampling_probability: float | None = None
 ) -> dict[str, Any]:
-    """Returns the fields of a guarantee that follow from the sampler, and δ of its statement."""
+    """Returns the fields of a guarantee that the sampler determines, and its δ."""
     if sampler is None:
         delta = 1e-5 if delta is None else delta
         check_delta(delta)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LedgerReadings(NamedTuple):
-    """The ledgers of an optimizer state.
+    """Ledgers of an optimizer state.
 
     Attributes:
       runs: the ledgers of each run, one for each noise stage.
@@ -34,7 +34,7 @@ def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
     """Returns the ledgers of a run, or of each run of an ensemble.
 
     Raises:
-      ValueError: no ledger, or as `dpoptax.ledgers`.
+      ValueError: there is no ledger, or `dpoptax.ledgers` raises it.
     """
     from dpoptax._noise.read_ledger import is_ensemble, ledgers, runs_of
 
@@ -46,8 +46,8 @@ def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
     if not found:
         raise ValueError(
             "`opt_state` holds no noise ledger. Pass the state of a chain that starts with "
-            "gaussian_noise or clip_and_noise. A checkpoint has a ledger where it is restored into "
-            "tx.init(params), which says what its arrays are."
+            "gaussian_noise or clip_and_noise. Restore a checkpoint into tx.init(params), which "
+            "gives its arrays their meaning."
         )
     return LedgerReadings((found,), ensemble=False)
 
@@ -66,8 +66,8 @@ def spent_event(
       readings: from `read_ledgers`.
       sampler: as for `guarantee`.
       same_batches: as for `guarantee`.
-      noise: a factor on all noise multipliers, to price the run as if with other noise.
-      most: if given, the event of at most so many releases of each ledger, the first ones.
+      noise: a factor on all noise multipliers, to price the run with other noise.
+      most: if given, only this many first releases of each ledger count.
     """
     runs = readings.runs
     if most is not None:
@@ -138,8 +138,7 @@ def _event(
                 f"of a {type(sampler).__name__} depend on each other, so no ε is known. Use one "
                 "noise stage, update all of them in every step, or draw with PoissonSampler."
             )
-        # If the stages took turns although the caller says otherwise, a record may have met only
-        # the one with the least noise.
+        # If the stages did take turns, a record may have met only the one with the least noise.
         releases = [(count, ((0, least),)) for count, _ in releases]
     ends = {count for count, _ in releases}
     ends |= {first for count, each in releases for first, _ in each if 0 < first < count}
@@ -152,7 +151,7 @@ def _event(
 
 
 def _phases(mechanism: "Mechanism", noise: float) -> Phases:
-    """Returns the multipliers of a stage, each times `noise`."""
+    """Returns the multipliers of a stage, multiplied by `noise`."""
     return noise_schedule.scaled(mechanism.schedule or ((0, mechanism.noise_multiplier),), noise)
 
 

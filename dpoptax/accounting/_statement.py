@@ -1,4 +1,4 @@
-"""The statement of a guarantee in words: with its ε, everything that an ε alone leaves open."""
+"""The text of a guarantee: its claim and all of its terms."""
 
 import decimal
 import math
@@ -16,16 +16,16 @@ _UNITS = {"example": "example", "user": "user with all of its records"}
 _ACCOUNTANTS = {
     "pld": "by privacy loss distributions",
     "rdp": "by Rényi divergences",
-    "monte_carlo": "by Monte Carlo, whose chance to be wrong is in δ",
+    "monte_carlo": "by Monte Carlo, with its probability of failure in δ",
 }
 _GENERATORS = {"threefry": "threefry", "chacha20": "ChaCha20"}
-_MAX_PHASES = 4  # of a schedule that are listed
+_MAX_PHASES = 4  # the number of listed phases of a schedule
 
 
 def statement_text(values: Mapping[str, Any]) -> str:
-    """Returns the text of `Guarantee.to_dict()`: the guarantee in its first line, then its terms.
+    """Returns the text of `Guarantee.to_dict()`: the claim, then its terms.
 
-    ε and δ are rounded up and noise multipliers down, so that the text never claims too much.
+    ε and δ are rounded up and noise multipliers down, so the text never claims too much.
     """
     claim = claim_text(*(values[k] for k in ("epsilon", "delta", "unit", "neighboring_relation")))
     if not math.isfinite(values["epsilon"]):
@@ -116,7 +116,7 @@ def _six_digits(value: float, rounding: str) -> str:
 
 
 def round_up(value: float, digits: int = 3) -> str:
-    """Returns a number of at least 0 with so many digits, rounded up."""
+    """Formats a number of at least 0 with the given number of digits, rounded up."""
     exact = decimal.Decimal(repr(float(value)))
     if not exact.is_finite() or not exact:
         return f"{value:g}"

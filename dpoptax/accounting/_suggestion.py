@@ -1,4 +1,4 @@
-"""Batch size, steps and noise for a compute budget, by the noise on a mean gradient."""
+"""Suggestion of batch size, steps and noise multiplier for a compute budget."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ class PlanOption:
 
     Attributes:
       batch_size: B, the expected batch size.
-      steps: T, as many as the budget allows.
+      steps: T, the largest number of steps within the budget.
       noise_multiplier: σ.
       noise_batch_ratio: σ/B, the noise in each coordinate of a mean gradient, relative to C.
-      excess: noise_batch_ratio over that of T steps on full batches, minus 1.
+      excess: noise_batch_ratio divided by that of T steps on full batches, minus 1.
     """
 
     batch_size: int
@@ -35,7 +35,7 @@ class PlanOption:
 
 @dataclasses.dataclass(frozen=True)
 class PlanSuggestion:
-    """Ways to spend a compute budget, and the suggested one. Made by `suggest_plan`.
+    """Result of `suggest_plan`: ways to spend a compute budget, and the suggested one.
 
     Attributes:
       chosen: the suggestion.
@@ -54,7 +54,7 @@ class PlanSuggestion:
     max_excess: float
 
     def plot(self, path: str | Path) -> None:
-        """Writes a figure of σ/B over the batch size, next to its limit by full batches.
+        """Writes a figure of σ/B over the batch size, with the limit for full batches.
 
         Raises:
           ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
@@ -124,14 +124,15 @@ def suggest_plan(
         minimize B  subject to  B T = examples,  T ≥ min_steps,  σ/B ≤ (1 + max_excess) √T σ₁/N
 
     The noise-batch ratio σ/B is the noise in each coordinate of a mean gradient, relative to the
-    clipping bound. T steps on full batches of all N examples have the least one, √T σ₁/N, with σ₁
-    the noise multiplier of a single sum at ε. Below some batch size, σ/B grows faster than √T: this
-    is noise that a larger batch avoids at equal compute. Above it, a larger batch only exchanges
-    steps for less noise in each. The rule takes the smallest batch on the flat part, for the most
-    steps. If every batch exceeds `max_excess`, it takes the least noise with at least `min_steps`.
+    clipping bound. Its least value for T steps is √T σ₁/N, with full batches of all N examples and
+    σ₁ the noise multiplier of a single sum at ε. Below some batch size, σ/B grows faster than √T: a
+    larger batch avoids this noise at equal compute. Above it, a larger batch only trades steps for
+    less noise per step. The rule takes the smallest batch within `max_excess` of the limit, which
+    has the most steps. If every batch exceeds `max_excess`, it takes the least noise with at least
+    `min_steps` steps.
 
-    The rule knows neither the model nor the loss. It compares powers of two, for Poisson sampling
-    and independent noise. Learning rates differ between options: tune that of the chosen one.
+    The rule depends neither on the model nor on the loss. It compares powers of two, for Poisson
+    sampling and independent noise. Tune the learning rate for the chosen option.
 
     Privacy: each option spends `epsilon` at `delta`. Its arguments are public numbers.
 
@@ -139,19 +140,19 @@ def suggest_plan(
       dataset_size: N, the number of examples, or of users.
       epsilon: ε of the run.
       delta: δ of the run, well below 1/N.
-      examples: B T, the number of examples processed in all steps. A budget of F floating-point
-        operations for a transformer of P parameters on L tokens an example is F/(6 P L) examples of
-        ordinary training; `dpoptax plan --suggest` counts those of a private step.
-      min_steps: the fewest steps that finish the training.
-      max_excess: the fraction of noise above the limit that is not worth a larger batch.
-      accountant: as for `calibrate_noise_multiplier`. "rdp" takes seconds; "pld", by which a
-        `PrivacyPlan` of the chosen sizes computes its noise, takes minutes and needs less noise.
+      examples: B T, the number of examples processed in all steps. For a transformer with P
+        parameters and L tokens per example, F floating-point operations are F/(6PL) examples of
+        ordinary training. `dpoptax plan --suggest` counts the operations of a private step.
+      min_steps: the least number of steps that suffices for the training.
+      max_excess: the largest excess of σ/B over its limit that does not justify a larger batch.
+      accountant: as for `calibrate_noise_multiplier`. "rdp" takes seconds. "pld", which
+        `PrivacyPlan` uses for its noise, takes minutes and needs less noise.
 
     Raises:
-      ValueError: an argument is out of range, or as `calibrate_noise_multiplier`.
+      ValueError: an argument is out of range, or `calibrate_noise_multiplier` raises it.
 
-    Source: McKenna et al., "Scaling laws for differentially private language models", 2025, for the
-    noise-batch ratio as the quantity that the loss depends on, next to model and steps.
+    Source: McKenna et al., "Scaling laws for differentially private language models", 2025: the
+    loss depends on the noise-batch ratio, besides model and steps.
 
     >>> print(suggest_plan(dataset_size=50_000, epsilon=3.0, delta=1e-6, examples=2_500_000))
             B       T  epochs       σ       σ/B  excess

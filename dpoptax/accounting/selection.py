@@ -1,11 +1,11 @@
-"""The privacy cost of choosing hyper-parameters: publishing the best of several private runs.
+"""The privacy cost of tuning: publishing the best of several private runs.
 
-Every trial is a private run with a score. Publishing the best one reveals more than one run does.
+Every trial is a private run with a score. Publishing the best trial reveals more than one run does.
 Two procedures have a known price:
 
 * a fixed number of trials, priced as if all of them were published (composition);
-* a random number of trials, of which *only the best one* is published, and neither the others nor
-  their number. The price then grows little with the mean number (Papernot and Steinke, 2022).
+* a random number of trials, if *only the best one* is published, and neither the others nor their
+  number. The price then grows little with the mean number (Papernot and Steinke, 2022).
 
 In both, the score must be private: computed from public data, or with noise.
 """
@@ -27,7 +27,7 @@ SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 
 
 def all_of(trials: Sequence[dpa.DpEvent]) -> dpa.DpEvent:
-    """Returns the event of publishing every trial, or the best of a fixed number of them.
+    """Returns the event of publishing all trials, or the best of a fixed number.
 
     Args:
       trials: the event of each trial.
@@ -49,17 +49,17 @@ def all_of(trials: Sequence[dpa.DpEvent]) -> dpa.DpEvent:
 def best_of_random(
     candidates: Sequence[dpa.DpEvent], *, mean: float, distribution: str
 ) -> dpa.DpEvent:
-    """Returns the event of publishing the best of a random number of trials and nothing else.
+    """Returns the event of publishing only the best of a random number of trials.
 
     Each trial draws a candidate at random, by probabilities that do not depend on the data. Only
     the "rdp" accountant prices this event. The number of trials must come from `draw_number`
     without a bound. It must stay secret, and so must the duration of the trials.
 
     Args:
-      candidates: the event of each setting that may be tried; the costliest counts.
-      mean: of the number of trials, at least 1.
-      distribution: "geometric", "poisson" (narrow around its mean, but maybe no trial at all) or
-        "logarithmic" (cheaper than geometric, but most often only few trials).
+      candidates: the event of each setting that may be tried. The costliest determines the price.
+      mean: the mean number of trials, at least 1.
+      distribution: "geometric", "poisson" (narrow around its mean, but possibly no trial) or
+        "logarithmic" (cheaper than geometric, but often only few trials).
 
     Raises:
       TypeError: a candidate is not an event, e.g. an ε.
@@ -81,12 +81,12 @@ def best_of_random(
 
 
 def draw_number(mean: float, distribution: str, seed: int) -> int:
-    """Draws the number of trials for `best_of_random`: from 0 ("poisson") or 1 on.
+    """Draws the number of trials for `best_of_random`, at least 0 ("poisson") or 1.
 
     Args:
       mean: at least 1.
       distribution: as for `best_of_random`.
-      seed: secret, like the number.
+      seed: secret, like the result.
 
     >>> draws = [draw_number(5.0, "geometric", seed) for seed in range(4000)]
     >>> bool(abs(np.mean(draws) - 5.0) < 0.3), min(draws)
@@ -103,7 +103,7 @@ def draw_number(mean: float, distribution: str, seed: int) -> int:
 
 @functools.cache
 def _logarithmic(mean: float) -> float:
-    """Returns p of the logarithmic distribution with this mean, -p/((1 - p) log(1 - p))."""
+    """Returns p of the logarithmic distribution with mean -p/((1 - p) log(1 - p))."""
 
     def excess(complement: float) -> float:
         return -(1 - complement) / (complement * math.log(complement)) - mean
