@@ -113,10 +113,10 @@ def put_rows(table: jax.Array, rows: ArrayLike, values: jax.Array) -> jax.Array:
 def apply_updates(
     params: PyTree, updates: PyTree, rows: ArrayLike, *, where: Callable[[PyTree], Any]
 ) -> PyTree:
-    """Adds updates to parameters, and those of the table to the given rows.
+    """Adds updates to parameters, with updates of the table only for the given rows.
 
-    It is `optax.apply_updates` with plain SGD on the table. A donated table is written in place, in
-    time independent of V.
+    This is `optax.apply_updates` with plain SGD on the table. A donated table is written in place,
+    in time independent of V.
 
     Args:
       params: parameters with the whole table, (V, d).

@@ -39,7 +39,7 @@ class SelectedRows(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReleaseContext:
-    """Identifier of the release that a sum is for.
+    """Identifier of the release to which a sum belongs.
 
     Attributes:
       count: the number of earlier releases, int32.
@@ -80,7 +80,7 @@ def row_selecting_noise(
     does not count rows that `selected_grad` selected but that never reached an update.
 
     Args:
-      clip: the geometry that `selected_grad` was given.
+      clip: the clip of `selected_grad`.
       noise_multiplier: σ, for rows and gradient together. 0 adds no noise and gives ε = ∞.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
@@ -158,11 +158,11 @@ def draw_rows(
     """Returns {j : count_j + σ√m N(0, 1) ≥ τ}, cut to `capacity`.
 
     It does not draw a number for each row of the table. Rows are independent. A row with a count is
-    selected with probability Q((τ − count)/(σ√m)), a row without one with p = Q(τ/(σ√m)). To draw
-    the latter, N positions are drawn uniformly with replacement, N from the Poisson distribution
-    with mean −V log(1 − p). The hits of each row are then independent, and a row has none with
-    probability 1 − p. Tails are exact to the relative error of float32. Normal numbers from 23 bits
-    would not exceed 5.4 standard deviations.
+    selected with probability Q((τ − count)/(σ√m)), and a row without a count with p = Q(τ/(σ√m)).
+    To draw rows without a count, N positions are drawn uniformly with replacement, with N from the
+    Poisson distribution with mean −V log(1 − p). The hits of each row are then independent, and a
+    row has none with probability 1 − p. Tails are exact to the relative error of float32. Normal
+    numbers from 23 bits would not exceed 5.4 standard deviations.
     """
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)

@@ -125,8 +125,8 @@ def row_selecting_clip(
         multipliers is √((1 − ρ)/ρ), which is 3 for the default.
 
     Raises:
-      TypeError: `clip` is neither a geometry nor a number, or it encodes or follows; or `selection`
-        is not a `RowSelection`.
+      TypeError: `clip` is neither a clip nor a number, it encodes gradients or follows the run, or
+        `selection` is not a `RowSelection`.
       ValueError: `share` is outside (0, 1).
 
     Source: Ghazi et al., 2023, Algorithm 1. Here the clip applies to the gradient of S and the
@@ -216,7 +216,7 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
 
 
 def _starts(rows: jax.Array) -> jax.Array:
-    """Returns where ascending numbers along the last axis start a new value."""
+    """Returns a mask of the entries that start a new value; rows are ascending."""
     before = jnp.concatenate([jnp.full_like(rows[:, :1], -1), rows[:, :-1]], axis=1)
     return rows != before
 

@@ -72,8 +72,8 @@ def selected_grad(
     Raises:
       TypeError: `clip` is not a `row_selecting_clip`. At the call: the loss uses the table in
         another way, or comes from `dpoptax.users.per_user_loss`.
-      ValueError: the state does not contain that of `row_selecting_noise`; or the method or
-        optimizer keeps state per table entry, while the rows change in each step.
+      ValueError: the state does not contain that of `row_selecting_noise`, or the method or
+        optimizer keeps state per table entry, although the rows change in each step.
 
     Source: Ghazi et al., 2023, Algorithm 1 (DP-AdaFEST).
 

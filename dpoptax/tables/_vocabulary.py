@@ -48,9 +48,9 @@ def select_rows(
     whole data set. Ledgers do not record it: pass its `event` to `epsilon_spent(also=[...])`.
 
     Args:
-      lookups: the rows that each example, or each user with all records, looks up, integers (N, …).
+      lookups: the rows that each example (or each user with all records) looks up, integers (N, …).
         Numbers outside [0, table_size), such as −1, are ignored.
-      mask: (N,), False for padding. `None` if all are examples.
+      mask: (N,), False for padding. `None` if there is no padding.
       selection: V, k, τ, in examples of the data set, and m.
       noise_multiplier: σ.
       key: a key that is not used elsewhere. Keep it as secret as the data.
