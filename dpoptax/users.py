@@ -1,18 +1,20 @@
-"""User-level privacy: an example is a user's bounded set of records, and ε is about a whole user.
+"""User-level privacy: each example is a bounded set of records of one user.
 
-A `UserTable` knows the owner of each record and turns the drawn users into rows of records.
-`per_user_loss` turns the loss of a record into that of a user. `clipped_grad` clips the gradient of
-that loss, so that a user is clipped once, whatever the number of its records.
+A `UserTable` stores the owner of each record, and turns drawn users into rows of records.
+`per_user_loss` turns the loss of a record into the loss of a user. `clipped_grad` clips the
+gradient of that loss, so each user is clipped once, for any number of records.
 
-    indices, mask = sampler.sample(t)              of examples
+    # examples
+    indices, mask = sampler.sample(t)
+    grad_fn(points, data[indices], mask)  # one gradient per example
+    # users
     sampler = table.sampler(PoissonSampler, batch_size=30, seed=seed)
-    drawn = table.sample(sampler, t)               of users, with the records of each
-    grad_fn(points, data[indices], mask)           one gradient an example
-    grad_fn(points, (data[drawn.records], drawn.records_mask), drawn.mask)     one a user
+    drawn = table.sample(sampler, t)
+    grad_fn(points, (data[drawn.records], drawn.records_mask), drawn.mask)  # one per user
 
-`table.sampler` makes a sampler of users: its `dataset_size` is the number of users, `batch_size`
-the expected number of users in a step, and neighboring data sets differ in one user with all of
-its records.
+`table.sampler` returns a sampler of users. Its `dataset_size` is the number of users, and its
+`batch_size` is the expected number of users in a step. Neighboring data sets differ in one user
+with all of its records.
 """
 
 import copy
@@ -37,22 +39,22 @@ _SAMPLER_OF_USERS = (
     "counts users."
 )
 _SELECTED = (
-    "rows of a table were selected by the lookups of users. The places of records that a "
-    "user does not have hold records of others, which were counted as the user's. Select a "
-    "vocabulary once with dpoptax.tables.select_rows, whose lookups are (users, …)"
+    "`params` must not have a table whose rows are selected in each step. Padding of a user may "
+    "hold records of others, whose lookups would be counted as the user's. Select a vocabulary "
+    "once with dpoptax.tables.select_rows, whose lookups are (users, …)."
 )
 
 
 class UserSample(NamedTuple):
-    """The users of one step, and the records that each of them gives.
+    """Users of one step, with their records.
 
     Attributes:
-      users: (padded_size,) int64 in [0, num_users), as the sampler drew them; the `ids` of a loss
-        with randomness.
+      users: (padded_size,) int64 in [0, num_users), as drawn by the sampler. Pass them as `ids` for
+        a loss with randomness.
       mask: (padded_size,) bool, True for the users that were drawn.
-      records: (padded_size, records_per_user) int64, places in the data set; 0 for padding, so that
-        gathering with them is always valid.
-      records_mask: (padded_size, records_per_user) bool, True for the records that count.
+      records: (padded_size, records_per_user) int64, indices of records in the data set. Padding is
+        0, so all entries are valid indices.
+      records_mask: (padded_size, records_per_user) bool, True for the records of the user.
     """
 
     users: np.ndarray
@@ -62,18 +64,18 @@ class UserSample(NamedTuple):
 
 
 class UserTable:
-    """Maps users to their records, and selects the records of a user that take part in a step.
+    """Maps users to their records, and selects the records that take part in a step.
 
-    A user with at most `records_per_user` records gives all of them. From a user with more, each
-    step draws that many, uniformly and without replacement. The generator is seeded by the seed,
-    the user's label and the step. So no user affects the records of another one, and a restored run
-    draws as before.
+    A user with at most `records_per_user` records contributes all of them. If a user has more, each
+    step draws that many, uniformly without replacement. The generator is seeded with the seed, the
+    user's label and the step. So no user affects the records of another, and a restored run repeats
+    its draws.
 
-    Privacy: with `per_user_loss` and `clipped_grad` one user moves the sum by at most C, whatever
-    it owns. ε of a sampler of this table is then about one user. It relies on the labels: a person
-    with two labels is protected as two. `seed` need not be secret, since the bound holds for any
-    selection of records; the sampler's seed must be. `records_per_user` and `num_users` are public;
-    the number of records of each user is private, and so is `num_records`.
+    Privacy: with `per_user_loss` and `clipped_grad` one user changes the sum by at most C, for any
+    records. ε of a sampler of this table is then about one user. It relies on the labels: a person
+    with two labels is protected as two users. `seed` need not be secret, since the bound holds for
+    any selection of records. The seed of the sampler must be secret. `records_per_user` and
+    `num_users` are public; the number of records of each user and `num_records` are private.
 
     Attributes:
       num_users: number of users; the `dataset_size` of its samplers.
@@ -81,16 +83,16 @@ class UserTable:
       records_per_user: R.
 
     Args:
-      owners: (N,), the owner of each record in the order of the data set: whole numbers from 0, or
-        texts that are not empty. A user's number is the place of its label among the sorted labels.
-      records_per_user: R, the largest number of records that a user gives to a step. Choose it
-        without looking at the data.
+      owners: (N,), the owner of each record in the order of the data set: nonnegative integers or
+        nonempty strings. A user's number is the place of its label among the sorted labels.
+      records_per_user: R, the largest number of records that a user contributes to a step. Choose
+        it without looking at the data.
       seed: a non-negative integer of any size.
 
     Raises:
-      TypeError: `owners` that are neither integers nor texts, or have no order.
-      ValueError: no owners, records with several owners or with none, `records_per_user` below 1, a
-        negative seed.
+      TypeError: `owners` are neither integers nor strings, or are not ordered.
+      ValueError: `owners` is empty, a record has several owners or none, `records_per_user` is
+        below 1, or `seed` is negative.
 
     >>> from dpoptax.sampling import PoissonSampler
     >>> table = UserTable(["ada", "bob", "ada", "ada", "cy"], records_per_user=2, seed=0)
@@ -106,16 +108,16 @@ class UserTable:
         self._bound(records_per_user, seed)
         self._labels, inverse = np.unique(_checked(owners), return_inverse=True)
         self.num_users, self.num_records = len(self._labels), len(inverse)
-        # The records sorted by owner; those of user u are from _starts[u] to _starts[u + 1].
+        # Records sorted by owner. Those of user u are in _starts[u] : _starts[u + 1].
         self._records = np.argsort(inverse, kind="stable")
         counts = np.bincount(inverse, minlength=self.num_users)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
 
     def with_bound(self, records_per_user: int, *, seed: int) -> "UserTable":
-        """Returns a table of the same owners with another bound and seed, without sorting again.
+        """Returns a table of the same owners with another bound and seed.
 
         Raises:
-          ValueError: `records_per_user` below 1, or a negative seed.
+          ValueError: `records_per_user` is below 1, or `seed` is negative.
         """
         table = copy.copy(self)
         table._bound(records_per_user, seed)
@@ -132,15 +134,15 @@ class UserTable:
     def sampler(self, kind: Callable[..., _Sampler], **options: Any) -> _Sampler:
         """Returns a sampler of this table's users.
 
-        The result knows that it draws users: `dpoptax.accounting.guarantee` is then about one user
-        with all of its records. Units: the sampler's `batch_size` counts users.
+        Its unit is "user", so `dpoptax.accounting.guarantee` is about one user with all of its
+        records, and its `batch_size` counts users.
 
         Args:
           kind: a class of `dpoptax.sampling`, such as `PoissonSampler`.
           **options: its arguments except `dataset_size` and `unit`.
 
         Raises:
-          ValueError: if the sampler refuses an option.
+          ValueError: the sampler rejects an option.
 
         >>> from dpoptax.sampling import PoissonSampler
         >>> table = UserTable(["ada", "bob", "ada"], records_per_user=2, seed=0)
@@ -203,9 +205,9 @@ class UserTable:
         owned = self.records_of(user)
         if len(owned) <= self.records_per_user:
             return owned
-        # By the label, and not by the user's number, which depends on who else is there. For the
-        # same reason places among the user's own records are drawn, and not in the data set.
-        text = str(self._labels[user]).encode(errors="surrogatepass")  # such as of a file's name
+        # Seeded with the label, since a user's number depends on the other users. For the same
+        # reason, places among the user's own records are drawn instead of places in the data set.
+        text = str(self._labels[user]).encode(errors="surrogatepass")  # file names may need it
         label = hashlib.blake2b(text, digest_size=16).digest()
         words = (int(word) for word in np.frombuffer(label, np.uint32))
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(*words, step)))
@@ -219,15 +221,15 @@ def per_user_loss(
     reduction: Literal["mean", "sum"] = "mean",
     has_aux: bool = False,
 ) -> Callable[..., PyTree]:
-    """Returns the loss of a user, for `clipped_grad`, from the loss of a record.
+    """Turns the loss of a record into the loss of a user, for `clipped_grad`.
 
-        ℓ(x; u) = (1/n) Σ_{k ≤ n} ℓ(x; ξ_k)   or the sum,   ξ_1, …, ξ_n the records under u's mask
+        ℓ(x; u) = (1/n) Σ_{k ≤ n} ℓ(x; ξ_k)   or the sum,   ξ_1, …, ξ_n the records of user u
 
     Its gradient is the mean or sum of the records' gradients, taken before the clip: one vector per
     user. Ghost clipping treats the records as positions of one example.
 
-    Privacy: with `clipped_grad` a user moves the sum by at most C. The loss depends only on the
-    records under the user's mask. Padding changes nothing, even if it is not finite. A user without
+    Privacy: with `clipped_grad` a user changes the sum by at most C. The loss depends only on the
+    records under the user's mask. Padding has no effect, even if it is not finite. A user without
     records is computed with records of zeros: its loss and gradient are exactly zero, and
     `adaptive_clip` counts it as below the threshold. A user with a gradient that is not finite adds
     exactly zero.
@@ -236,18 +238,19 @@ def per_user_loss(
       loss_fn: `loss_fn(params, record)`, or with a key `loss_fn(params, record, key)`; scalar, or
         (scalar, aux) with `has_aux`.
       reduction: "mean", so that the gradient norm does not depend on the number of records, or
-        "sum", so that a user with more records weighs more until it is clipped.
+        "sum", so that a user with more records has a larger weight until it is clipped.
       has_aux: whether `loss_fn` returns auxiliary outputs. They are returned for all rows of a
-        user, (R, …); padding has those of the user's first record, or of zeros without records.
+        user, (R, …). Padding has the outputs of the user's first record, or of zeros if there is
+        none.
 
     Returns:
-      `loss(params, (records, mask))`, or with a third argument `key`, of which each row gets its
-      own: leaves of `records` are (R, …), `mask` is (R,) bool.
+      `loss(params, (records, mask))`, optionally with a third argument `key`, which is split over
+      the rows. The leaves of `records` are (R, …), and `mask` is (R,) bool.
 
     Raises:
-      ValueError: an unknown `reduction`; at the call, records or a mask of other shapes.
-      TypeError: at the call, a mask that is not bool, a `loss_fn` that is not scalar, or a table
-        whose rows `dpoptax.tables.selected_grad` selects.
+      ValueError: `reduction` is unknown. At the call: records or mask have other shapes.
+      TypeError: at the call, the mask is not bool, `loss_fn` does not return a scalar, or
+        `dpoptax.tables.selected_grad` selects rows of a table.
 
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
@@ -266,13 +269,13 @@ def per_user_loss(
         records, mask = _checked_user(user)
         if any(isinstance(leaf, TrainedRows) for leaf in jax.tree.leaves(params)):
             raise TypeError(_SELECTED)
-        # Padding becomes the user's first record. Its weight is zero either way. But padding often
-        # holds data of others, and zero times an infinite derivative there would be NaN, so that
-        # the user's contribution would depend on them.
+        # Padding is replaced by the user's first record, with weight zero. Padding often holds data
+        # of others. Zero times an infinite derivative there would be NaN, so the user's
+        # contribution would depend on others.
         rows = jnp.where(mask, jnp.arange(len(mask)), jnp.argmax(mask))
         own = jax.tree.map(lambda x: jnp.asarray(x)[rows], records)
-        # A user without records gets zeros. Otherwise records of others would decide whether its
-        # gradient is finite, which a geometry with a statistic of each example counts.
+        # A user without records gets zeros. Otherwise records of others would determine whether its
+        # gradient is finite, which clips with a statistic of each example count.
         own = jax.tree.map(lambda x: jnp.where(jnp.any(mask), x, jnp.zeros_like(x)), own)
         if key is None:
             out = jax.vmap(loss_fn, (None, 0))(params, own)
@@ -293,7 +296,7 @@ def per_user_loss(
 
 
 def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
-    """Returns the owners as an array of numbers or of texts, one for each record."""
+    """Returns the owners as an array of integers or strings, one for each record."""
     if not isinstance(owners, Iterable) or isinstance(owners, str | Mapping | Set):
         raise TypeError(
             f"`owners` must be a list or an array, got {kind_of(owners)}. Pass the owner of each "
@@ -306,7 +309,7 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
             "without an owner."
         )
     array = isinstance(owners, np.ndarray | jax.Array)
-    # As objects, since NumPy would turn missing entries among texts into the text "nan".
+    # Objects, since NumPy would turn missing entries among strings into the string "nan".
     labels = np.asarray(owners) if array else np.array(list(owners), object)
     plural = [n for n, label in enumerate(labels) if isinstance(label, list | tuple | set)]
     if labels.ndim != 1 or plural:
@@ -327,7 +330,7 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
                     "`owners` must be only integers of at least 0, or only strings, got "
                     f"owners[{place}]={label!r}. Leave out records without an owner."
                 )
-            if texts and label.endswith("\0"):  # NumPy would take it for the label without
+            if texts and label.endswith("\0"):  # NumPy strips trailing NULs
                 raise ValueError(f"`owners` must not end in NUL, got owners[{place}]={label!r}.")
         try:
             labels = labels.astype(str if texts else np.int64)
