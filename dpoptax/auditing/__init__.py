@@ -1,16 +1,17 @@
-"""Audits: attacks on a live training step, and the lower bounds on epsilon that they prove.
+"""Audits: attacks on a training step, and the lower bounds on ε that they prove.
 
-A privacy claim limits how well anyone can tell whether an example was in the data. An audit tries:
-the attacker plants a *canary*, observes the outputs of the threat model, and guesses. The rate of
-correct guesses gives, with a stated confidence, a lower bound on ε. A bound above the claim
+A privacy claim limits how well an adversary can tell whether an example was in the data. In an
+audit the adversary plants a *canary*, observes the outputs of the threat model, and guesses. The
+rate of correct guesses gives, with a stated confidence, a lower bound on ε. A bound above the claim
 disproves the claim and shows a bug. A bound near the claim shows that the attack is strong and the
-claim tight. A bound far below proves nothing about other attacks.
+claim tight. A bound far below the claim proves nothing about other attacks.
 
 The audit runs the real training step: `dpoptax.clipped_grad` and the optax chain, over thousands of
 runs at once, on samples of the claim's sampler. A single canary under a `PoissonSampler` is drawn
-by a coin of the sampler's probability, so this case does not test the sampler itself. Bounds of ε
-by one threshold are `jax_privacy.auditing`'s (install `dpoptax[audit]`). Bounds by whole trade-off
-functions and p-values of claims are here: `TradeOff`, `trade_off_curve`, `p_value_fdp`.
+by a coin with the sampler's probability, so this case does not test the sampler itself.
+`jax_privacy.auditing` computes bounds on ε from one threshold (install `dpoptax[audit]`). This
+module computes bounds from whole trade-off functions, and p-values of claims: `TradeOff`,
+`trade_off_curve`, `p_value_fdp`.
 """
 
 import time
@@ -82,11 +83,11 @@ def audit(
 
         ε ≥ log((TPR − δ) / FPR),  TPR and FPR by their Clopper–Pearson bounds
 
-    and the same with the two kinds of run exchanged. A quarter of the runs serves learning: the
+    The same holds with the two kinds of runs exchanged. A quarter of the runs is used to learn the
     correlations of the noise over leaves and steps, the effect of the canary, and the best score
-    and threshold (`_attacks`). The bound is computed on the other runs for this score and
-    threshold, so that it is valid whatever was learned. The curve of errors at two dozen learned
-    thresholds bounds the whole trade-off function. It refutes claims, and bounds ε for mechanisms
+    and threshold (`_attacks`). The bound is computed on the other runs with this score and
+    threshold, so it is valid for any attack that was learned. The error rates at two dozen learned
+    thresholds bound the whole trade-off function. They refute claims, and bound ε for mechanisms
     like the claimed one (`AuditResult.bounds`) if these are priced exactly: independent noise under
     a `PoissonSampler` without `max_batch_size`, or with every record in every step.
 
@@ -95,18 +96,19 @@ def audit(
 
     Args:
       game: the training run under attack.
-      key: of the attack's randomness. The transform's keys are replaced by new ones in each run.
-      trials: training runs with the canary, and as many without. A bound above ε needs more than
-        e^ε of them; 10⁶ reach most of ε at δ = 10⁻⁵.
+      key: the key of the attack's randomness. Each run replaces the transform's keys by new ones.
+      trials: number of training runs with the canary, and of runs without it. A bound above ε needs
+        more than e^ε of them; 10⁶ reach most of ε at δ = 10⁻⁵.
       delta: δ of the claim and of the bound.
       confidence: probability that the bound holds, over the audit's randomness.
-      threat_model: "white-box": the attacker sees every output of the transform, which are all
-        released sums if it is only a noise stage. "last-iterate": only the final parameters.
+      threat_model: "white-box": the attacker sees every output of the transform. If the transform
+        is only a noise stage, these are all released sums. "last-iterate": the attacker sees only
+        the final parameters.
       claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
 
     Raises:
-      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`; a run with
-        outputs that are not finite, or a canary without any effect to project on.
+      ValueError: there are too few trials, the threat model is unknown, outputs of a run are not
+        finite, the canary has no effect to project on, or `accounting.epsilon_spent` raises it.
 
     Sources: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning", 2020;
     Nasr et al., "Tight auditing of differentially private machine learning", 2023.
@@ -154,12 +156,12 @@ def audit_one_run(
     threat_model: ThreatModel = "white-box",
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds ε from below by one training run with many canaries, each included by a coin flip.
+    """Bounds ε from below by one training run with many canaries.
 
-    A canary's score is the movement of the run along its clipped gradient. The attacker guesses
-    "in" for the highest scores and "out" for the lowest, and ε follows from the number of correct
-    guesses. It is weaker than `audit` and costs one run: the audit for models that are trained
-    once.
+    Each canary is included by a coin flip. Its score is the movement of the run along its clipped
+    gradient. The attacker guesses "in" for the highest scores and "out" for the lowest, and ε
+    follows from the number of correct guesses. This audit is weaker than `audit` and costs one run.
+    Use it for models that are trained once.
 
     If every record is in every step, the ledger claims a Gaussian mechanism, and
     `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, or with
@@ -170,17 +172,17 @@ def audit_one_run(
 
     Args:
       game: the training run under attack, with a row for each record.
-      key: of the coins and the noise.
-      canaries: number of the data set's last rows that are canaries; all by default. The other
-        rows are always in.
+      key: the key of the coins and the noise.
+      canaries: number of canaries, which are the last rows of the data set; all rows by default.
+        The other rows are always included.
       delta: δ of the claim and of the bound.
       confidence: probability that the bound holds. It is shared among six numbers of guesses.
       threat_model: "white-box": all updates; "last-iterate": the final parameters.
       claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
 
     Raises:
-      ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`; a
-        run that is not finite, or canaries that all add nothing, as for `audit`.
+      ValueError: there are fewer than 64 canaries, the threat model is unknown, the run is not
+        finite, all canaries add nothing, or `accounting.epsilon_spent` raises it.
 
     Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
     the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
@@ -234,9 +236,9 @@ def _check(trials: int, confidence: float, threat_model: str) -> None:
 
 
 def _check_seen(*seen: np.ndarray, projected: bool) -> None:
-    """Raises if features or scores are uninformative whatever the noise is.
+    """Raises if features or scores are not finite or do not depend on the noise.
 
-    A custom `observe` may see the same in all runs because the noise hides the rest. A projection
+    A custom `observe` may be the same in all runs, because the noise hides the rest. A projection
     on a canary's contribution may not.
     """
     if not all(np.isfinite(values).all() for values in seen):
@@ -247,14 +249,14 @@ def _check_seen(*seen: np.ndarray, projected: bool) -> None:
     first = seen[0][0]
     if projected and all((values == first).all() for values in seen):
         raise ValueError(
-            "The projections on the canaries' contributions are the same whatever the noise is: "
+            "The projections on the canaries' contributions do not depend on the noise: "
             "the canaries add nothing to the clipped sum, or all updates are zero. Pass canaries "
             "with finite gradients that are not zero, and a transform with outputs."
         )
 
 
 class _Claim(NamedTuple):
-    """The claim of a run, and the mechanisms of the same kind."""
+    """Claim of a run, and the family of mechanisms of the same kind."""
 
     epsilon: float
     trade_off: TradeOff
@@ -264,23 +266,22 @@ class _Claim(NamedTuple):
     def of(
         cls, game: Game, opt_state: Callable[[], PyTree], delta: float, epsilon: float | None
     ) -> "_Claim":
-        """Returns the claim of the ledger and the sampler after the run, or that of `epsilon`."""
+        """Returns the claim of the ledger and the sampler after the run, or of `epsilon`."""
         gaussian = gaussian_family() if game.sampler.sampling_probability == 1.0 else None
         if epsilon is not None:
             return cls(float(epsilon), approximate_trade_off(epsilon, delta), gaussian)
         spent = opt_state()
         epsilon = float(accounting.epsilon_spent(spent, game.sampler, delta))
         family = claimed_family(spent, game.sampler)
-        # Elsewhere the price is only a bound, and the mechanism may have a smaller ε than its noise
-        # is priced at: a refuted value may then exceed the true one. This is so if a record
-        # replaces another, as in batches that are cut or of a fixed size: the two are priced as if
-        # they were on opposite sides of a third one, at the same distance.
+        # Otherwise the price is only an upper bound on ε, and a refuted value may exceed the true
+        # ε. This is the case if a record replaces another, as in batches that are cut or of a fixed
+        # size: the price assumes that the two records contribute opposite vectors.
         exact = game.alone and not any(ledger.mechanism.strategy for ledger in ledgers(spent))
         return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 
 def _after(game: Game, releases: jax.Array) -> PyTree:
-    """Returns the optimizer's state after as many releases as a run made, refused or not."""
+    """Returns the optimizer state with the counts of releases and refusals of a run."""
     seen = iter(np.asarray(releases).tolist())
 
     def spent(leaf: Any) -> Any:

@@ -22,10 +22,10 @@ class Attack:
     """Holds a score of features (runs, steps, F) → (runs,), higher with the canary.
 
     Attributes:
-      name: of the score.
-      score: from features to scores.
-      threshold: the one that proves the largest ε.
-      thresholds: those of a curve.
+      name: the name of the score.
+      score: the function from features to scores.
+      threshold: the threshold that proves the largest ε.
+      thresholds: the thresholds of a curve.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Attack:
 def learn(
     inside: Array, outside: Array, *, probability: float, delta: float, significance: float
 ) -> Attack:
-    """Chooses the score and the threshold that prove most on the given runs.
+    """Chooses the score and the threshold that prove the largest ε on the given runs.
 
-    The features of all steps are whitened by the covariance and the mean of the runs without the
-    canary. That inverts a linear filter after the noise, since features are in the order of time,
-    and cancels noise that leaves or steps share. The scores of whitened features z, which the
-    canary moves by m when it is drawn, are
+    The features of all steps are whitened with the mean and covariance of the runs without the
+    canary. This inverts a linear filter after the noise, since features are ordered by time, and
+    cancels noise that leaves or steps share. The canary moves whitened features z by m if it is
+    drawn. The scores are
 
         likelihood ratio   Σ_t log(1 − q + q exp(Σ_f z_tf m_tf − m_tf²/2)), also with m averaged
                            over the steps
@@ -51,8 +51,8 @@ def learn(
 
     Args:
       inside: features of runs with the canary, (runs, steps, F).
-      outside: the same without.
-      probability: q, with which the canary is drawn in a step.
+      outside: features of runs without the canary.
+      probability: q, the probability of the canary in a step.
       delta: δ of the bound.
       significance: 1 − confidence.
     """
@@ -62,7 +62,7 @@ def learn(
         for name, score in scores.items()
     ]
     _, threshold, name, score = max(found, key=lambda entry: entry[0])
-    # As many in each tail, each of at least ten runs.
+    # Equally many thresholds in each tail, which has at least ten runs.
     fractions = np.geomspace(10 / len(outside), 0.5, _CURVE // 2)
     tails = np.quantile(score(outside), 1 - fractions), np.quantile(score(inside), fractions)
     return Attack(name, score, threshold, np.unique(np.concatenate(tails)))
@@ -83,7 +83,7 @@ def _scores(
         return linalg.solve_triangular(factor, centred.T, lower=True).T.reshape(-1, *shape)
 
     moved = whiten(inside).mean(axis=0) / probability
-    # For few runs and rare draws, which make each step's estimate too noisy.
+    # For few runs and rare draws, for which the estimates of single steps are too noisy.
     pooled = np.broadcast_to(moved.mean(axis=0), shape)
 
     def likelihood_ratio(moved: Array, features: Array) -> Array:
@@ -109,7 +109,7 @@ def _scores(
 def _best_threshold(
     inside: Array, outside: Array, delta: float, significance: float
 ) -> tuple[float, float]:
-    """Returns (bound, threshold) of the best threshold in the two tails that decide."""
+    """Returns the best bound and its threshold, among candidates in two tails."""
     estimator = CanaryScoreAuditor(inside, outside)
     few, most = 1.0 / min(len(inside), len(outside)), 0.9
     fractions = np.geomspace(few, most, _THRESHOLDS)

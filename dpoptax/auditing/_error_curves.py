@@ -1,4 +1,4 @@
-"""Errors of an attack at many thresholds, and the variation among canaries."""
+"""Error rates of an attack at many thresholds, and the variation among canaries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,11 +14,11 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class TradeOffCurve:
-    """Holds an attack's errors over runs with and without the canary, at thresholds of its score.
+    """Holds an attack's error rates at several thresholds of its score.
 
     Attributes:
       false_positive_rates: (thresholds,), over the runs without the canary.
-      false_negative_rates: (thresholds,), over the runs with it.
+      false_negative_rates: (thresholds,), over the runs with the canary.
       false_positive_bounds: (2, thresholds), lower and upper, by Clopper and Pearson.
       false_negative_bounds: (2, thresholds), likewise.
       confidence: probability that all true rates are within all of these bounds.
@@ -31,9 +31,9 @@ class TradeOffCurve:
     confidence: float
 
     def refutes(self, trade_off: TradeOff) -> bool:
-        """Returns whether some test has, with this confidence, smaller errors than the claim.
+        """Returns whether a test has smaller errors than the claim, with this confidence.
 
-        f(upper bound of the false positive rate) > upper bound of the false negative rate
+        f(upper bound of the false-positive rate) > upper bound of the false-negative rate
         """
         least = trade_off(self.false_positive_bounds[1])
         return bool(np.any(least > self.false_negative_bounds[1]))
@@ -42,12 +42,12 @@ class TradeOffCurve:
 def trade_off_curve(
     inside: ArrayLike, outside: ArrayLike, thresholds: ArrayLike, *, confidence: float = 0.999
 ) -> TradeOffCurve:
-    """Returns the errors of the guess "in if the score is at least t", for each threshold t.
+    """Returns the error rates of guessing "in" if the score is at least a threshold.
 
         [B(a/2; k, n − k + 1), B(1 − a/2; k + 1, n − k)],   a = (1 − confidence)/(2 thresholds)
 
-    bounds each rate of k in n independent runs, by quantiles B of beta distributions: all of them
-    hold together with this confidence.
+    This interval bounds each rate of k in n independent runs, with B the quantiles of beta
+    distributions. All bounds hold together with this confidence.
 
     Args:
       inside: scores of independent runs with the canary, (runs,).
@@ -89,7 +89,7 @@ def trade_off_curve(
 
 
 def clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Array:
-    """Returns lower and upper limits (2, counts), each wrong with probability at most `tail`."""
+    """Returns limits (2, counts), each wrong with probability at most `tail`."""
     low = np.where(counts > 0, stats.beta.ppf(tail, counts, trials - counts + 1), 0.0)
     high = np.where(counts < trials, stats.beta.isf(tail, counts + 1, trials - counts), 1.0)
     return np.stack([low, high])
@@ -101,7 +101,7 @@ class CanaryScores:
 
     Attributes:
       scores: (canaries,), high for canaries that the attacker guesses to be in.
-      included: (canaries,), whether a canary was in.
+      included: (canaries,), True for canaries that were in.
     """
 
     scores: Array
@@ -109,7 +109,7 @@ class CanaryScores:
 
     @property
     def auc(self) -> float:
-        """The probability that a canary in the data scores higher than one outside; ties halved."""
+        """The probability that an included canary scores higher; ties count half."""
         ranks = stats.rankdata(self.scores)[self.included]
         within, without = len(ranks), len(self.scores) - len(ranks)
         if not within * without:
@@ -130,22 +130,22 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Returns the variation of a result over canaries, by bootstrap percentiles.
 
-    Canaries that were in and canaries that were out are each drawn with replacement, as many as
-    there are. The result is the interval between the quantiles (1 ∓ confidence)/2 of the statistic.
-    This is not a proof: canaries of one run share its noise, so that another run may have another
-    interval. Only the lower bounds on ε are proved.
+    Included and excluded canaries are each drawn with replacement, as many as there are. The result
+    is the interval between the quantiles (1 ∓ confidence)/2 of the statistic. This is not a proof:
+    canaries of one run share its noise, so another run may have another interval. Only the lower
+    bounds on ε are proved.
 
     Args:
-      canaries: of one run.
-      statistic: of canaries; by default the area under the attack's curve.
+      canaries: the canaries of one run.
+      statistic: a function of canaries; by default the area under the attack's curve.
       confidence: fraction of the resamples in the interval, in (0, 1).
       resamples: number of resamples.
-      seed: of the resampling.
+      seed: the seed of the resampling.
 
     Raises:
       ValueError: `confidence` is not in (0, 1).
 
-    Source: Efron, "Bootstrap methods: another look at the jackknife", 1979, by percentiles.
+    Source: Efron, "Bootstrap methods: another look at the jackknife", 1979.
 
     >>> scores = CanaryScores(np.arange(100.0), np.arange(100) % 5 > 1)
     >>> low, high = bootstrap_interval(scores)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Family:
     """Mechanisms of one kind, by a parameter that increases as privacy decreases.
 
-    A bound by a family means: if the mechanism is of this kind, its parameter is at least that.
+    A bound by a family is a lower bound on the parameter if the mechanism is of this kind.
 
     Attributes:
       assumes: the assumption of a bound by this family, in words.
@@ -39,7 +39,7 @@ class Family:
     most: float = 1e3
 
     def refuted(self, refutes: Callable[[TradeOff], bool]) -> float:
-        """Returns the largest parameter that is found refuted, or 0."""
+        """Returns the largest refuted parameter, or 0."""
         return largest_refuted(
             lambda parameter: refutes(self.trade_off(parameter)), self.tolerance, self.most
         )
@@ -97,16 +97,14 @@ def approximate_family(delta: float) -> Family:
 
     def epsilon(parameter: float, at: float) -> float:
         if at != delta:
-            raise ValueError(
-                f"`delta` must be {delta}, the only one at which this family knows ε, got {at}."
-            )
+            raise ValueError(f"`delta` must be {delta}, the δ of this family, got {at}.")
         return parameter
 
     return Family("nothing", lambda eps: approximate_trade_off(eps, delta), epsilon)
 
 
 def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: bool = True) -> Family:
-    """Returns the claim of a run's ledgers and sampler, and the same run with other noise.
+    """Returns the family of the claimed mechanism of a run, with other noise.
 
     The parameter is the factor by which the noise is *smaller* than the ledgers state; 1 is the
     claim. Its trade-off function is that of `accounting.Guarantee`, a lower bound on the exact one.
@@ -116,12 +114,12 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     over randomly drawn examples as a Gaussian.
 
     Args:
-      opt_state: holds at least one noise stage's state.
-      sampler: the one that drew the batches.
+      opt_state: contains the state of at least one noise stage.
+      sampler: the sampler that drew the batches.
       same_batches: as for `accounting.guarantee`.
 
     Raises:
-      ValueError: as `accounting.guarantee`.
+      ValueError: `accounting.guarantee` raises it.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)

@@ -1,4 +1,4 @@
-"""Targets of audits: a training run with a canary, and canaries that are gradients."""
+"""Targets of audits: training runs with canaries, and gradients as canaries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax.sampling import PoissonSampler, Sampler
 
-# How much larger than the clip bound the gradients of `canary_gradient` are.
+# The size of the gradients of `canary_gradient`, in units of the clipping bound.
 _MAGNITUDE = 1e3
 
 
 def leaf_projections(update: Any, canary: Any) -> jax.Array:
-    """Returns the default observation of an attacker, ⟨update, canary⟩/‖canary‖ for each leaf.
+    """Returns the default observation, ⟨update, canary⟩/‖canary‖ for each leaf.
 
     Args:
       update: an output of the transform, shaped like the parameters.
@@ -33,17 +33,17 @@ def leaf_projections(update: Any, canary: Any) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """A training run that an attacker distinguishes from the same run without the canary.
+    """Training run that an attacker distinguishes from the run without the canary.
 
     Attributes:
       transform: the optax chain under attack; its noise stage states the claim.
       grad_fn: from `dpoptax.clipped_grad`.
       params: the initial parameters.
-      dataset: leaves (rows, …); the last row is the canary, or the last rows for
-        `audit_one_run`. As many rows as the sampler's `dataset_size`. Under a `PoissonSampler`, one
-        row is possible, the canary; the other records then add nothing. That is the worst case for
-        adding or removing one record, and the cheapest to run.
-      sampler: draws the batches and prices them.
+      dataset: leaves (rows, …), with a row for each of the sampler's records. The last row is the
+        canary; `audit_one_run` takes several last rows. Under a `PoissonSampler`, the canary may be
+        the only row; the other records then add nothing. This is the worst case for adding or
+        removing one record, and the cheapest to run.
+      sampler: the sampler of the batches.
       steps: number of steps of a run.
       observe: (update, canary) -> features (F,), the attacker's observation of each update.
     """
@@ -74,7 +74,7 @@ class Game:
 
     @property
     def alone(self) -> bool:
-        """Whether a record's draws are independent of others', so that these can be left out."""
+        """True if records are drawn independently, so that other records may be omitted."""
         return _draws_apart(self.sampler) and self.sampler.max_batch_size is None
 
 
@@ -89,23 +89,23 @@ def canary_gradient(
 ) -> Game:
     """Returns the game in which the attacker chooses the canary's gradient.
 
-    It is the strongest one for a noisy sum. The loss is linear, ℓ(x; g) = ⟨x, g⟩, so that an
-    example *is* its gradient at all gradient points. The canary's gradient has one entry in each
-    leaf, of alternating signs, and is far above the clipping bound. The gradients of the other
+    This is the strongest attack on a noisy sum. The loss is linear, ℓ(x; g) = ⟨x, g⟩, so an example
+    *is* its gradient at all gradient points. The canary's gradient has one nonzero entry in each
+    leaf, with alternating signs, and is far above the clipping bound. The gradients of the other
     examples are `background` times it.
 
     Args:
       transform: the chain under attack.
-      clip: the geometry under attack. A number C means `l2_clip(C)`.
-      params: shaped like the parameters; small ones suffice and allow more trials.
-      sampler: draws the batches.
+      clip: the clip under attack. A number C means `l2_clip(C)`.
+      params: shaped like the parameters. Small ones suffice and allow more trials.
+      sampler: the sampler of the batches.
       steps: number of steps of a run.
-      background: 0 leaves the other examples out if the sampler allows it; −1 turns their
-        gradients around, which reveals a dependence on the number of drawn examples.
+      background: 0 omits the other examples if the sampler allows it. −1 reverses their gradients,
+        which reveals a dependence on the number of drawn examples.
 
     Raises:
       TypeError: `clip` is neither a `Clip` nor a number.
-      ValueError: parameters with an empty leaf, or of a dtype too narrow for the canary.
+      ValueError: a leaf of `params` is empty, or its dtype is too narrow for the canary.
 
     >>> import dpoptax
     >>> from dpoptax.auditing import audit
@@ -146,7 +146,7 @@ def canary_gradient(
 
 
 def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:
-    # A subclass may draw otherwise, so it is asked for its draws.
+    # A subclass may draw differently, so its samples are replayed.
     return type(sampler) is PoissonSampler
 
 
@@ -165,7 +165,7 @@ def canary_gradients(
 
     Raises:
       TypeError: `clip` is neither a `Clip` nor a number.
-      ValueError: fewer entries than records.
+      ValueError: `size` is below the number of records.
     """
     clip = as_clip(clip)
     magnitude = _MAGNITUDE * clip.sensitivity
@@ -180,6 +180,6 @@ def canary_gradients(
 
 
 def linear_loss(params: Any, gradient: Any) -> jax.Array:
-    """Returns ⟨params, gradient⟩, the loss whose examples are their gradients."""
+    """Returns ⟨params, gradient⟩, a loss for which each example is its own gradient."""
     products = jax.tree.map(lambda p, g: jnp.sum(p * g.astype(p.dtype)), params, gradient)
     return jnp.asarray(sum(jax.tree.leaves(products)))

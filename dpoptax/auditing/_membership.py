@@ -1,4 +1,4 @@
-"""Reports how well thresholds on a finished model's losses tell who was in the training data."""
+"""Membership attacks on a finished model, by thresholds on its losses."""
 
 import dataclasses
 import functools
@@ -18,13 +18,13 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class MembershipReport:
-    """Holds the result of a membership attack on a finished model. Made by `membership_report`.
+    """Holds the result of `membership_report`, an attack on a finished model.
 
     Attributes:
       losses_in: losses of the examples in the training data, sorted.
       losses_out: losses of the examples outside of it, sorted.
       false_positive_rates: (rates,), the largest fractions of `losses_out` guessed "in".
-      errors: the attack's errors at these rates, with limits that all hold together.
+      errors: the attack's error rates at these rates, with limits that all hold together.
       claimed: the trade-off function of the guarantee; None without a guarantee.
     """
 
@@ -36,34 +36,34 @@ class MembershipReport:
 
     @property
     def true_positive_rates(self) -> Array:
-        """Returns the fractions of `losses_in` guessed "in", (rates,)."""
+        """The fractions of `losses_in` guessed "in", (rates,)."""
         return 1 - self.errors.false_negative_rates
 
     @property
     def true_positive_bounds(self) -> Array:
-        """Returns lower and upper limits of the true-positive rates, (2, rates)."""
+        """Lower and upper limits of the true-positive rates, (2, rates)."""
         return 1 - self.errors.false_negative_bounds[::-1]
 
     @functools.cached_property
     def claimed_bounds(self) -> Array | None:
-        """Returns the largest true-positive rates under the guarantee, (rates,), or `None`."""
+        """The largest true-positive rates under the guarantee, (rates,), or `None`."""
         return None if self.claimed is None else 1 - self.claimed(self.false_positive_rates)
 
     @functools.cached_property
     def refuted(self) -> bool:
-        """Returns whether the lower limit of a true-positive rate exceeds the guarantee's bound."""
+        """True if the lower limit of a true-positive rate exceeds the guarantee's bound."""
         return self.claimed is not None and self.errors.refutes(self.claimed)
 
     @functools.cached_property
     def auc(self) -> float:
-        """Returns the probability that an example in the data has the smaller loss; ties halved."""
+        """The probability that an included example has the smaller loss; ties count half."""
         scores = -np.concatenate([self.losses_in, self.losses_out])
         return CanaryScores(scores, np.arange(len(scores)) < len(self.losses_in)).auc
 
     def roc(self) -> tuple[Array, Array]:
-        """Returns the false-positive and true-positive rates at all thresholds, each (thresholds,).
+        """Returns the false-positive and true-positive rates at all thresholds.
 
-        Both ascend from 0 to 1.
+        Both have shape (thresholds,) and ascend from 0 to 1.
         """
         thresholds = np.unique(np.concatenate([self.losses_in, self.losses_out]))
         found = [
@@ -74,7 +74,7 @@ class MembershipReport:
         return false, true
 
     def plot(self, path: str | Path) -> None:
-        """Writes a figure of the attack's ROC and the guarantee's bound, both axes logarithmic.
+        """Writes a log-log figure of the attack's ROC and the guarantee's bound.
 
         Raises:
           ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
@@ -150,9 +150,9 @@ def membership_report(
 
     This tests one attack on one model, and its conclusion is one-sided. If the lower limit of a
     true-positive rate is above the bound, the guarantee is refuted. A rate below the bound proves
-    nothing: other attacks may be stronger.
-    Losses are weak scores, and `audit` has stronger adversaries. Pass the scores of any attack
-    instead of losses, with low scores for members, such as −log of a likelihood ratio.
+    nothing: other attacks may be stronger. Losses are weak scores, and `audit` has stronger
+    adversaries. Scores of any attack can be passed instead of losses, with low scores for members,
+    such as −log of a likelihood ratio.
 
     The limits of Clopper and Pearson treat examples as independent, although those of one model
     share its noise. They assume that chance alone decided which examples were in the data: members
@@ -164,10 +164,10 @@ def membership_report(
     Args:
       losses_in: (m,), a loss for each unit of privacy in the training data: one for each user if
         the guarantee is for users.
-      losses_out: (n,), likewise outside of the data, drawn from the same population. A rate α needs
-        many more than 1/α of them.
-      guarantee: of the training, from `accounting.guarantee` or `PrivacyPlan.guarantee`; or a
-        trade-off function. None draws and prints no bound.
+      losses_out: (n,), the losses of units outside of the data, drawn from the same population. A
+        rate α needs many more than 1/α of them.
+      guarantee: the guarantee of the training, from `accounting.guarantee` or
+        `PrivacyPlan.guarantee`, or a trade-off function. None draws and prints no bound.
       false_positive_rates: α, each in (0, 1).
       confidence: probability that all limits hold, for all rates together.
 
@@ -176,7 +176,7 @@ def membership_report(
 
     Source: Yeom et al., "Privacy risk in machine learning: analyzing the connection to
     overfitting", 2018, for the attack; Carlini et al., "Membership inference attacks from first
-    principles", 2022, for rates at few false positives.
+    principles", 2022, for true-positive rates at low false-positive rates.
 
     >>> from dpoptax import auditing
     >>> rng = np.random.default_rng(0)
@@ -196,8 +196,8 @@ def membership_report(
         raise ValueError(f"`false_positive_rates` must be in (0, 1), got {false_positive_rates}.")
     if not 0 < confidence < 1:
         raise ValueError(f"`confidence` must be in (0, 1), got {confidence}.")
-    # The threshold is itself one of `losses_out`: the true false-positive rate is then below a
-    # Beta(k, n + 1 - k) variable, for which the limits of k - 1 hold, whatever the ties.
+    # The threshold is itself one of `losses_out`. So the true false-positive rate is below a
+    # Beta(k, n + 1 - k) variable, for which the limits of k - 1 hold, with any ties.
     permitted = np.floor(rates * len(outside)).astype(int)
     thresholds = outside[permitted]
     taken = np.searchsorted(outside, thresholds, side="left")

@@ -1,4 +1,4 @@
-"""Bounds by one run with many canaries: limits on the correct guesses of any attacker."""
+"""Bounds by one run with many canaries: limits on any attacker's correct guesses."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from dpoptax._pricing.checks import integer, number
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax.auditing._families import largest_refuted
 
-# The p-value is searched on a grid of its logarithm, refined this often, and rounded up.
+# The p-value is searched on a grid of its logarithm, refined `_ROUNDS` times, and rounded up.
 _LEAST, _POINTS, _ROUNDS = 1e-30, 64, 4
 _FEWEST = 16
 
@@ -19,16 +19,17 @@ _FEWEST = 16
 def p_value_dp(
     correct: int, guesses: int, canaries: int, epsilon: float, delta: float = 0.0
 ) -> float:
-    """Returns the largest probability of so many correct guesses if the run is (ε, δ)-private.
+    """Returns the p-value of so many correct guesses, for an (ε, δ)-private run.
 
         β + 2mδ max_i P[v > W ≥ v − i]/i,   β = P[W ≥ v],   W ~ Binomial(r, e^ε/(1 + e^ε))
 
-    for m canaries, each in the data or not by an independent fair coin. The attacker observes the
-    run, makes r guesses, and v of them are correct.
+    Each of m canaries is in the data or not by an independent fair coin. The attacker observes the
+    run, makes r guesses, and v of them are correct. The result is the largest probability of v or
+    more correct guesses.
 
-    For δ > 0 and v at most the mean of W, the result is 1: the formula is too small there, as the
-    linear program of all (ε, δ)-private runs shows (`tests/auditing/one_run_test.py`), and so few
-    correct guesses refute nothing.
+    For δ > 0 and v at most the mean of W, the result is 1. In this case the formula is too small,
+    as the linear program of all (ε, δ)-private runs shows (`tests/auditing/one_run_test.py`), and
+    so few correct guesses refute nothing.
 
     Args:
       correct: v.
@@ -38,10 +39,11 @@ def p_value_dp(
       delta: δ.
 
     Returns:
-      An upper bound on the probability. The claim is refuted with confidence one minus that.
+      An upper bound p on the probability. The claim is refuted with confidence 1 − p.
 
     Raises:
-      ValueError: numbers that are not 0 ≤ v ≤ r ≤ m with r ≥ 1, ε < 0, or δ outside of [0, 1].
+      ValueError: the counts do not satisfy 0 ≤ v ≤ r ≤ m and r ≥ 1, ε is negative, or δ is outside
+        of [0, 1].
 
     Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023,
     corollary 5.4 and appendix D, which prints this value.
@@ -66,17 +68,17 @@ def p_value_dp(
 
 
 def p_value_fdp(correct: int, guesses: int, canaries: int, trade_off: TradeOff) -> float:
-    """Returns the largest probability of so many correct guesses under a trade-off function.
+    """Returns the p-value of so many correct guesses, under a trade-off function.
 
-    With p_i the probability of i correct guesses, and of r in all, for every c
+    Let p_i be the probability of i correct guesses among r. For every c
 
         h(c − 1) ≥ f(1 − r(c)),   r(c) = Σ_{i ≥ c} p_i i/m,   h(c) = Σ_{i ≥ c} p_i (r − i)/m,
 
-    since turning one canary's coin makes its correct guess a wrong one. So from P[v or more] = p
-    follow, one after the other, the least h(v − 1), r(v − 1), h(v − 2), …, and with them the least
-    Σ p_i. The p-value is the smallest p for which that exceeds 1, rounded up by less than 10⁻⁵ of
-    itself. With f of (ε, δ) it is smaller than `p_value_dp` where there is something to refute and
-    δ counts; with the f of a mechanism it knows the errors at every δ.
+    since flipping one canary's coin turns its correct guess into a wrong one. So P[v or more] = p
+    determines, one after the other, the least h(v − 1), r(v − 1), h(v − 2), …, and the least Σ p_i.
+    The p-value is the smallest p for which Σ p_i exceeds 1, rounded up by less than 10⁻⁵ of itself.
+    With f of (ε, δ), it is smaller than `p_value_dp` if there is something to refute and δ matters.
+    The f of a mechanism includes its errors at every δ.
 
     Args:
       correct: v.
@@ -85,10 +87,10 @@ def p_value_fdp(correct: int, guesses: int, canaries: int, trade_off: TradeOff) 
       trade_off: f, for adding and for removing a record.
 
     Raises:
-      ValueError: numbers that are not 0 ≤ v ≤ r ≤ m with r ≥ 1.
+      ValueError: the counts do not satisfy 0 ≤ v ≤ r ≤ m and r ≥ 1.
 
     Source: Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one run", 2024, the
-    algorithm with abstentions, with two values a guess.
+    algorithm with abstentions, with two values per guess.
 
     >>> from dpoptax.auditing import approximate_trade_off, gaussian_trade_off
     >>> round(p_value_fdp(98, 100, 100, gaussian_trade_off(1.5)), 4)
@@ -110,14 +112,14 @@ def p_value_fdp(correct: int, guesses: int, canaries: int, trade_off: TradeOff) 
 def _contradicted(
     correct: int, guesses: int, canaries: int, trade_off: TradeOff, tail: ArrayLike
 ) -> NDArray[np.bool_]:
-    """Returns whether P[`correct` or more right] = `tail` has a sum of probabilities above 1.
+    """Returns whether P[`correct` or more right] = `tail` needs probabilities above 1.
 
-    The least sum is that of a tail on `correct` only, with each h as small as possible. For any
-    other solution, r' and h', it holds after every i, by induction, that
+    The least sum of probabilities has the whole tail on `correct`, and each h as small as possible.
+    For any other solution, r' and h', it holds after every i, by induction, that
 
         h' ≥ h   and   r' − r ≥ i/(guesses − i) (h' − h),
 
-    since probability at larger i gives more r for its h, and f(1 − r) rises with r; or nothing
+    since probability at larger i gives more r for its h, and f(1 − r) increases with r; or nothing
     changes any more, and the sum is at most as large. The same holds for a larger tail.
     """
     right = np.asarray(tail, np.float64) * correct / canaries
@@ -138,8 +140,8 @@ class OneRunGuesses:
     Attributes:
       canaries: m, each in the data or not by an independent fair coin.
       guesses: several numbers of guesses, fixed beforehand.
-      correct: the number of correct ones for each.
-      confidence: of all conclusions together; they share the failure probability.
+      correct: the number of correct guesses for each.
+      confidence: the confidence of all conclusions together, which share the failure probability.
     """
 
     canaries: int
@@ -155,7 +157,7 @@ class OneRunGuesses:
         )
 
     def epsilon(self, delta: float) -> float:
-        """Returns the largest ε at δ that is refuted with this confidence, by `p_value_dp`."""
+        """Returns the largest ε at δ that `p_value_dp` refutes with this confidence."""
         return max(
             _refuted_epsilon(correct, guesses, self.canaries, delta, self._significance)
             for guesses, correct in zip(self.guesses, self.correct, strict=True)
@@ -166,7 +168,7 @@ class OneRunGuesses:
         return (1 - self.confidence) / len(self.guesses)
 
 
-# Resamples of the same canaries have few counts.
+# Cached, since resamples of the same canaries have few different counts.
 @functools.lru_cache(maxsize=65536)
 def _refuted_epsilon(
     correct: int, guesses: int, canaries: int, delta: float, significance: float
@@ -183,13 +185,13 @@ def guesses_about(scores: ArrayLike, included: ArrayLike, confidence: float) -> 
     least 16.
 
     Args:
-      scores: (canaries,), high for canaries that the attacker guesses to be in; equal scores in an
-        order that does not depend on the coins.
-      included: (canaries,), whether a canary was in.
-      confidence: of the conclusions of all numbers together.
+      scores: (canaries,), high for canaries that the attacker guesses to be in. The order of equal
+        scores must not depend on the coins.
+      included: (canaries,), True for canaries that were in.
+      confidence: the confidence of all conclusions together.
 
     Raises:
-      ValueError: fewer than 16 canaries.
+      ValueError: there are fewer than 16 canaries.
 
     Source: Steinke, Nasr, Jagielski, 2023, algorithm 1, with k₊ = k₋.
     """

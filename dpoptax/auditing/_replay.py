@@ -1,4 +1,4 @@
-"""The runs of an audit: many with and without the canary, or one with many canaries."""
+"""Runs of an audit: many with and without the canary, or one with many canaries."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from dpoptax._random.keys import fold_in
 from dpoptax._tree import PyTree
 from dpoptax.auditing._game import Game, leaf_projections
 
-# Number of floats that a chunk of runs may hold in per-example gradients or their inputs.
+# Largest number of floats in the per-example gradients, or their inputs, of a chunk of runs.
 _CHUNK = 2**24
 
 # Record indices and masks of a run, (steps, draw) each.
@@ -22,7 +22,7 @@ DrawnBatches = tuple[Any, Any]
 
 
 def _releases(opt_state: PyTree) -> jax.Array:
-    """Returns the counts of all ledgers with their refusals, in tree order, (ledgers, 2)."""
+    """Returns counts and refusals of all ledgers, in tree order, (ledgers, 2)."""
     states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
     found = [(x.count, imprint_of(x).refused.astype(jnp.int32)) for x in states]
     return jnp.array(found, jnp.int32).reshape(-1, 2)
@@ -67,7 +67,7 @@ def _run(
 
 
 def _added(game: Game, points: GradientPoints, canary: PyTree) -> PyTree:
-    """Returns the canary's contribution to the sum of a step, shaped like the parameters."""
+    """Returns the canary's contribution to a sum, shaped like the parameters."""
     clipped = game.grad_fn(points, canary)
     return clipped.decode(clipped.sum)
 
@@ -89,7 +89,7 @@ def _with_fresh_keys(opt_state: PyTree, key: jax.Array) -> PyTree:
 
 
 def _some_draws(game: Game, key: jax.Array, included: bool | jax.Array) -> DrawnBatches:
-    """Returns the draws of a run without a sampler: one canary, or all rows at every step."""
+    """Returns draws without a sampler: one canary, or all rows at every step."""
     shape = (game.steps, game.rows)
     indices = jnp.broadcast_to(jnp.arange(game.rows), shape)
     masks = jnp.ones(shape, bool)
@@ -107,7 +107,7 @@ class Runs:
 
         self._begun = game.transform.init(game.params)
 
-        # Data and the transform's key are arguments, since the compilation cache on disk holds the
+        # Data and the transform's key are arguments, since the compilation cache on disk stores the
         # constants of a program.
         def run(
             dataset: PyTree,
@@ -143,7 +143,10 @@ class Runs:
         return np.concatenate(chunks)[:count].astype(np.float64)
 
     def _replay(self, keys: jax.Array, included: bool) -> DrawnBatches:
-        """Returns the sampler's draws with a fresh seed in each run, the canary masked if out."""
+        """Returns the sampler's draws, with a new seed for each run.
+
+        If the canary is not included, it is masked.
+        """
         sampler = self.game.sampler
         samplers = [dataclasses.replace(sampler, seed=s) for s in _seeds(keys, sampler.seed)]
         samples = [[s.sample(t) for t in range(self.game.steps)] for s in samplers]
@@ -155,7 +158,7 @@ class Runs:
 
 
 def _seeds(keys: jax.Array, like: int | bytes) -> list[Any]:
-    """Returns a seed for each key, of the type of `like`, which decides the generator."""
+    """Returns a seed for each key, of the type of `like`, which selects the generator."""
     ciphered = isinstance(like, bytes)
     bits = jax.vmap(lambda key: jax.random.bits(key, (8 if ciphered else 2,)))(keys)
     if ciphered:
@@ -166,7 +169,7 @@ def _seeds(keys: jax.Array, like: int | bytes) -> list[Any]:
 def one_run(
     game: Game, threat_model: str, key: jax.Array, included: np.ndarray
 ) -> tuple[np.ndarray, PyTree]:
-    """Returns each canary's score in one run, a sum of projections, and the final state."""
+    """Returns the canaries' scores in one run and the final state."""
     first = game.rows - len(included)
     kept = jnp.concatenate([jnp.ones(first, bool), included])
     samples = [game.sampler.sample(step) for step in range(game.steps)]

@@ -34,22 +34,23 @@ class AuditResult:
 
     Attributes:
       claimed_epsilon: ε that the ledger and the sampler state at `delta`.
-      epsilon_lower_bound: a lower bound on the true ε at `delta`, with probability `confidence`. By
-        one run on full batches without a given ε, it assumes a Gaussian mechanism, as `bounds`
-        states. Guesses about another mechanism may be correct as often at a smaller ε.
-      delta: δ of both.
-      confidence: of the bound.
-      trials: training runs with the canary, and as many without; canaries for a one-run audit.
+      epsilon_lower_bound: a lower bound on the true ε at `delta`, with probability `confidence`.
+        For one run on full batches without a given ε, it assumes a Gaussian mechanism, as `bounds`
+        states. Another mechanism may allow as many correct guesses at a smaller ε.
+      delta: δ of the claim and of the bound.
+      confidence: the confidence of the bound.
+      trials: number of training runs with the canary, and of runs without it; number of canaries
+        for one run.
       threat_model: the observations of the attacker.
-      attack: the score by which the attacker decided.
+      attack: the score with which the attacker decided.
       seconds: wall time.
       claimed: the claimed trade-off function: that of the ledger and the sampler, or of (ε, δ) if ε
         was given; `None` if only ε is compared.
-      evidence: a `TradeOffCurve` by many runs, or the guesses about the canaries of one run; `None`
-        likewise.
+      evidence: a `TradeOffCurve` for many runs, or the guesses about the canaries of one run;
+        `None` if only ε is compared.
       family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
         and the claimed mechanism is not Gaussian, or if its price is only a bound.
-      canaries: the scores of the canaries of one run; `None` by many runs.
+      canaries: the scores of the canaries of one run; `None` for many runs.
     """
 
     claimed_epsilon: float
@@ -72,7 +73,7 @@ class AuditResult:
 
     @functools.cached_property
     def violated(self) -> bool:
-        """Whether the bound exceeds the claim, or the evidence refutes the claimed trade-off.
+        """True if the bound exceeds the claim, or the evidence refutes the trade-off.
 
         Each of the two is wrong with at most the failure probability.
         """
@@ -84,12 +85,12 @@ class AuditResult:
 
     @functools.cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """All bounds that the runs prove, computed on first use, in seconds.
+        """All bounds that the runs prove, computed on first use in seconds.
 
-        By many runs: at one threshold, for any mechanism; and by the whole curve, for mechanisms
-        like the claimed one, if there is a family of them. By one run: those of Steinke et al. and
-        of Mahloujifar et al. for any (ε, δ)-private mechanism, and the latter for mechanisms like
-        the claimed one.
+        Many runs prove a bound by one threshold, for any mechanism, and a bound by the whole curve,
+        for mechanisms like the claimed one if there is a family of them. One run proves the bounds
+        of Steinke et al. and of Mahloujifar et al. for any (ε, δ)-private mechanism, and the latter
+        for mechanisms like the claimed one.
         """
         found = []
         seen = self.evidence
@@ -111,7 +112,7 @@ class AuditResult:
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
-        # Rounded to the sides on which they hold.
+        # Rounded in the directions in which they hold.
         most = np.ceil(1e3 * self.claimed_epsilon) / 1e3
         least = np.floor(1e3 * self.epsilon_lower_bound) / 1e3
         return (

@@ -1,4 +1,4 @@
-"""A search for the example that moves a clipped sum the most."""
+"""Search for the example that moves a clipped sum the most."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from dpoptax._points import GradientPoints, gradient_points
 from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.sampling import PoissonSampler
 
-# Magnitudes of the search: all of float32, with its subnormal numbers.
+# Magnitudes of the search: all of float32, including subnormal numbers.
 _EXPONENTS = (-149, 127)
 # Examples of the game: positions of a linear regression, their width, and the number of others.
 _POSITIONS, _WIDTH, _OTHERS = 16, 4, 15
@@ -45,7 +45,7 @@ def worst_example(
     starts: int = 28,
     steps: int = 50,
 ) -> WorstExample:
-    """Searches for the example that moves a clipped sum the most, next to the others of a batch.
+    """Searches for the example that moves a clipped sum the most.
 
         max_ξ ‖S(others ∪ {ξ}) − S(others)‖ / C,    S as `grad_fn` computes it, in floating point
 
@@ -54,17 +54,17 @@ def worst_example(
     equal entries. It changes an example at random and keeps the change if the sum moves at least as
     far. Leaves of integers, such as labels and tokens, are taken from another example.
 
-    Privacy: the result depends on the batch and is as private. A search cannot prove a bound; it
-    can only break one.
+    Privacy: the result depends on the batch and is as private as the batch. A search cannot prove a
+    bound; it can only break one.
 
     Args:
       grad_fn: from `dpoptax.clipped_grad`, without auxiliary outputs and keys.
       points: the gradient points.
       batch: examples along the leading axis of every leaf; the last one is replaced.
-      mask: which of the others count; all by default.
-      seed: of the search.
+      mask: True for the other examples that count; all by default.
+      seed: the seed of the search.
       starts: number of examples to start from; seven families take turns.
-      steps: number of changes to try from each.
+      steps: number of changes to try from each start.
 
     Raises:
       ValueError: the batch has no floating-point leaf to search in.
@@ -103,14 +103,14 @@ def searched_canary(
 
     It is one full-batch release of a linear regression over positions, ℓ(w; x, y) = ½ Σ‖x w − y‖²
     at w = 0. The gradient is a sum of products whose terms can cancel. There are 15 other examples,
-    of ordinary size, of size 6·10¹⁷, and one of NaN. `canary_gradient` tests whether the *noise* is
-    as claimed; this game tests whether the *sensitivity* is. The attacker projects on the actual
-    change of the sum, including changes in the summands of others.
+    of ordinary size, of size 6·10¹⁷, and one of NaN. `canary_gradient` tests the claimed *noise*;
+    this game tests the claimed *sensitivity*. The attacker projects on the actual change of the
+    sum, including changes in the summands of others.
 
     Args:
       transform: the chain under attack, with `batch_size=16`.
-      clip: the geometry under attack. A number C means `l2_clip(C)`.
-      seed: of the search and of the others.
+      clip: the clip under attack. A number C means `l2_clip(C)`.
+      seed: the seed of the search and of the other examples.
       starts: as for `worst_example`.
       steps: as for `worst_example`.
 
@@ -140,7 +140,7 @@ def searched_canary(
     move = moves(mean, batch, found.example)
 
     def observe(update: Any, canary: Any) -> jax.Array:
-        del canary  # its contribution, which is not all that it may change
+        del canary  # its own contribution, without changes in the summands of others
         return leaf_projections(update, move)
 
     sampler = PoissonSampler(size, size, seed=0)
@@ -148,7 +148,7 @@ def searched_canary(
 
 
 def regression_loss(params: Any, example: Any) -> jax.Array:
-    """Returns ½ Σ‖x w − y‖² over positions, with gradient xᵀ(x w − y), whose terms may cancel."""
+    """Returns ½ Σ‖x w − y‖²; the terms of its gradient xᵀ(x w − y) may cancel."""
     x, y = example
     return 0.5 * jnp.sum((x @ params["kernel"] - y) ** 2)
 
@@ -160,7 +160,7 @@ def moves(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None)
       total: `total(batch, mask)`, a tree of sums, compiled as in use.
       batch: examples along the leading axis of every leaf.
       example: the last example, leaves without that axis.
-      mask: which of the others count; all by default.
+      mask: True for the other examples that count; all by default.
     """
     size = len(jax.tree.leaves(batch)[0])
     mask = np.ones(size, bool) if mask is None else np.array(mask)
@@ -173,10 +173,7 @@ def moves(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None)
 
 
 def moved(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None) -> float:
-    """Returns the l2 norm of the change by the last example, infinite if it is not finite.
-
-    Arguments as `moves`.
-    """
+    """Returns the l2 norm of `moves(...)`, or infinity if it is not finite."""
     with np.errstate(all="ignore"):
         leaves = jax.tree.leaves(moves(total, batch, example, mask))
         found = float(np.sqrt(sum(np.sum(leaf**2) for leaf in leaves)))
@@ -196,7 +193,7 @@ FAMILIES = 7
 
 
 def start(rng: np.random.Generator, shapes: Any, family: int) -> list[np.ndarray]:
-    """Returns a first example, one array per shape, of a family that broke earlier bounds."""
+    """Returns a first example of a family that broke earlier bounds, (shapes,)."""
     arrays = [rng.normal(size=shape) for shape in shapes]
     scale = 2.0 ** rng.integers(-30, 30)
     if family == 0:  # one magnitude for each array
@@ -207,13 +204,13 @@ def start(rng: np.random.Generator, shapes: Any, family: int) -> list[np.ndarray
             if array.ndim and len(array) > 2:
                 array[:2] = np.reshape(pair, (2,) + (1,) * (array.ndim - 1)) * scale
                 array[3:] *= family - 1
-    if family == 3:  # positions far apart in magnitude, against each other
+    if family == 3:  # positions far apart in magnitude, with opposite orders in two arrays
         spread = rng.integers(-60, 60, size=max(a.shape[0] if a.ndim else 1 for a in arrays))
         for sign, array in zip((1, -1), arrays, strict=False):
             if array.ndim:
                 powers = 2.0 ** (sign * spread[: len(array)])
                 array *= powers.reshape(-1, *(1,) * (array.ndim - 1))
-    if family == 4:  # equal entries, and all but equal ones
+    if family == 4:  # equal and nearly equal entries
         arrays = [np.ones_like(a) * scale * (1 + 2.0**-20 * (rng.random(a.shape) < 0.1) * a)
                   for a in arrays]  # fmt: skip
     if family == 5:  # last axes of very different size: groups, channels
@@ -254,10 +251,10 @@ def climb(
     Args:
       total: `total(batch, mask)`.
       batch: the batch; the example goes into its last place.
-      mask: which of the others count.
-      seed: of the search.
+      mask: True for the other examples that count.
+      seed: the seed of the search.
       starts: number of examples to start from.
-      steps: number of changes to try from each.
+      steps: number of changes to try from each start.
 
     Returns:
       The largest movement, and its example.
