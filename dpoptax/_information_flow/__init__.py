@@ -1,4 +1,4 @@
-"""Finds which results of a step depend on private data or secrets other than through noise.
+"""Finds results of a step that depend on private data or secrets without noise.
 
 `information_flow.information_flow` is the entry point. It traces the step, and a `LabelFollower`
 passes a `Label` along every equation. A label holds `Content` (the kinds of data that a value may

@@ -1,4 +1,4 @@
-"""Gives, for each operation, where its results have the examples of a batch.
+"""Rules for the axes along which an operation's results have the examples.
 
 Most operations compute each row of the result from the same row of the operands. Each row then
 still belongs to one example, and a clip bounds that example's contribution. A mean over the batch,
@@ -24,7 +24,7 @@ from dpoptax._information_flow.example_axes import AxisDigit, ExampleAxes
 def result_axes(
     eqn: JaxprEqn, given: Mapping[int, ExampleAxes | None], numbers: Sequence[Hashable | None]
 ) -> ExampleAxes | None:
-    """Returns the example axes of an operation's results, or `None` if it combines rows.
+    """Returns the example axes of the results, or `None` if rows are combined.
 
     Args:
       eqn: the operation, which contains no program of the user's.
@@ -42,7 +42,7 @@ def result_axes(
 def _axes_after_operand(
     eqn: JaxprEqn, operand: int, rows: ExampleAxes, numbers: Sequence[Hashable | None]
 ) -> ExampleAxes | None:
-    """Returns the example axes of the results as far as one operand decides."""
+    """Returns the example axes of the results that one operand determines."""
     name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
     if not rows.digits:
         return rows
@@ -103,7 +103,10 @@ def _communicates(eqn: JaxprEqn) -> bool:
 def _has_room(
     eqn: JaxprEqn, shape: Sequence[int], before: Sequence[AxisDigit], along: Sequence[AxisDigit]
 ) -> bool:
-    """Returns whether all results have as many examples; the rules cover only the usual case."""
+    """Returns whether all results have as many examples as the operand.
+
+    The rules cover only the usual case.
+    """
     return all(
         new.axis < len(_shape(out)) and _shape(out)[new.axis] * old.run == shape[old.axis] * new.run
         for out in eqn.outvars

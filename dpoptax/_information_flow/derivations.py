@@ -1,4 +1,4 @@
-"""Numbers the values of a program by how they are computed, and compares keys of noise."""
+"""Numbers the values of a program by their computation, and compares noise keys."""
 
 import dataclasses
 import math
@@ -45,7 +45,7 @@ class LoopCarry:
     later_result: Hashable = None
 
     def predecessors(self, number: Hashable) -> tuple[Hashable, ...]:
-        """Returns the values that a number equals or is derived from, if each turn's result is.
+        """Returns the values from which a number is derived, if each turn's result is.
 
         For whole numbers, "derived from" means "not below".
         """
@@ -96,13 +96,13 @@ class Derivations:
     def differ(
         self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[ProgramPath, ...] = ()
     ) -> bool:
-        """Returns whether keys differ; for arrays, whether all of one differ from all of the other.
+        """Returns whether two keys differ, or all keys of one array from all of another.
 
         Args:
           one: the number of a key, or of an array of keys.
           other: likewise.
           single: whether both are single keys.
-          drawn: where they draw noise, so that the branches leading there were taken.
+          drawn: the places where they draw noise; the branches that lead there were taken.
         """
         self._drawn = drawn
         return self._differ(one, other, single)
@@ -143,7 +143,10 @@ class Derivations:
         return self.operation(number)[:1] == ("argument",)
 
     def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
-        """Returns whether two roots are independent; a constant or a seed may equal an argument."""
+        """Returns whether two roots are independent.
+
+        A constant or a seed may be equal to an argument.
+        """
         (kind, *of), (other_kind, *other_root) = self.operation(one), self.operation(other)
         if one == other or kind != other_kind:
             return False
@@ -163,7 +166,7 @@ class Derivations:
                     return number
 
     def _possible_values(self, number: Hashable) -> list[Hashable]:
-        """Returns the values that a choice may have made, given the branches known to be taken."""
+        """Returns the possible values of a choice, given the branches that were taken."""
         match self.operation(number):
             case ("either", choice, *branches):
                 known = [
@@ -175,7 +178,7 @@ class Derivations:
         return []
 
     def _derived(self, number: Hashable) -> tuple[Hashable, Hashable, bool]:
-        """Returns the parent key of a key, the index used, and whether the keys surely differ."""
+        """Returns the parent of a key, the index used, and whether the two surely differ."""
         match self.operation(number):
             case ("random_fold_in", _, (key, index), _):
                 return self.source_array(key), index, True
@@ -208,7 +211,7 @@ class Derivations:
         indices: Sequence[Hashable],
         place: int,
     ) -> Hashable:
-        """Returns the number of the single selected entry of `shape`, after `axes` leading axes."""
+        """Returns the number of the selected entry of `shape`, after `axes` leading axes."""
         if name == "slice":
             starts, limits = (parameters[f"{of}_indices"][axes:] for of in ("start", "limit"))
             alone = all(limit == start + 1 for start, limit in zip(starts, limits, strict=True))
@@ -226,7 +229,7 @@ class Derivations:
         return self.number("literal", "integer", str(value))
 
     def _ancestors(self, number: Hashable) -> Iterator[tuple[Hashable, bool]]:
-        """Returns the keys that a key is or derives from, each with whether it surely differs."""
+        """Yields a key and its ancestors, each with whether it surely differs."""
         waiting, seen = [(number, False)], set()
         while waiting:
             now, another = waiting.pop(0)
@@ -245,8 +248,8 @@ class Derivations:
         return loop.predecessors(number) if loop and self._is_monotone(loop) else ()
 
     def _is_monotone(self, loop: LoopCarry) -> bool:
-        """Returns whether each turn's result is derived from its carry, or is not below it."""
-        if loop in self._asked:  # a loop within it asks
+        """Returns whether each turn's result derives from its carry or is not below it."""
+        if loop in self._asked:  # asked by a loop within it
             return False
         self._asked.append(loop)
         drawn, self._drawn = self._drawn, ()  # this must hold in all turns
@@ -273,7 +276,7 @@ class Derivations:
         return above or any(below == of and n > more for below, n in self._minima(one))
 
     def _minima(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
-        """Returns lower bounds of a whole number, as sums of a number and a literal."""
+        """Yields lower bounds of a whole number, as sums of a number and a literal."""
         waiting, seen = [self._sum(number)], set()
         while waiting:
             base, added = waiting.pop(0)

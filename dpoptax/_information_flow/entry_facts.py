@@ -132,7 +132,7 @@ def _lengths(eqn: JaxprEqn) -> list[int]:
 
 
 def _added_length(numbers: Sequence[Hashable], of: Derivations) -> int | None:
-    """Returns the length that a `select_n` adds to negative indices, `None` for other uses."""
+    """Returns the length that a `select_n` adds to negative indices, or `None`."""
     match [of.operation(number) for number in numbers]:
         case [("lt", _, (index, zero), _), _, ("add", _, (moved, length), _)]:
             match of.operation(zero), of.operation(length):

@@ -1,4 +1,4 @@
-"""Describes where a batch's examples are in an array, also in loops and on devices."""
+"""Describes the places of examples in an array, also in loops and on devices."""
 
 import dataclasses
 from collections.abc import Hashable, Sequence
@@ -22,7 +22,7 @@ class AxisDigit:
 
 @dataclasses.dataclass(frozen=True)
 class LoopTurn:
-    """Represents a turn of a loop, or a device: the array belongs to the examples of that turn.
+    """Represents a turn of a loop, or a device, whose examples an array belongs to.
 
     Attributes:
       loop: the loop.
@@ -39,8 +39,8 @@ class ExampleAxes:
 
     Attributes:
       digits: the axes and turns that give the example's number, the leading digit first.
-      drawn: how these examples were selected: () for the arguments' own. Arrays of equal `drawn`
-        have the same examples in the same order.
+      drawn: the selections of these examples; () for those of the arguments. Arrays with equal
+        `drawn` have the same examples in the same order.
     """
 
     digits: tuple[AxisDigit | LoopTurn, ...]
@@ -48,12 +48,12 @@ class ExampleAxes:
 
     @property
     def axes(self) -> tuple[AxisDigit, ...]:
-        """Returns the axes among the digits."""
+        """The axes among the digits."""
         return tuple(digit for digit in self.digits if isinstance(digit, AxisDigit))
 
     @property
     def is_leading(self) -> bool:
-        """Returns whether each row along the leading axis belongs to one example."""
+        """True if each row along the leading axis belongs to one example."""
         return self.axes == (AxisDigit(0),)
 
     def permuted(self, along: Sequence[AxisDigit]) -> "ExampleAxes":
@@ -76,7 +76,7 @@ LEADING_AXIS = ExampleAxes((AxisDigit(0),))
 
 
 def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
-    """Returns the axes of a slice along the leading axis, as each turn of a scan gets one."""
+    """Returns the axes of the slice along the leading axis that a scan turn gets."""
     if any(digit.axis == 0 and digit.run > 1 for digit in rows.axes):
         return None
     digits = (
@@ -112,7 +112,10 @@ def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAx
 
 
 def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
-    """Returns the axes of the whole array, whose parts the devices have; inverts a split."""
+    """Returns the axes of the whole array from those of the devices' parts.
+
+    It inverts `split_devices`.
+    """
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
         over = _sharing_axes(spec, digit) if isinstance(digit, AxisDigit) else ()

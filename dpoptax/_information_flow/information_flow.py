@@ -1,4 +1,4 @@
-"""Finds which results of a step may be shown, and which depend on private data or secrets."""
+"""Finds the results of a step that may be shown, and those that may not."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class InformationFlow:
-    """Lists everything a step shows; printing it gives a table of private and secret results.
+    """Lists everything a step shows, and prints private and secret results.
 
     Attributes:
       shown: every array that the function returns or passes to Python.
@@ -71,7 +71,7 @@ class InformationFlow:
 
     @property
     def private(self) -> tuple[Shown, ...]:
-        """Returns the results that must not be shown; a step that may be published has none.
+        """The results that must not be shown; empty for a step that may be published.
 
         They depend on private data around the noise, or on a secret (a key, the indices or the
         mask of a batch) without being part of the state of a noise stage.
@@ -80,7 +80,7 @@ class InformationFlow:
 
     @property
     def secret(self) -> tuple[Shown, ...]:
-        """Returns the secret parts of the states of noise stages, such as the noise key.
+        """The secret parts of the states of noise stages, such as the noise key.
 
         Store and protect such a state like the data: the key allows anyone to subtract the noise.
         """
@@ -109,19 +109,20 @@ def information_flow(
     private_argnums: int | Sequence[int],
     secret_argnums: int | Sequence[int] = (),
 ) -> InformationFlow:
-    """Finds the results of a step that depend on private data or secrets other than through noise.
+    """Finds results of a step that depend on private data or secrets without noise.
 
     `fn` is traced and not run. A value is private if one of its operands is. The branches of a
-    `cond` and the rounds of a `while_loop` depend on the values that decide about them. A clipped
-    sum becomes a release in a noise stage of this package (`gaussian_noise`, `correlated_noise`, …)
-    that adds noise and has a guarantee. With `noise_multiplier=0` it does not, nor with `geodp`.
-    Rows that `dpoptax.tables.selected_grad` selects are private unless `fn` also calls the `update`
-    that counts them.
+    `cond` and the rounds of a `while_loop` depend on their conditions. A clipped sum becomes a
+    release in a noise stage of this package (`gaussian_noise`, `correlated_noise`, …) that adds
+    noise and has a guarantee. It stays private with `noise_multiplier=0` or `geodp`. Rows that
+    `dpoptax.tables.selected_grad` selects are private unless `fn` also calls the `update` that
+    counts them.
 
-    A clip bounds the contribution of one row of a batch. That is the contribution of one example
+    A clip bounds the contribution of one row of a batch. This is the contribution of one example
     only if each row belongs to one example, so rows are followed as well. An operation may combine
-    rows before they reach `clipped_grad` or `clip_per_example`: it may standardize a batch by its
-    mean. The results then stay private after the noise, and `joined` names the operation.
+    rows before they reach `clipped_grad` or `clip_per_example`, for example by standardizing a
+    batch with its mean. The results then stay private after the noise, and `joined` names the
+    operation.
 
     Secrets are the noise key, the noise that `correlated_noise` keeps, and the arguments named by
     `secret_argnums`. Only the state of a noise stage may hold them. Anywhere else a secret counts
@@ -149,8 +150,8 @@ def information_flow(
       An `InformationFlow`.
 
     Raises:
-      TypeError: if an argument is, or contains, an object of flax.nnx.
-      ValueError: if a position is not that of an argument.
+      TypeError: an argument is or contains an object of flax.nnx.
+      ValueError: a position is not that of an argument.
 
     >>> import dpoptax, jax.numpy as jnp, optax
     >>> tx = optax.chain(
@@ -216,7 +217,7 @@ def information_flow(
 
 
 def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[Label]:
-    """Returns the label of each leaf of an argument, including secrets of noise stages."""
+    """Returns the labels of an argument's leaves, with secrets of noise stages."""
     labels = []
     for place, (leaf, fields) in enumerate(
         zip(jax.tree.leaves(arg), _stage_fields(arg), strict=True)
@@ -232,10 +233,10 @@ def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[L
 
 
 def _stage_fields(tree: PyTree) -> list[set[Any]]:
-    """Returns, for each leaf, the fields of noise stages' states that contain it.
+    """Returns the fields of noise stages' states that contain each leaf.
 
-    A noise stage's state is recognized by its imprint, even where flax.nnx has made a dictionary of
-    it.
+    A noise stage's state is recognized by its imprint, even if flax.nnx has converted it to a
+    dictionary.
     """
     paths = [
         [getattr(k, "name", getattr(k, "key", k)) for k in path]

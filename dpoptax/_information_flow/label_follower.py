@@ -60,8 +60,8 @@ class LabelFollower:
     Attributes:
       seen: values shown other than as a result, by name and line.
       closed_over: types of large arrays among the constants, each once, in order.
-      joined: operations that combined examples before a clip, with their lines, likewise.
-      redrawn: lines where noise may be drawn again that another line drew, likewise.
+      joined: operations that combined examples before a clip, with their lines, in the same way.
+      redrawn: lines that may repeat the noise of another line, in the same way.
     """
 
     def __init__(self, constants: Mapping[Var, bytes]) -> None:
@@ -86,13 +86,13 @@ class LabelFollower:
         self.seen[name, where] = join_labels((self.seen.get((name, where), label), label))
 
     def final_content(self, label: Label) -> Content:
-        """Returns a value's content after all is followed; uncounted selections are private."""
+        """Returns a value's final content; uncounted selections make it private."""
         counted = self._selections.are_counted(label.selections)
         return label.holds if counted else label.holds | Content.PRIVATE
 
     @property
     def uncounted(self) -> dict[str, None]:
-        """Returns the lines that select rows for a release that may not be counted, each once."""
+        """The lines that select rows for a release that may not be counted, each once."""
         return self._selections.uncounted
 
     def follow(self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL) -> _Labels:
@@ -216,7 +216,7 @@ class LabelFollower:
         return dataclasses.replace(label, number=self.number(of, place))
 
     def _run_identity(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
-        """Returns an identity of a run, equal for runs with equal public inputs and fresh noise."""
+        """Returns an identity of a run, equal for equal public inputs and new noise."""
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computation(eqn, numbers) or self._path()
 
@@ -293,7 +293,7 @@ class LabelFollower:
         turns, last = self._repeats(eqn, read), first + number
 
         def turn(now: list[Label], other: bool) -> _Labels:
-            """Returns the labels after a turn: of its results, and of the operands of the loop."""
+            """Returns the labels of a turn's results, and of the loop's operands after it."""
             carry = turns.next_turn(now[first:last]) if other else now[first:last]
             slices = [
                 turns.enter(label, example_axes.slice_scan, i, other=other)
@@ -318,7 +318,7 @@ class LabelFollower:
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
 
         def turn(now: list[Label], other: bool) -> _Labels:
-            """Returns the labels after a turn: of its results, and of the operands of the loop."""
+            """Returns the labels of a turn's results, and of the loop's operands after it."""
             tested, used, carry = now[:first], now[first:last], now[last:]
             carry = turns.next_turn(carry) if other else carry
             (decides,), _ = self.follow(test, [*tested, *carry], around)
@@ -385,7 +385,7 @@ class LabelFollower:
         return LoopLabels(eqn, read, name, self._derivations, self._run_identity(eqn, read))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
-        """Returns the program of a hijax operation, always the same object for one equation.
+        """Returns the program of a hijax operation, one object for each equation.
 
         Places in loops are identified by the objects on the way.
         """

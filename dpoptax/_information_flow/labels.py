@@ -1,4 +1,4 @@
-"""Describes the data that a value may depend on, and how marks in a program change it."""
+"""Describes the data that a value may depend on, and the effect of marks."""
 
 import dataclasses
 import enum
@@ -51,7 +51,7 @@ class Label:
 
     @property
     def has_data(self) -> bool:
-        """Returns whether the value depends on private data, clipped or not."""
+        """True if the value depends on private data, clipped or not."""
         return bool(self.holds.value & PRIVATE_DATA.value)  # `&` of flags is slow
 
 
@@ -81,7 +81,7 @@ def join_labels(labels: Iterable[Label]) -> Label:
 
 
 def condition_label(label: Label, by: Label) -> Label:
-    """Returns the label of a value that exists only if another value says so."""
+    """Returns the label of a value that exists only under a condition."""
     if not (by.holds or by.varying or by.selections):
         return label
     both = join_labels((label, by))
@@ -119,7 +119,10 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
 
 
 def shown_kind(holds: Content, in_stage: bool = False) -> str:
-    """Returns the kind of a shown value; a secret is private except in a noise stage's state."""
+    """Returns the kind of a shown value.
+
+    A secret is private, except in the state of a noise stage.
+    """
     if holds & PRIVATE_DATA:
         return "private"
     if Content.SECRET in holds:

@@ -1,4 +1,4 @@
-"""Passes labels into and out of programs that run repeatedly: in loops, or on devices."""
+"""Passes labels into and out of loops and devices."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
@@ -22,10 +22,10 @@ _COLLECTIVES = {
 
 
 class LoopLabels:
-    """Maps the labels of one loop: into a turn, from turn to turn, and out of the loop.
+    """Maps the labels of a loop: into a turn, between turns, and out of the loop.
 
     A number represents equal values within a turn, and example axes represent the examples of that
-    turn. Outside of it, and in another turn, they would represent others.
+    turn. Outside of the turn, and in another turn, they would represent other values and examples.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LoopLabels:
         self._drawn = {(), *(label.rows.drawn for label in read if label.rows)}
 
     def enter(self, label: Label, moving: AxesMove, place: int, *, other: bool = False) -> Label:
-        """Returns the label inside of one turn, or of a `other` one, of a value from outside."""
+        """Returns the label, inside a turn or an `other` turn, of a value from outside."""
         if label.has_data:
             return self._set_rows(label, label.rows and moving(label.rows, self._turn))
         parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]

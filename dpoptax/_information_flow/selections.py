@@ -1,4 +1,4 @@
-"""Tracks rows selected for a release, and whether a noise stage counts that release."""
+"""Tracks selected rows, and whether a noise stage counts their release."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
 
 Selection: TypeAlias = tuple[Hashable, ProgramPath]
-"""The number of the key of a release, and the loops and branches in which a part is drawn."""
+"""The number of a release's key, and the loops and branches around the selection."""
 
 
 class RowSelections:
@@ -48,6 +48,6 @@ class RowSelections:
 
     @property
     def uncounted(self) -> dict[str, None]:
-        """Returns the lines of uncounted selections, each once, in order."""
+        """The lines of uncounted selections, each once, in order."""
         lines = self._lines.items()
         return {line: None for selection, line in lines if not self._is_counted(selection)}

@@ -1,4 +1,4 @@
-"""Describes values of a traced program for people: types, and the lines that computed them."""
+"""Describes values of a traced program: their types and source lines."""
 
 import pathlib
 from typing import Any
