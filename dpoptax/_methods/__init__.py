@@ -1,1 +1,1 @@
-"""Methods that follow the noise: filters, Kalman gains, and Adam with a filter."""
+"""Transforms that are placed after the noise stage."""
