@@ -87,7 +87,7 @@ def preset(name: str) -> Filter:
 def resolve_preset(
     b: Sequence[float] | None, a: Sequence[float], name: str
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns `b` and `a`, or the coefficients of the preset `name` if neither is given."""
+    """Returns `b` and `a`, or those of the preset `name` if neither is given."""
     if b is not None:
         return b, a
     if len(a):
