@@ -14,7 +14,7 @@ from dpoptax._tree import PyTree, no_params
 
 
 def dp_sat(rho: float = 0.05) -> optax.GradientTransformation:
-    """Takes gradients at an ascended point, in the direction of the last release (DP-SAT).
+    """Takes gradients at a point ascended along the last release (DP-SAT).
 
         g_t = privatized mean of ∇ℓ(x_t + ρ g_{t−1}/‖g_{t−1}‖; ξ),    g_{−1} = 0
 
