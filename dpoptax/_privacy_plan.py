@@ -1,4 +1,4 @@
-"""The plan of a private run: what its sampler, its noise and its guarantee have in common."""
+"""The plan of a private run: its sampler, noise and guarantee."""
 
 import bisect
 import dataclasses
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
-    """Holds the sampler, the noise and the budget of a run, each stated once.
+    """Holds the sampler, the noise and the privacy budget of a run.
 
         release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B,   t = 0, …, T − 1
 
     The plan calibrates σ to a target ε, makes the sampler and the noise transform, draws the
-    batches and states the guarantee. `print(plan)` shows all of it. The parts do the same:
+    batches and states the guarantee. `print(plan)` shows all of them. The plan uses these parts:
     `accounting.calibrate_noise_multiplier`, a sampler of `dpoptax.sampling`, `gaussian_noise` or
     `correlated_noise`, and `accounting.guarantee`.
 
@@ -46,11 +46,11 @@ class PrivacyPlan:
     sampler's seed are secret.
 
     Attributes:
-      sampler: draws the batches.
+      sampler: the sampler of the batches.
       steps: T, the number of noisy releases.
       noise_multiplier: σ, or a schedule from the first step of each phase to its σ.
       delta: δ of the target and of the statement.
-      strategy: of correlated noise; None for independent noise.
+      strategy: the strategy of correlated noise; None for independent noise.
       accountant: "pld", "rdp" or "monte_carlo".
       also: other events on the same data.
 
@@ -58,23 +58,23 @@ class PrivacyPlan:
       steps: T.
       dataset_size: N. Required unless `sampler` is an object.
       batch_size: B, the expected batch size. Required unless `sampler` is an object.
-      epsilon: the target for σ; the whole plan spends at most this. Pass this or
+      epsilon: the ε that the whole plan may spend, which determines σ. Pass either this or
         `noise_multiplier`.
       delta: in (0, 1). Required with `epsilon`. By default, the largest power of ten below 1/N, at
         most 1e-5.
       noise_multiplier: σ or a schedule, as for `gaussian_noise`.
-      schedule: with `epsilon`, relative noise multipliers by the first step of each phase.
-      sampler: a sampler object; or a class of `dpoptax.sampling` or a function that makes one from
-        `dataset_size`, `batch_size` and `seed`. An object of `UserTable.sampler` draws users.
-      seed: of the sampler that the plan makes. By default, `secrets.randbits(128)`.
-      strategy: from `dpoptax.matrix`.
+      schedule: with `epsilon`, a relative noise multiplier for the first step of each phase.
+      sampler: a sampler object, or a function or class of `dpoptax.sampling` that makes one from
+        `dataset_size`, `batch_size` and `seed`. An object from `UserTable.sampler` draws users.
+      seed: the seed of the sampler that the plan makes. By default, `secrets.randbits(128)`.
+      strategy: a strategy of `dpoptax.matrix`.
       accountant: as for `accounting.guarantee`.
-      also: as for `accounting.guarantee`; `epsilon` is for all together.
+      also: as for `accounting.guarantee`. `epsilon` includes these events.
 
     Raises:
       TypeError: `sampler` is neither a sampler nor makes one.
       ValueError: an argument is missing, out of range, given twice, or differs from the sampler's;
-        no σ spends `epsilon`; the sampler has no event.
+        no σ spends `epsilon`; or the sampler has no event.
 
     >>> import dpoptax, jax, optax
     >>> plan = dpoptax.PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)
@@ -172,10 +172,10 @@ class PrivacyPlan:
     def noise(
         self, key: "jax.Array", *, fixed_point: bool = False, clip: "Clip | float | None" = None
     ) -> optax.GradientTransformation:
-        """Returns the noise transform, the first one of the chain.
+        """Returns the noise transform, the first transform of the chain.
 
-        It is `gaussian_noise`; `correlated_noise` if the plan has a strategy; or
-        `adaptive_gaussian_noise` if `clip` is an `adaptive_clip`.
+        This is `correlated_noise` if the plan has a strategy, `adaptive_gaussian_noise` if `clip`
+        is an `adaptive_clip`, and `gaussian_noise` otherwise.
 
         Args:
           key: from `dpoptax.random_key_from_os`; a new one for each run.
@@ -230,18 +230,18 @@ class PrivacyPlan:
         return self.batches()
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields `(step, indices, mask)` of the plan's steps, from `start` on.
+        """Yields `(step, indices, mask)` for the plan's steps, from `start` on.
 
-        A restored run goes on at the number of its releases, `ledgers(opt_state)[0].releases`.
+        A restored run continues at the number of its releases, `ledgers(opt_state)[0].releases`.
         """
         for step in range(start, self.steps):
             yield step, *self.sampler.sample(step)
 
     def steps_within(self, budget: float) -> int:
-        """Returns how many of the plan's steps spend at most the ε `budget`.
+        """Returns the number of the plan's steps that spend at most the ε `budget`.
 
         Raises:
-          ValueError: not even one step does.
+          ValueError: one step spends more.
 
         >>> plan = PrivacyPlan(dataset_size=90, batch_size=9, steps=40, noise_multiplier=2.0)
         >>> plan.steps_within(1.0), plan.steps_within(2.0)
@@ -274,7 +274,7 @@ class PrivacyPlan:
           same_batches: as for `accounting.guarantee`.
 
         Raises:
-          ValueError: as `accounting.guarantee`.
+          ValueError: `accounting.guarantee` raises it.
         """
         if opt_state is None:
             return accounting.planned_guarantee(
@@ -317,7 +317,7 @@ class PrivacyPlan:
 
 
 def _priced(sampler: Sampler, strategy: Strategy | None) -> "Sampler | Participation":
-    """Returns how examples take part, for the accounting."""
+    """Returns the sampler for the accounting, with the strategy if there is one."""
     return sampler if strategy is None else strategy.under(sampler)
 
 
