@@ -1,1 +1,1 @@
-"""Privacy events, and the prices of them that dp_accounting lacks."""
+"""Privacy events, and prices that dp_accounting lacks."""

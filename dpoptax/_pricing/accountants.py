@@ -407,7 +407,7 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
-    """Returns the event; under replace-one, sums move by 2C, so multipliers halve."""
+    """Halves the event's multipliers under replace-one, since sums move by 2C."""
     if relation is not dpa.NeighboringRelation.REPLACE_ONE:
         return event
 

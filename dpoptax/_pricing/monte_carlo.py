@@ -25,7 +25,7 @@ most 1, so P[W ≥ 1/β] ≤ β. λ, α and the number of samples come from othe
 W increases with ε. So the least ε at which both directions reach 1/β is wrong only if one test
 failed: that of the direction and the ε for which δ(ε) = m.
 
-**The claim.** Each test has β = 10^-6 δ, and m leaves out δ/100. So the stated ε holds except with
+**The claim.** Each test has β = 10^-6 δ, and m is δ minus δ/100. So the stated ε holds except with
 this probability over the draws of the accounting, also if one of 10^4 prices is chosen, as in a
 calibration. A statement that is wrong with probability p costs p of δ. Every question has
 independent draws: the next question may depend on earlier answers, and its test still fails with

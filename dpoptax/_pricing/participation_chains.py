@@ -144,8 +144,8 @@ class Lattice:
     def log_moment(self, power: float, sigma: float) -> tuple[float, list[np.ndarray]]:
         """Returns log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))] and its parts.
 
-        θ is the power. With independent copies x_i of the participations, this is log E_Q[Π_i
-        w_{x_i}^θ]. w_x is the likelihood ratio of N(A x, σ²I) to Q = N(0, σ²I).
+        θ is the power. The logarithm is log E_Q[Π_i w_{x_i}^θ] for independent copies x_i of the
+        participations, with w_x the likelihood ratio of N(A x, σ²I) to Q = N(0, σ²I).
 
         Returns:
           The logarithm, and one (states,) array per step: the logarithm given the state, with the
@@ -174,8 +174,8 @@ def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
 
     Args:
       chain: the law of a record's participations.
-      column: the first column of A, without trailing zeros and negative entries. The proof of the
-        dominating pair requires the latter.
+      column: the first column of A, without trailing zeros. Entries must not be negative, as the
+        proof of the dominating pair requires.
       steps: T.
 
     Raises:

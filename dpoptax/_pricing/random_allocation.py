@@ -13,10 +13,10 @@ T steps the ratio is (T − n + Σ_{i ≤ n} w_i)/T.
 **An upper bound.** Both curves, δ(P‖Q) = E_Q[(L − e^ε)⁺] and δ(Q‖P) = E_Q[(1 − e^ε L)⁺], are means
 under Q of convex functions of L. So they can only grow if a value of a sum is replaced by a random
 value with the same mean. Each value is moved at random to the two grid points around it, with
-probabilities that keep the mean. This order is kept by sums of independent variables and by
-composition. The resulting pair of distributions dominates the mechanism, for every ε at once and
-under composition, and also for Rényi divergences, whose integrands are convex. The only remaining
-error is that of double precision, which is relative to the sum since all terms are positive.
+probabilities that keep the mean. Sums of independent variables and compositions preserve this
+order. The resulting pair of distributions dominates the mechanism, for every ε at once and under
+composition, and also for Rényi divergences, whose integrands are convex. The only remaining error
+is that of double precision, which is relative to the sum since all terms are positive.
 
 Sources: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025), for the pair
 and the reduction to one of T; Doroshenko et al., "Connect the dots" (2022), for moving values.
@@ -94,8 +94,8 @@ def pair(
 def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
     """Returns log E_Q[L^a] for a = 0, 1, …, 512, exactly.
 
-    E_Q[w^j] = exp(j (j − 1)/(2σ²)), and E[(c + Σ w_i)^a]/a! is the coefficient of z^a in
-    e^{cz} (Σ_j E[w^j] z^j/j!)^n. All terms are positive, so logarithms suffice.
+    E_Q[w^j] = exp(j (j − 1)/(2σ²)), and E[(c + Σ w_i)^a]/a! is the coefficient of z^a in e^{cz}
+    (Σ_j E[w^j] z^j/j!)^n. All terms are positive, and are computed as logarithms.
     """
     order = np.arange(_MOST_ORDER + 1)
     log_factorials = special.gammaln(order + 1)

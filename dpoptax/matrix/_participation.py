@@ -106,10 +106,10 @@ class Participation:
     def sensitivity(self, steps: int) -> float:
         """Returns the greatest l2 norm that an example adds to A G.
 
-        The gradients have norm 1 at most. An example that takes part in every cycle adds ‖A u‖,
-        with u = 1 in every cycle_length-th step, if the column is nonnegative and nonincreasing
-        (Kalinin and Lampert, 2024, Theorem 2). An example that takes part at random adds at most
-        the largest ‖A x‖ over its possible participations x, if the column is nonnegative.
+        Gradients are clipped to norm 1. An example that takes part in every cycle adds ‖A u‖, with
+        u = 1 in every cycle_length-th step, if the column is nonnegative and nonincreasing (Kalinin
+        and Lampert, 2024, Theorem 2). An example that takes part at random adds at most the largest
+        ‖A x‖ over its possible participations x, if the column is nonnegative.
 
         Raises:
           ValueError: the column has other entries.

@@ -63,12 +63,12 @@ class CyclicPoissonSampler(Sampler):
 
     @property
     def participation_probability(self) -> float:
-        """B/g, the probability that a record is in a given step of its group's turn."""
+        """B/g, the probability that a record is in a given step of its group."""
         return self.batch_size / self.group_size
 
     @property
     def independent_steps(self) -> bool:
-        """True for a single group, since otherwise several steps may draw from one group."""
+        """True for one group. With several groups, ε depends on the choice of steps."""
         return self.cycle_length == 1
 
     @property

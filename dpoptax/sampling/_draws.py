@@ -155,6 +155,7 @@ def permuted_within(
     result = places.astype(np.uint64)
     outside = np.arange(len(result))
     while len(outside):
+        # `_hash` has 32 bits; shifted, the group's label changes the upper half of the round keys.
         wide, high, key = columns[outside], rows[outside], apart[outside] << np.uint64(32)
         left, right = np.divmod(result[outside], wide)
         for first, second in keys.reshape(-1, 2):
