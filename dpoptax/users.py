@@ -237,8 +237,8 @@ def per_user_loss(
     Args:
       loss_fn: `loss_fn(params, record)`, or with a key `loss_fn(params, record, key)`; scalar, or
         (scalar, aux) with `has_aux`.
-      reduction: "mean", so that the gradient norm does not depend on the number of records, or
-        "sum", so that a user with more records has a larger weight until it is clipped.
+      reduction: "mean" or "sum". With "mean", the gradient norm does not depend on the number of
+        records. With "sum", a user with more records has a larger weight until it is clipped.
       has_aux: whether `loss_fn` returns auxiliary outputs. They are returned for all rows of a
         user, (R, …). Padding has the outputs of the user's first record, or of zeros if there is
         none.

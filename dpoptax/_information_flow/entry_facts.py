@@ -38,7 +38,7 @@ class EntryFacts:
 
 UNKNOWN_FACTS, EQUAL_FACTS = EntryFacts(), EntryFacts(equal=True)
 DISTINCT_FACTS = EntryFacts(distinct=True)
-"""Facts of arguments, which are assumed to be distinct indices of whatever they index."""
+"""Facts of arguments, which are assumed to be distinct indices of any axis that they index."""
 
 # These return some or all entries of the first operand, each once.
 _SELECTIONS = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack"}

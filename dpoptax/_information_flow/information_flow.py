@@ -1,4 +1,4 @@
-"""Finds the results of a step that may be shown, and those that may not."""
+"""Finds the results of a step that may be shown, and the private or secret ones."""
 
 import dataclasses
 import functools

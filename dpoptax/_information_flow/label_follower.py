@@ -418,7 +418,7 @@ def _written_labels(
 
 
 def _join_references(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
-    """Returns the labels of operands, of which several may be one reference."""
+    """Returns the labels of operands, joined if several operands are one reference."""
     return [
         join_labels(each for other, each in zip(atoms, labels, strict=True) if other is atom)
         if is_reference(atom)

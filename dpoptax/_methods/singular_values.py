@@ -69,7 +69,7 @@ def cosines(values: jax.Array, shape: tuple[int, int], stddev: jax.Array) -> jax
 def _ratios(
     values: jax.Array, shape: tuple[int, int], stddev: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns q/s² and x/s; where s is only noise, x/s is 1, as without noise."""
+    """Returns q/s² and x/s. If s is only noise, x/s is 1, as without noise."""
     rows, columns = map(math.sqrt, shape)
     some = jnp.where(values > 0.0, values, 1.0)
     upper = jnp.square(stddev * (rows + columns) / some)

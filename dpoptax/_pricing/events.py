@@ -177,8 +177,8 @@ def allocation_event(
 
     def part(released: int) -> Event:
         if block == 1 or noise_multiplier < lowest:
-            # Reveals the step, so that the record is in one known sum. The omissions of a full
-            # batch do not depend on the data.
+            # Reveals the step of the record, which is then in one known sum. The omissions of a
+            # full batch do not depend on the data.
             event = gaussian_event(noise_multiplier)
         else:
             event = RandomAllocationDpEvent(

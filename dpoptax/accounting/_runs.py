@@ -50,13 +50,13 @@ def guarantee(
       sampler: the sampler that drew the batches. Its batch size must be that of the ledgers.
       delta: δ of the statement. By default, the largest power of ten below 1/N, at most 1e-5.
       accountant: "pld", "rdp" or "monte_carlo".
-      same_batches: for several noise stages, True (the default) if all of them were updated with
-        the draw of each step, and False if they took turns, so that one of them released each draw.
-        If the steps of the sampler depend on each other, as for groups that take turns, all
-        releases are priced with the least multiplier, since a record may meet only one stage. The
-        same holds for the multipliers of a schedule. For an ensemble, True if its runs shared the
-        batch of every step, and False if each run drew its own batches with its own seed; the
-        stages of one run then share its batches.
+      same_batches: for several noise stages, True (the default) if every step updated all of them
+        with one draw, and False if they took turns, with one stage for each draw. If the steps of
+        the sampler depend on each other, as for groups that take turns, all releases are priced
+        with the least multiplier: a record may meet only one stage. The same holds for the
+        multipliers of a schedule. For an ensemble, True if its runs shared the batch of every step,
+        and False if each run drew its own batches with its own seed. The stages of one run then
+        share its batches.
       also: other events on the same data, such as that of the vocabulary selected by
         `dpoptax.tables.select_rows`. They are composed with the run, once for all runs.
 

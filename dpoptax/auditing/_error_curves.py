@@ -20,7 +20,7 @@ class TradeOffCurve:
       false_positive_rates: (thresholds,), over the runs without the canary.
       false_negative_rates: (thresholds,), over the runs with the canary.
       false_positive_bounds: (2, thresholds), lower and upper, by Clopper and Pearson.
-      false_negative_bounds: (2, thresholds), likewise.
+      false_negative_bounds: (2, thresholds), in the same way.
       confidence: probability that all true rates are within all of these bounds.
     """
 
@@ -130,10 +130,10 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Returns the variation of a result over canaries, by bootstrap percentiles.
 
-    Included and excluded canaries are each drawn with replacement, as many as there are. The result
-    is the interval between the quantiles (1 ∓ confidence)/2 of the statistic. This is not a proof:
-    canaries of one run share its noise, so another run may have another interval. Only the lower
-    bounds on ε are proved.
+    Included and excluded canaries are each resampled with replacement. The result is the interval
+    between the quantiles (1 ∓ confidence)/2 of the statistic. This is not a proof: canaries of one
+    run share its noise, so another run may have another interval. Only the lower bounds on ε are
+    proved.
 
     Args:
       canaries: the canaries of one run.

@@ -87,8 +87,8 @@ class AuditResult:
     def bounds(self) -> tuple[Bound, ...]:
         """All bounds that the runs prove, computed on first use in seconds.
 
-        Many runs prove a bound by one threshold, for any mechanism, and a bound by the whole curve,
-        for mechanisms like the claimed one if there is a family of them. One run proves the bounds
+        Many runs prove a bound by one threshold, for any mechanism. The whole curve proves a bound
+        for mechanisms like the claimed one, if there is a family of them. One run proves the bounds
         of Steinke et al. and of Mahloujifar et al. for any (ε, δ)-private mechanism, and the latter
         for mechanisms like the claimed one.
         """

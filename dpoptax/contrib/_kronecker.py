@@ -21,9 +21,8 @@ def kronecker_factors(
     Over the probes, a_t are the kernel's inputs at each of its positions and e_t the derivatives
     with respect to its outputs. A_γ is A + γ tr(A)/R · I divided by its mean eigenvalue, with R the
     size of A; G_γ is similar. U and V equalize the gradients of the probes in all directions, and
-    preserve the power of a kernel's noise on the way back. Parameters with fewer than two axes keep
-    a scale of 1, and so do kernels that the loss looks up, or contracts with part of their rows at
-    a time.
+    preserve the power of a kernel's noise on the way back. The scale stays 1 for parameters with
+    fewer than two axes, and for kernels that the loss looks up or contracts only in parts.
 
         linear_map(lambda params: kronecker_factors(loss_fn, params, probes), every=100, back=False)
 

@@ -20,14 +20,14 @@ def scale_by_shrunk_muon(
 ) -> optax.GradientTransformation:
     """Rescales updates by Muon with noise-aware orthogonalization.
 
-    Muon replaces all singular values of a kernel's running mean gradient by 1, also those that are
-    noise. Let m_t = U diag(s) Vᵀ be the bias-corrected running mean of a kernel of shape (m, n),
-    and τ the noise left in it (see `singular_value_shrinkage`). Then
+    Muon replaces all singular values of a kernel's running mean gradient by 1, including noise. Let
+    m_t = U diag(s) Vᵀ be the bias-corrected running mean of a kernel of shape (m, n), and τ the
+    noise left in it (see `singular_value_shrinkage`). Then
 
         update = √max(1, n/m) U diag(c) Vᵀ,
         c = q/(s x),  q = √((s² − τ²(√m + √n)²)(s² − τ²(√m − √n)²)),  x² = (s² − (m + n)τ² + q)/2
 
-    where s > τ(√m + √n), and c = 0 elsewhere. c is the product of the cosines between the observed
+    if s > τ(√m + √n), and c = 0 otherwise. c is the product of the cosines between the observed
     singular vectors and those of the signal. Of all matrices with the observed vectors, U diag(c)
     Vᵀ is closest to the U Vᵀ of the signal, in the limit of large matrices of small rank. If
     `stddev` is 0, c is 1. This is then `optax.contrib.muon`, which also works after the noise

@@ -130,12 +130,12 @@ def adaptive_kalman(
         k_t = (p_{t−1} + q_t)/(p_{t−1} + q_t + stddev²),
         g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
 
-    starting from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error
-    s_t = √(2/(d n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time. q_t is
-    the posterior mean of the drift, which stays positive if r_t cannot resolve the drift, so that
-    the gain does not go to zero. The gain starts as that of the running mean, 1/(t + 1), and
-    converges to that of `kalman_gain` for the drift. Sampling noise counts as drift. `disk` has a
-    fixed gain and also predicts along the step.
+    starting from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error s_t =
+    √(2/(d n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time. q_t is the
+    posterior mean of the drift. It stays positive if r_t cannot resolve the drift, so the gain does
+    not go to zero. The gain starts as that of the running mean, 1/(t + 1), and converges to that of
+    `kalman_gain` for the drift. Sampling noise counts as drift. `disk` has a fixed gain and also
+    predicts along the step.
 
     Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory: one
     copy of the parameters.

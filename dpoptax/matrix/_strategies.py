@@ -311,8 +311,8 @@ def _settled_noise(coefficients: np.ndarray) -> float:
         ‖h‖⁻² = c_0² Π_m (1 − k_m²).
 
     k_m is the last coefficient of the m-th polynomial of the backward recursion of Levinson and
-    Durbin, scaled to c_0 = 1. The result is infinite if some |k_m| is at least 1, which is the case
-    if and only if a pole is on or outside the unit circle (Schur and Cohn).
+    Durbin, scaled to c_0 = 1. The result is infinite if some |k_m| is at least 1. This holds if and
+    only if a pole is on or outside the unit circle (Schur and Cohn).
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # c_0 may be 0 in float32
         left = coefficients / coefficients[0]

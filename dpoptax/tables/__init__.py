@@ -1,4 +1,4 @@
-"""Large tables of which each step trains few rows.
+"""Large tables, with few trained rows in each step.
 
 The gradient of an embedding table is zero in rows that no example looks up, but DP-SGD adds noise
 to all rows. If the trained rows are public, time and memory depend only on these rows. There are

@@ -28,8 +28,8 @@ class RowSelection:
     `threshold`, and σ is the multiplier of the release that uses the selection. If S has more than
     `capacity` rows, a random subset of that size is kept.
 
-    Privacy: an example changes the counts by at most √m in l2 norm, whatever it looks up, so S is
-    one release of the Gaussian mechanism with multiplier σ. Rows that no example looks up are drawn
+    Privacy: an example changes the counts by at most √m in l2 norm, for any lookups, so S is one
+    release of the Gaussian mechanism with multiplier σ. Rows that no example looks up are drawn
     from the same distribution, without a random number for each. The numbers below are public:
     choose them without looking at the data.
 
