@@ -104,7 +104,7 @@ def _wants_convolution(eqn: JaxprEqn) -> bool:
 
 
 def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -> jax.Array:
-    """Computes the same convolution, on CPU with channels last, by feature groups."""
+    """Computes the same convolution with feature groups, and channels last on CPU."""
     given = eqn.params["dimension_numbers"]
     last = _channels_last(images.ndim)
     params = dict(eqn.params)
