@@ -7,7 +7,7 @@ fixed arrays times a few numbers of each example:
 
 Scaling, sums along axes and products with matrices preserve this form. Fixed arrays depend on the
 parameters only. Fixed arrays and weights have the axes of the value, with size 1 along axes on
-which they do not depend.
+which they are constant.
 """
 
 import dataclasses

@@ -260,8 +260,8 @@ def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax
     for i, a in enumerate(terms):
         add(crossed, 2.0 * a.weights * a.inner)
         for j, b in enumerate(terms[i:], i):
-            # Along axes on which neither term's weights depend, the product of the bases is summed
-            # once for all examples.
+            # Along axes on which both terms' weights are constant, the product of the bases is
+            # summed once for all examples.
             thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
             axes = [axis for axis, flag in enumerate(thin) if flag]
             fixed = a.basis * b.basis
