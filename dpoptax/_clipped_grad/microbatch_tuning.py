@@ -28,13 +28,12 @@ def tune_microbatch_size(
 ) -> int:
     """Returns the smallest micro-batch size that is nearly as fast as possible.
 
-    The function compiles and runs the step of every candidate. Candidates then take `rounds` turns
-    each, one after the other, so that changes of the machine's speed affect all of them. A turn is
-    one call, or several fast calls. A candidate drops out if it takes 1.5 times as long as the best
-    after two turns. As in training, a result replaces the argument with the same structure and
-    shapes. The smallest time of each candidate counts. Of the candidates within 5 % of the fastest,
-    the smallest wins, because it needs the least memory. Candidates that do not fit in memory are
-    skipped.
+    The function compiles and runs the step of every candidate. Candidates then take turns, `rounds`
+    times, so that changes of the machine's speed affect all of them. A turn is one call, or several
+    fast calls. A candidate drops out if it takes 1.5 times as long as the best after two turns. As
+    in training, a result replaces the argument with the same structure and shapes. The smallest
+    time of each candidate counts. Of the candidates within 5 % of the fastest, the smallest wins,
+    because it needs the least memory. Candidates that do not fit in memory are skipped.
 
     Privacy: no cost. The choice depends only on times, the size changes the result only by
     rounding, and the outputs of the timed steps are discarded.

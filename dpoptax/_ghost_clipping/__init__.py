@@ -2,7 +2,7 @@
 
 `sums.ghost_clipped_sum.ghost_clipped_sum` is the entry point. Imports go one way:
 
-- `trace` reads the traced loss and finds where parameters meet data.
+- `trace` reads the traced loss and finds operations that combine parameters with data.
 - `passes` runs the loss forward and backward, and records operands and cotangents.
 - `norms` bounds the norms of per-example gradients from these factors.
 - `plan` chooses, for each parameter, how its norms and its sum are computed.

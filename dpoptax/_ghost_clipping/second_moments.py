@@ -21,9 +21,8 @@ def side_moments(
 ) -> dict[int, tuple[jax.Array, jax.Array]]:
     """Returns E Σ_t rows_t rows_tᵀ and E Σ_t columns_t columns_tᵀ for each kernel.
 
-    The keys of the result are the numbers of leaves. Σ_t rows_t ⊗ columns_t is the gradient of one
-    example, for a kernel read as (R, D). Kernels that the loss does not contract in this form are
-    omitted.
+    The result is indexed by leaf. Σ_t rows_t ⊗ columns_t is the gradient of one example, for a
+    kernel read as (R, D). Kernels that the loss does not contract in this form are omitted.
     """
     leaves = jax.tree.leaves(params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)

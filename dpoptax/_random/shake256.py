@@ -24,7 +24,7 @@ def shake256(seed: bytes, label: str, key: tuple[int, ...]) -> "Shake256":
 
 
 class Shake256:
-    """Draws random numbers that a secret prefix and the order of requests determine.
+    """Draws random numbers determined by a secret prefix, one request after another.
 
     The bits are indistinguishable from independent uniform ones, assuming that SHAKE-256 (FIPS 202)
     keyed with a 256-bit secret is indistinguishable from a random function. From such bits, the

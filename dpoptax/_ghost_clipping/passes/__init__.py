@@ -1,4 +1,4 @@
-"""Runs a read program forward and backward at every gradient point.
+"""Runs a traced program forward and backward at every gradient point.
 
 `run_passes.run_passes` is the entry point. For a dense layer `y = x @ w + b` and a batch of B
 examples, the types are:

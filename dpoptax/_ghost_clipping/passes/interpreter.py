@@ -1,4 +1,4 @@
-"""Runs the steps of a read program for one example."""
+"""Runs the steps of a traced program for one example."""
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeAlias

@@ -74,8 +74,8 @@ def recomputed_sum(
       auxiliary outputs, `None` without `has_aux`.
 
     Raises:
-      ValueError: there are several gradient points, or the loss computes on a parameter before the
-        parameter meets data.
+      ValueError: there are several gradient points, or the loss transforms a parameter before
+        combining it with data.
     """
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), jax.tree.leaves((batch, keys))

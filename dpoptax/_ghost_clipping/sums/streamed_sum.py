@@ -64,8 +64,8 @@ def streamed_sum(
       The sum, shaped like the parameters, and the auxiliary outputs, `None` without `has_aux`.
 
     Raises:
-      ValueError: there are several gradient points, or the loss computes on a parameter before the
-        parameter meets data.
+      ValueError: there are several gradient points, or the loss transforms a parameter before
+        combining it with data.
     """
     params = points.points[0]
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)

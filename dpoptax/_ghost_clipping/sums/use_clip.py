@@ -213,7 +213,7 @@ def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], ad
 class UseClip(UseSum):
     """Clips and sums the gradients of one use, separately from other uses.
 
-    The given array is the mask.
+    `given` is the mask, (B,).
 
     Attributes:
       part: the clip.

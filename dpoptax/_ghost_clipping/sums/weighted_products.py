@@ -57,7 +57,7 @@ class SumParts(NamedTuple):
 
     @property
     def largest_summand(self) -> float:
-        """Returns a bound of an example's summand in a part, relative to C.
+        """Returns an upper bound of an example's summand in a part, relative to C.
 
         It exceeds 1 if there are several parts, which may cancel.
         """

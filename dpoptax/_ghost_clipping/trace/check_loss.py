@@ -1,4 +1,4 @@
-"""Checks the parameters and the loss that a user gave."""
+"""Checks the user's parameters and loss."""
 
 import warnings
 from collections.abc import Iterator

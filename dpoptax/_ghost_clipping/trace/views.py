@@ -1,8 +1,8 @@
 """Describes which entries of a parameter a derived value holds, and their order.
 
-A reshape, a transposition, a slice or a scaling moves entries without mixing them. The gradient of
-such a view has the same norm as the gradient of the parameter, and two uses of a parameter can be
-compared entry by entry.
+A reshape, a transposition, a slice or a scaling moves entries without mixing them. Except for the
+scale, the gradient of such a view has the same norm as the gradient of the parameter, and two uses
+of a parameter can be compared entry by entry.
 """
 
 import dataclasses
