@@ -1,7 +1,7 @@
-"""Reads traced programs: names the primitives that call programs, and runs equations.
+"""Names the primitives that call programs, and runs equations.
 
-Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, and share this
-table.
+Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, and share these
+functions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ CUSTOM_DERIVATIVE_CALLS = frozenset(
         "custom_vjp_call_jaxpr", "linear_call",
     }
 )  # fmt: skip
-"""Primitives whose derivative a user wrote, linear in the cotangent or not."""
+"""Primitives with user-defined derivatives, which may be nonlinear in the cotangent."""
 
 PROGRAM_CALLS = frozenset(
     {
@@ -36,7 +36,7 @@ PROGRAM_CALLS = frozenset(
 """Primitives that call one program with their operands, in order, and return its results."""
 
 HIJAX_CALL = "call_hi_primitive"
-"""The primitive of hijax operations: no program shows their rules for vmap and derivatives."""
+"""The primitive of hijax operations, whose vmap and derivative rules are not visible."""
 
 
 def type_of(atom: Var | Literal) -> ShapedArray:
@@ -45,7 +45,7 @@ def type_of(atom: Var | Literal) -> ShapedArray:
 
 
 def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Returns how many operands of a scan are constants, and how many are its initial carry."""
+    """Returns how many operands of a scan are constants, and how many are the carry."""
     if "num_consts" in eqn.params:  # before jax 0.12
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()

@@ -1,4 +1,4 @@
-"""Public linear maps of gradients before the clip, and their inverses."""
+"""Defines public linear maps of gradients before the clip, and their inverses."""
 
 import dataclasses
 import functools
@@ -15,14 +15,14 @@ from jax.typing import ArrayLike
 from dpoptax._serialization import serializable
 from dpoptax._tree import PyTree, is_masked, widen
 
-# A gradient times two such scales stays well within the range of float32.
+# The range of scales. A gradient times two of them stays well within the range of float32.
 _SCALES = (1e-9, 1e9)
-# The largest deviation of U U⁻¹ from I in any entry. Beyond it, mapping back is inaccurate.
+# The largest deviation of an entry of U U⁻¹ from I. Beyond it, mapping back is inaccurate.
 _RESIDUAL = 1e-2
 
 
 class Diagonal(NamedTuple):
-    """A scale for each entry, g ↦ s₁ ⊙ s₂ ⊙ … ⊙ g.
+    """Scales each entry, g ↦ s₁ ⊙ s₂ ⊙ … ⊙ g.
 
     Attributes:
       scales: positive arrays that broadcast to the parameter: (R, 1) and (1, C) for the sides of a
@@ -33,10 +33,10 @@ class Diagonal(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """A matrix on each side of a kernel, g ↦ U g V, with g read as (R, C).
+    """Multiplies both sides of a kernel by matrices, g ↦ U g V, with g read as (R, C).
 
-    The last axis of the parameter is the columns, C; all other axes are the rows, R. `None` is the
-    identity.
+    The last axis of the parameter gives the columns, C, and all other axes give the rows, R. `None`
+    is the identity.
 
     Attributes:
       rows: U, (R, R).
@@ -57,12 +57,12 @@ Factor: TypeAlias = Diagonal | Sides
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearMap:
-    """A public linear map T of gradients, separate for each parameter.
+    """Represents a public linear map T of gradients, separate for each parameter.
 
     Attributes:
       factors: one for each leaf of the parameters, in the order of `jax.tree.leaves`; `None` for
         the identity.
-      back: whether a release is mapped back by T⁻¹. Static.
+      back: whether a release is mapped back with T⁻¹. Static.
     """
 
     factors: tuple[Factor | None, ...]
@@ -86,7 +86,7 @@ class LinearMap:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearMapState:
-    """State with the map of the next step; `gradient_points` finds it by its type.
+    """Holds the map of the next step. `gradient_points` finds it by its type.
 
     Attributes:
       factors: a tree like the parameters, of `Diagonal` and `Sides`. They must be public, computed
@@ -98,7 +98,7 @@ class LinearMapState:
     back: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def of(self, params: PyTree) -> LinearMap:
-        """Returns the map for these parameters, the identity where `optax.masked` masks."""
+        """Returns the map for `params`. It is the identity for leaves of `optax.masked`."""
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
         leaves = structure.flatten_up_to(self.factors)
         return LinearMap(tuple(None if is_masked(f) else f for f in leaves), self.back)
@@ -211,9 +211,9 @@ def identity(factors: PyTree) -> PyTree:
 
 
 def matrix_shape(param: jax.Array) -> tuple[int, int]:
-    """Returns the rows and columns of a kernel; a vector or scalar is one row.
+    """Returns the numbers of rows and columns of a kernel.
 
-    The last axis is the columns.
+    The last axis gives the columns. A vector or scalar is one row.
     """
     return (math.prod(param.shape[:-1]), param.shape[-1]) if param.ndim else (1, 1)
 

@@ -1,7 +1,7 @@
-"""Marks in a program that `dpoptax.information_flow` reads.
+"""Marks arrays in a program for `dpoptax.information_flow`.
 
-They show where examples enter and leave a clipped sum, and the outputs of noise stages. They have
-no effect on a compiled program.
+The marks show where examples enter and leave a clipped sum, and the outputs of noise stages. They
+have no effect on a compiled program.
 """
 
 import jax
@@ -14,13 +14,13 @@ EXAMPLES = "dpoptax.examples"
 """Marks a batch and its mask at the input of a clipped sum, one row per example."""
 
 CLIPPED = "dpoptax.clipped"
-"""Marks values that one of these examples changes by a bounded amount."""
+"""Marks values that each of these examples changes by a bounded amount."""
 
 UNCLIPPED = "dpoptax.unclipped"
 """Marks other values of the examples, such as their losses."""
 
 VOUCHED = "dpoptax.vouched"
-"""Marks values that the caller of `trust_clipped` declares as clipped."""
+"""Marks values that the caller of `trust_clipped` declares to be clipped."""
 
 NOISE = "dpoptax.noise"
 """Marks the key from which all noise of a release is drawn."""
@@ -29,18 +29,18 @@ RELEASE = "dpoptax.release"
 """Marks values that have the guarantee of a noise stage."""
 
 SELECTED = "dpoptax.selected"
-"""Marks a part of a release, with its key, that its noise stage counts later."""
+"""Marks a first part of a release, and its key. The noise stage counts it later."""
 
 COUNTED = "dpoptax.counted"
-"""Marks the rest of that release, with which the stage counts both."""
+"""Marks the rest of that release. The noise stage counts both parts as one."""
 
 FOLDED = "dpoptax_folded_key"
-"""The name of the function that folds a number into a key, for which JAX has no primitive."""
+"""The name of the function that folds a number into a ChaCha20 key."""
 
 
 def mark(tree: PyTree, name: str) -> PyTree:
-    """Returns the arrays, marked with a name and their rank.
+    """Marks arrays with a name and their rank.
 
-    `jax.vmap` increases the rank of the arrays but not the recorded one.
+    `jax.vmap` increases the rank of the arrays, but not the recorded rank.
     """
     return jax.tree.map(lambda x: checkpoint_name(x, f"{name}/{jnp.ndim(x)}"), tree)

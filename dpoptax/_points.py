@@ -1,4 +1,4 @@
-"""Gradient points, and a transform whose state keeps iterates."""
+"""Defines gradient points, and a transform that stores iterates for them."""
 
 import contextvars
 import dataclasses
@@ -16,16 +16,16 @@ from dpoptax._linear_map import LinearMap, LinearMapState
 from dpoptax._serialization import register, serializable
 from dpoptax._tree import PyTree, find_state, is_masked, no_params, widen
 
-# One or several fixed weights, or a function from the step count to them.
+# One or several fixed weights, or a function of the step count that returns them.
 Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
 
 
 class Origin(NamedTuple):
-    """Origin of gradient points. Static, so that a stage can check it early.
+    """Describes how gradient points were computed, for checks while a step is traced.
 
     Attributes:
       rows: the mixing coefficients of iterates, as in `track_iterates`, without trailing zeros.
-      tangent_row: the same for the direction of the Hessian-vector product; `None` without one.
+      tangent_row: those for the direction of the Hessian-vector product; `None` without one.
       reference: whether the state of `track_reference` was read.
       linear_map: whether the state of `linear_map` was read.
     """
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientPoints:
-    """Public points and weights at which gradients of examples are taken.
+    """Holds the public points and weights at which per-example gradients are taken.
 
     `dpoptax.clipped_grad` clips the per-example quantity
 
@@ -47,7 +47,7 @@ class GradientPoints:
 
     a fixed linear combination of that example's gradients at released parameters. Its sensitivity
     is the clipping bound, for any points and weights. With a linear map T, T g(ξ) is clipped,
-    summed and noised, and the release is mapped back. `dpoptax.gradient_points` creates it.
+    summed and noised, and the release is mapped back. `dpoptax.gradient_points` returns instances.
 
     Privacy: points and map must be computed from public values, such as released parameters, not
     from data. Wrong values cost utility but not privacy.
@@ -55,12 +55,12 @@ class GradientPoints:
     Attributes:
       points: the x_j, each shaped like the parameters.
       weights: the w_j, scalars; Python floats or float32 arrays.
-      tangent: v, shaped like the parameters, which adds a per-example Hessian-vector product at the
-        first point; `None` for none.
+      tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
+        point; `None` for none.
       reference: public data for clip geometries that follow the run, or `None`; see
         `ReferenceState`.
       linear_map: T, for the parameters; `None` for the identity.
-      origin: the origin of the points, for the check of methods; `None` for points made by hand,
+      origin: how the points were computed, which methods check. `None` for points made by hand,
         which are not checked. Static.
     """
 
@@ -76,7 +76,7 @@ class GradientPoints:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrackIteratesState:
-    """State of `track_iterates`.
+    """Holds the state of `track_iterates`.
 
     Attributes:
       count: the number of updates so far, int32.
@@ -84,7 +84,7 @@ class TrackIteratesState:
       weights: the weights of the next step's points, float32 of shape (points,).
       tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
       rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
-      tangent_row: the same for the direction of the Hessian-vector product. Static.
+      tangent_row: those for the direction of the Hessian-vector product. Static.
       directions: whether `iterates` are directions, zero for untrained parameters. Static.
     """
 
@@ -103,7 +103,9 @@ class TrackIteratesState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReferenceState:
-    """State of a clip that follows the run; `gradient_points` finds it by its type.
+    """Holds public data for a clip that follows the run.
+
+    `gradient_points` finds it by its type.
 
     Attributes:
       reference: public data, computed only from releases.
@@ -119,24 +121,26 @@ def track_iterates(
     tangent_row: Sequence[float] | None = None,
     tangent_weight: float | Callable[[jax.Array], ArrayLike] | None = None,
 ) -> optax.GradientTransformation:
-    """Keeps iterates for gradient points; passes updates through.
+    """Stores iterates for gradient points, and does not change updates.
 
     With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i `rows[j][i]` x_{t−i}. The
     clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ) + tangent_weight · ∇²ℓ(x_0; ξ) Σ_i tangent_row[i]
     x_{t−i}. The iterates are the `params` passed to `update`, so they are correct for any learning
     rate, schedule or weight decay. Before step k, x_0 replaces the missing iterates.
-    `dpoptax.gradient_points` finds the state in that of the optimizer.
+    `dpoptax.gradient_points` finds the state in the optimizer's state.
 
     Memory: k − 1 copies of the parameters. A step that donates parameters and optimizer state
-    should return the state first; otherwise `jax.jit` copies the parameters twice. Privacy: the
-    state holds only released parameters.
+    should return the state first; otherwise `jax.jit` copies the parameters twice.
+
+    Privacy: the state holds only released parameters.
 
     Args:
       rows: the mixing weights, k per point: `rows[j][i]` is the weight of x_{t−i} in point j. If a
         row sums to 1, the point is an affine combination of iterates.
-      weights: one weight per point, or a function from the step count to them (JAX scalars).
-      tangent_row: k coefficients, for the Hessian-vector product.
-      tangent_weight: its weight, or a function of the step count.
+      weights: one weight per point, or a function of the step count that returns them (JAX
+        scalars).
+      tangent_row: k coefficients for the direction of the Hessian-vector product.
+      tangent_weight: the weight of the product, or a function of the step count.
 
     Returns:
       An `optax.GradientTransformation`; `update` needs `params`.
@@ -209,8 +213,10 @@ def track_iterates(
 def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     """Returns the points at which this step takes per-example gradients.
 
-    It finds the states of `track_iterates`, `track_reference` and `linear_map` in `opt_state` by
-    their types, at any depth. Without `track_iterates` the point is `params`, as in DP-SGD.
+    The function finds the states of `track_iterates`, `track_reference` and `linear_map` in
+    `opt_state` by their types, at any depth. Without `track_iterates` the point is `params`, as in
+    DP-SGD.
+
     Privacy: all points are computed from current and earlier parameters, which are public.
 
     Args:
@@ -221,7 +227,7 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
       `GradientPoints` for `dpoptax.clipped_grad`.
 
     Raises:
-      ValueError: `opt_state` contains two states of one of these types. The message has their
+      ValueError: `opt_state` contains two states of one of these types. The message gives their
         paths.
 
     >>> import jax.numpy as jnp, optax
@@ -270,8 +276,8 @@ def _origin(state: TrackIteratesState | None) -> Origin:
     return Origin(tuple(map(stripped, state.rows)), tangent)
 
 
-# The arrays of the last release, as weak references, and the origin of its gradients. A chain
-# passes on bare arrays, which cannot carry the origin.
+# Weak references to the arrays of the last release, and the origin of its gradients. In a chain,
+# stages pass bare arrays, to which an origin cannot be attached.
 _last_release: contextvars.ContextVar[tuple[list[weakref.ref[jax.Array]], Origin | None]]
 _last_release = contextvars.ContextVar("last_release", default=([], None))
 
@@ -282,9 +288,9 @@ def note_release(released: PyTree, origin: Origin | None) -> None:
 
 
 def check_origin(updates: PyTree, fits: Callable[[Origin], bool]) -> None:
-    """Raises an error if a release has gradients at points that do not fit the method.
+    """Raises an error if a release has gradients at points of another method.
 
-    It recognizes a release by its arrays. Updates that another stage has changed, and releases of
+    A release is recognized by its arrays. Updates that another stage changed, and releases of
     gradients at points made by hand, are not checked.
     """
     references, origin = _last_release.get()
@@ -302,8 +308,8 @@ def check_origin(updates: PyTree, fits: Callable[[Origin], bool]) -> None:
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
     """Multiplies a gradient by weights of points.
 
-    The result is float32 or wider, unless all weights are 1.0. In bfloat16, weights that are far
-    above 1 and cancel, such as DiSK's, would lose all precision.
+    The result is float32 or wider, unless all weights are 1.0. In bfloat16, large weights that
+    cancel, such as those of DiSK, would lose all precision.
     """
     if all(isinstance(w, float) and w == 1.0 for w in weights):
         return value

@@ -1,4 +1,4 @@
-"""Registration of state classes with `flax.serialization`."""
+"""Registers state classes with `flax.serialization`."""
 
 import dataclasses
 import sys
@@ -13,9 +13,9 @@ _unregistered: list[type] = []
 def serializable(cls: type) -> type:
     """Lets `flax.serialization` store and restore states of this dataclass.
 
-    It stores arrays. Static fields come from the target, and `update` compares them with the stored
-    arrays. Importing flax would take a second, so the class is registered now only if flax is
-    already imported, and otherwise by the next call of `register`.
+    Only arrays are stored. Static fields come from the target, and `update` compares them with the
+    stored arrays. Importing flax would take a second. So the class is registered now only if flax
+    is already imported, and otherwise by a later call of `register`.
     """
     _unregistered.append(cls)
     register()
@@ -23,7 +23,7 @@ def serializable(cls: type) -> type:
 
 
 def register() -> None:
-    """Registers the state classes if flax is imported; every `init` calls this."""
+    """Registers the state classes if flax is imported. Every `init` calls this."""
     serialization: Any = sys.modules.get("flax.serialization")
     # While flax is being imported, its module exists but its functions do not.
     if not hasattr(serialization, "register_serialization_state"):
@@ -38,7 +38,7 @@ def _stored(x: Any) -> list[str]:
 
 
 def key_to_data(x: Any) -> Any:
-    """Returns the data of a key, and any other value unchanged."""
+    """Returns the data of a key, or any other value unchanged."""
     return jax.random.key_data(x) if _is_key(x) else x
 
 

@@ -1,4 +1,4 @@
-"""Helpers for pytrees: state lookup, parameter checks, and dtypes."""
+"""Provides helpers for pytrees: state lookup, parameter checks, and dtypes."""
 
 import math
 import numbers
@@ -53,10 +53,7 @@ def strip_variables(tree: PyTree) -> PyTree:
 
 
 def check_arrays(params: PyTree) -> None:
-    """Raises an error if a leaf of the parameters is not an array.
-
-    This happens with a whole Equinox module, for example.
-    """
+    """Raises an error if a leaf is not an array, as in a whole Equinox module."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not (hasattr(leaf, "dtype") or isinstance(leaf, numbers.Number)):
             raise TypeError(
@@ -76,9 +73,9 @@ def no_params(stage: str) -> ValueError:
 
 
 def check_known(**values: object) -> None:
-    """Raises an error if a value that must be a Python number is not.
+    """Raises an error if a value is not a Python number, a function, or `None`.
 
-    An array, as `optax.inject_hyperparams` makes, is not a Python number.
+    `optax.inject_hyperparams` makes arrays, which are not Python numbers.
     """
     for name, value in values.items():
         if isinstance(value, jax.Array):
@@ -101,7 +98,7 @@ def check_decays(**decays: float) -> None:
 
 
 def check_stddev(stddev: float, *, zero: bool = True) -> None:
-    """Raises an error if `stddev` is not a finite Python number that is non-negative.
+    """Raises an error if `stddev` is not a finite, non-negative Python number.
 
     With `zero=False` it must be positive.
     """
@@ -117,8 +114,8 @@ def check_stddev(stddev: float, *, zero: bool = True) -> None:
 def float32_at_least(*arrays: jax.Array) -> jnp.dtype:
     """Returns the dtype to compute in, float32 or a wider float dtype of the arrays.
 
-    It ignores integers. It works under any `jax_numpy_dtype_promotion`, because that setting
-    concerns only user code.
+    Integers are ignored. The result does not depend on `jax_numpy_dtype_promotion`, a setting for
+    user code.
     """
     inexact = (x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
     with jax.numpy_dtype_promotion("standard"):
@@ -131,5 +128,5 @@ def widen(x: jax.Array) -> jax.Array:
 
 
 def is_masked(x: object) -> bool:
-    """Returns whether `x` is the node that `optax.masked` puts instead of a parameter."""
+    """Returns whether `x` is the node with which `optax.masked` replaces a parameter."""
     return isinstance(x, optax.MaskedNode)

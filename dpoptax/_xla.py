@@ -1,4 +1,4 @@
-"""Works around the XLA compiler: materializes arrays, hides numbers, stacks small arrays."""
+"""Works around XLA: materializes arrays, hides numbers, stacks small arrays."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -11,25 +11,25 @@ from jax.typing import DTypeLike
 
 from dpoptax._tree import Tree
 
-# Leaves of at most this many entries are stacked with others of their shape. Measured by hand on
-# one x86 CPU.
+# Leaves with at most this many entries are stacked with others of the same shape. Measured by hand
+# on one x86 CPU.
 _STACKED_ENTRIES = 2**16
 
 
 def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
-    """Returns the sharding for an array drawn to be added to `x`, or None where XLA infers it.
+    """Returns the sharding of an array to combine with `x`; `None` if XLA infers it.
 
-    Under explicit mesh axes, an array drawn without it is drawn whole on every device.
+    Under explicit mesh axes, an array without it would be computed completely on every device.
     """
     sharding = jax.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
 
 
 def is_for_one_device(x: jax.Array) -> bool:
-    """Returns whether no other device holds a part of `x` in the program that is traced.
+    """Returns whether all of `x` is on one device in the traced program.
 
-    The type of an array names its mesh, also if the axes are automatic and the type does not show
-    how they shard it. In `shard_map` over all axes, `x` is the part of one device.
+    The type of an array contains its mesh, even if the axes are automatic and the type does not
+    show the sharding. In `shard_map` over all axes, `x` is the part of one device.
     """
     kind: Any = jax.typeof(x)
     mesh = jax.sharding.get_abstract_mesh() if kind.sharding.mesh.empty else kind.sharding.mesh
@@ -37,10 +37,10 @@ def is_for_one_device(x: jax.Array) -> bool:
 
 
 def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
-    """Groups the indices of small leaves of one shape and dtype, to be worked on in one stack.
+    """Groups the indices of small leaves of the same shape and dtype, for stacking.
 
-    Code written out for each leaf takes long to compile. Large and sharded leaves get a group each,
-    because a stack copies them.
+    Separate code for each leaf takes long to compile. Large and sharded leaves are not grouped,
+    because stacking copies them.
     """
     groups: dict[Hashable, list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -52,15 +52,15 @@ def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
 def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     """Returns `tree` with its arrays of dtype `kind` computed and stored once.
 
-    A norm and the sum it bounds must read the same numbers. XLA may compute an array again in each
-    kernel that reads it, not always with the same rounding, and where terms cancel the two results
-    have nothing in common. On TPU an optimization barrier prevents this. On CPU and GPU, barriers
-    are removed before fusion. The result of a loop is stored there, so this runs a loop of zero
-    iterations; a barrier hides the zero for as long as XLA simplifies loops.
+    A norm and the sum that it bounds must read the same numbers. XLA may compute an array again in
+    each kernel that reads it, with different rounding. If terms cancel, the two results may have
+    nothing in common. On TPU an optimization barrier prevents this. On CPU and GPU, barriers are
+    removed before fusion, but the result of a loop is stored. So a loop with zero iterations is
+    used there. A barrier hides the zero while XLA simplifies loops.
     """
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
-    # Outside of a trace each operation runs by itself and stores its result.
+    # Outside of a trace, each operation runs separately and stores its result.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
     with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
@@ -79,10 +79,10 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
 def _after_empty_loop(
     arrays: list[jax.Array], change: Callable[[jax.Array], jax.Array] = lax.optimization_barrier
 ) -> list[jax.Array]:
-    """Returns the arrays as a loop of zero iterations returns them.
+    """Passes arrays through a loop of zero iterations.
 
-    XLA removes a loop whose body changes nothing. On CPU a barrier hides that, and compiles faster
-    than a `change`.
+    XLA removes a loop whose body does not change its carry. On CPU, a barrier hides this, and
+    compiles faster than a real `change`.
     """
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
     _, kept = lax.while_loop(
@@ -94,10 +94,10 @@ def _after_empty_loop(
 
 
 def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns an array in a narrower dtype, rounded once for all readers.
+    """Rounds an array to a narrower dtype, once for all readers.
 
-    XLA on GPU drops conversions there and back in kernels that it fuses with a reader. It keeps
-    `reduce_precision`.
+    In kernels that it fuses with a reader, XLA on GPU drops a conversion to a dtype and back. It
+    keeps `reduce_precision`.
     """
     kind = jnp.finfo(dtype)
     return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
@@ -106,7 +106,7 @@ def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 def opaque_integers(numbers: Sequence[int]) -> list[jax.Array]:
     """Returns numbers as int32 scalars that XLA cannot fold as constants on CPU.
 
-    Elsewhere they are constants: a GPU asks the host at each iteration of a loop.
+    Elsewhere they are constants, because a GPU asks the host at each iteration of a loop.
     """
     known = lambda: [jnp.int32(n) for n in numbers]  # noqa: E731
     found: list[jax.Array] = lax.platform_dependent(
@@ -116,10 +116,10 @@ def opaque_integers(numbers: Sequence[int]) -> list[jax.Array]:
 
 
 def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
-    """Returns the slices of each stack along its first axis, at indices that XLA cannot fold.
+    """Returns the slices of each stack, at indices that XLA cannot fold.
 
-    XLA fuses the slice of an array with its readers, and compiles a kernel for each constant index.
-    With an index from memory, one kernel serves all slices of a shape.
+    XLA fuses a slice with its readers, and compiles a kernel for each constant index. If indices
+    are read from memory, one kernel serves all slices of a shape.
     """
     sizes = [stack.shape[0] for stack in stacks]
     if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):

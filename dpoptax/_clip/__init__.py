@@ -1,1 +1,1 @@
-"""Clips, bounds on norms as they are rounded, and the sealed sum of clipped gradients."""
+"""Provides clips, norm bounds that include rounding, and sealed clipped sums."""

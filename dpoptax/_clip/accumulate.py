@@ -1,4 +1,4 @@
-"""Sums of clipped sums over the parts of a batch."""
+"""Adds the clipped sums of the parts of a batch."""
 
 import dataclasses
 
@@ -21,21 +21,20 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     available, `clipped_grad(..., microbatch_size=...)` does the same in one call.
 
     Privacy: the result is the clipped sum of the whole batch, with sensitivity C =
-    `clip.sensitivity`, because a record is in at most one part. The sums must be from *parts of one
-    draw of the sampler*. Sums of several draws, or of several losses on one batch, are not
-    disjoint: a record would change their total by C for each. This cannot be checked. For several
-    losses, give `clipped_grad` one loss that returns their sum, whose gradient is clipped as one
-    vector.
+    `clip.sensitivity`, because a record is in at most one part. The sums must be of *disjoint parts
+    of one draw of the sampler*. This cannot be checked. If they are of several draws, or of several
+    losses on one batch, one record can change each of them by C. For several losses, give
+    `clipped_grad` one loss that returns their sum. Its gradient is clipped as one vector.
 
-    To cover rounding, each call multiplies the total by 1 − τ, τ = 1.01 · 2⁻²² B for B examples
-    (docs/developers/bound.md). Pass all parts in one call.
+    To cover rounding, each call multiplies the total by 1 − τ, with τ = 1.01 · 2⁻²² B for B
+    examples (docs/developers/bound.md). Pass all parts in one call.
 
     Args:
-      sums: at least one `ClippedSum`, with the same geometry and reference, unchanged.
+      sums: one or more unchanged `ClippedSum`s with the same geometry and reference.
 
     Returns:
-      A `ClippedSum`. Its seal is broken, so that the noise stage refuses it, if the seal of a part
-      is broken or references differ.
+      A `ClippedSum`. If the seal of a part is broken or references differ, its seal is also broken,
+      and the noise stage raises an error.
 
     Raises:
       TypeError: an argument is not a `ClippedSum`, or was visibly changed.

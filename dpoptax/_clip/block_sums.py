@@ -1,11 +1,12 @@
 """Sums over examples, and bounds how one example changes the rounding of the sum.
 
-An example moves a sum by its own summand, and by changing the rounding of all terms added after it.
-If B terms are added one after the other, an adversary can choose them so that each rounds the other
-way. In pairs of blocks of b examples, this affects only the terms of the same block, and one
-addition in each level above. The change is then bounded for any data and any order within a block.
-Let S_i be the absolute size of the summand of example i, with f_i S_i ≤ M C. The sum of a block
-with k terms errs by at most γ_k Σ_i f_i S_i ≤ γ_k b M C.
+An example changes a sum by its own summand, and by changing the rounding of all terms added after
+it. If B terms are added one after the other, an adversary can choose them so that each is rounded
+the other way. Here, blocks of b examples are summed first, and then their results in pairs. An
+example then changes the rounding only in its own block and in one addition on each level above. The
+change is bounded for any data and any order within a block. Let S_i be the absolute size of the
+summand of example i, with f_i S_i ≤ M C. The error of the sum of a block with k terms is at most
+γ_k Σ_i f_i S_i ≤ γ_k b M C.
 """
 
 import dataclasses
@@ -21,48 +22,49 @@ from dpoptax._clip.bounds import UNIT_ROUNDOFF, gamma, ldexp
 from dpoptax._tree import float32_at_least
 
 BLOCK_LENGTH = 32
-"""The most examples of one term each that are summed in one piece."""
+"""The maximum number of examples in a block, if each has one term."""
 
 ROUNDING_LIMIT = 2.0**-7
-"""The most that one example may change the rounding of a part of a sum, relative to C.
+"""How much one example may change the rounding of a part of a sum, relative to C.
 
-Blocks are short enough to keep it. Sums that could not are taken over integers.
+Blocks are short enough to stay within this limit. Sums that could exceed it use integers.
 """
 
 FLOAT_TOTALS = 8
-"""Up to this number of micro-batches or devices, totals are added in floating point."""
+"""The number of micro-batches or devices up to which totals are added as floats."""
 
 # A block has at least this many terms. Blocks become longer if their results would have more than
 # `_CACHED_ENTRIES` entries, so that the results stay in a cache.
 _MINIMUM_TERMS = 128
 _CACHED_ENTRIES = 2**16
-# A sum is rounded once with an example and once without, relative to the rounded sum.
+# A sum is rounded once with an example and once without it, relative to the rounded sum.
 _TWO_ROUNDINGS = 2.02 * UNIT_ROUNDOFF
 # The sums above blocks that include an example have at most 3 B examples together.
 #
-# In pairs, the last sum has B. The sum h levels before it has at most 2^-h of 2^H blocks. The one
-# before the last lacks a block, so 2^(H - 1) blocks have fewer than B examples. Together: B + B +
-# B/2 + B/4 + … ≤ 3 B.
+# In pairs, on H levels, the last sum has B examples. The sum h levels before it has at most
+# 2^(H - h) blocks. There are more than 2^(H - 1) blocks, so these have fewer than 2^(1 - h) B
+# examples. Together: B + B + B/2 + B/4 + … ≤ 3 B.
 #
-# In a loop, the sums of n blocks have 2, 3, …, n blocks: (n + 1)/2 · B − B/n together, or 2.8 B for
-# n = 5. If rounding errors are carried along, only the last sum counts, with B. Carrying them loses
-# at most 4 n u² B, with the example and without, which is less than 4 u B for n ≤ 2^24.
+# In a loop over n blocks, the sums have 2, 3, …, n blocks, together (n + 1)/2 · B − B/n examples,
+# or 2.8 B for n = 5. If rounding errors are carried along, only the last sum counts, with B. The
+# carried errors lose at most 4 n u² B, with the example and without it, which is less than 4 u B
+# for n ≤ 2^24.
 _SUMS_ABOVE_BLOCKS = 3
 _PLAIN_SUMS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """Says how one example changes the rounding of a sum, relative to C.
+    """Bounds how much one example changes the rounding of a sum, relative to C.
 
     Its own summand is not included.
 
     Attributes:
-      length: the most examples of a block.
+      length: the maximum number of examples in a block.
       blocks: the change within its block.
       joined: the change in the sums above blocks, and in sums taken one term after the other.
       own: the rounding of the summand itself, and of the entries that it adds to.
-      termwise: whether `joined` counts terms, f S ≤ M C, instead of whole summands, f n ≤ C.
+      termwise: whether `joined` is bounded by terms, f S ≤ M C, instead of whole summands, f n ≤ C.
     """
 
     length: int = 0
@@ -73,13 +75,14 @@ class Rounding:
 
 
 def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) -> float:
-    """Returns τ of sums that share no coordinate, such as the sums of several parameters.
+    """Returns τ of sums that share no coordinate, such as those of several parameters.
 
     For blocks of one length, the total error is at most γ Σ_i f_i S_i, with S_i of the whole
-    gradient (Minkowski), so the largest counts. Blocks of different lengths cover different
-    coordinates, so their squares add up. The same holds above blocks for sums that count norms and
-    sums that count terms, since an example may have C of each. If sums may be `shared`, such as
-    those of several uses of one parameter, all of these add up instead.
+    gradient (Minkowski's inequality), so the largest change counts. Blocks of different lengths
+    cover different coordinates, so the squares of their changes add up. The same holds above blocks
+    for sums bounded by norms and sums bounded by terms, since an example may reach both bounds. If
+    sums are `shared`, such as those of several uses of one parameter, the changes themselves add
+    up.
     """
     block_changes: dict[int, float] = {}
     joined = {False: 0.0, True: 0.0}
@@ -96,7 +99,7 @@ def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) ->
 
 
 class WholeBatch(NamedTuple):
-    """Describes the batch that a sum is a part of.
+    """Describes the whole batch to which the examples of a sum belong.
 
     Attributes:
       examples: B, the examples of all micro-batches and devices.
@@ -110,11 +113,12 @@ class WholeBatch(NamedTuple):
 def layout_rounding(whole: WholeBatch) -> float:
     """Returns τ of adding the totals of micro-batches and devices.
 
-    It is the same for up to `FLOAT_TOTALS` of each. These are added in any order: the sums that
-    include an example have at most (`FLOAT_TOTALS` + 1)/2 · B examples together over devices, and
-    an eighth as many on a device. More devices are also added in floating point while this changes
-    little, and over integers beyond, which rounds once. More micro-batches carry the rounding error
-    along (`compensated_add`).
+    τ is the same for up to `FLOAT_TOTALS` of each, which are added in any order. The sums over
+    devices that include an example have at most (`FLOAT_TOTALS` + 1)/2 · B examples together, and
+    the sums over micro-batches on a device an eighth as many. The totals of more devices are also
+    added as floats if the rounding changes little, and otherwise as integers, which rounds once.
+    The totals of more micro-batches are added with the rounding error carried along
+    (`compensated_add`).
     """
     # At least FLOAT_TOTALS, so that τ does not depend on a small number of devices.
     devices = FLOAT_TOTALS if uses_integer_totals(whole) else max(FLOAT_TOTALS, whole.devices)
@@ -122,9 +126,10 @@ def layout_rounding(whole: WholeBatch) -> float:
 
 
 def tau(whole: WholeBatch, roundings: Iterable[Rounding] = (), *, shared: bool = False) -> float:
-    """Returns τ of the clipped sum of a batch: of formed gradients, other sums, and layouts.
+    """Returns τ of the clipped sum of a batch.
 
-    `shared` says whether several of the sums may be added to one entry.
+    It includes the sums of formed gradients, other sums with the given `roundings`, and the layout.
+    `shared` says whether several sums may be added to one entry.
     """
     formed = block_rounding(whole.examples, BLOCK_LENGTH)
     return combine_roundings([*roundings, formed], shared=shared) + layout_rounding(whole)
@@ -148,7 +153,7 @@ def parts_rounding(parts: int, examples: int) -> float:
 
 
 def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
-    """Returns the number of examples that are summed in one piece.
+    """Returns the number of examples in a block.
 
     Args:
       examples: B.
@@ -156,7 +161,7 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
       entries: the number of entries of the sum.
       ratio: M, such that f S ≤ M C.
     """
-    # `block_rounding` is about 2 u b² L M: this is the longest block within the limit.
+    # The longest block within the limit, since `block_rounding` is about 2 u b² L M.
     most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
     least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
@@ -165,11 +170,13 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
 def block_rounding(
     examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, largest_summand: float = 1.0
 ) -> Rounding:
-    """Returns how one example changes a sum by `sum_in_blocks`, or several of its parts.
+    """Bounds how one example changes the rounding of `sum_in_blocks`.
+
+    The bound also holds for several sums together, if they share no coordinate.
 
     Args:
       examples: B.
-      block: b, the most examples of a block.
+      block: b, the maximum number of examples in a block.
       terms: the terms of each entry of an example's summand.
       ratio: M, such that f S ≤ M C.
       largest_summand: an upper bound of an example's summand, relative to C.
@@ -183,7 +190,7 @@ def block_rounding(
 def sum_in_blocks(
     block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK_LENGTH
 ) -> jax.Array:
-    """Sums over the leading axis: `block_sum` of each block, then their results.
+    """Sums over the leading axis: each block with `block_sum`, then their results.
 
     Small results are added in pairs. Large ones are added to a total in a loop over blocks, which
     needs memory for one of them.
@@ -191,12 +198,12 @@ def sum_in_blocks(
     Args:
       block_sum: maps arrays (b, …) to the sum over the first axis; rows of zeros add nothing.
       terms: arrays (B, …).
-      block: the most examples of a block.
+      block: the maximum number of examples in a block.
     """
     size = terms[0].shape[0]
     if size <= block:
         return block_sum(*terms)
-    # If no length down to a quarter divides the batch, it is padded.
+    # The batch is padded if no length down to a quarter of `block` divides it.
     lengths = (n for n in range(block, block // 4 - 1, -1) if size % n == 0)
     length = next(lengths, block)
 
@@ -224,13 +231,13 @@ def _sum_in_pairs(x: jax.Array) -> jax.Array:
     while x.shape[0] > 1:
         half = x.shape[0] // 2
         sums = x[:half] + x[half : 2 * half]
-        # The barrier keeps the compiler from writing out all levels for each entry.
+        # Without the barrier, the compiler would recompute all lower levels for each entry.
         x = lax.optimization_barrier(jnp.concatenate([sums, x[2 * half :]]))
     return x[0]
 
 
 def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH) -> jax.Array:
-    """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
+    """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision.
 
     `block_rounding(B, block)` bounds how one example changes its rounding.
     """
@@ -243,11 +250,11 @@ def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LE
 
 @dataclasses.dataclass(frozen=True)
 class IntegerSteps:
-    """Represents numbers as multiples of two powers of two, whose sums are exact in any order.
+    """Represents numbers as integers, whose sums are exact in any order.
 
     A number is rounded to multiples of a step g = 2^-exponent. The remainder is rounded to
-    multiples of the fine step 2^-finer g. Whole steps may overflow on the way, since integers add
-    modulo their range and the total is within it. Fine steps do not overflow.
+    multiples of the fine step 2^-finer g. Partial sums of whole steps may overflow, because
+    integers wrap around and the total is in range. Sums of fine steps do not overflow.
 
     Attributes:
       exponent: chosen so that totals and summands are at most 2³⁰ steps (2⁶² in float64).
@@ -260,8 +267,8 @@ class IntegerSteps:
     def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns whole and fine steps of values in float32 or float64."""
         kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-        # The difference below must be exact. `ldexp` is not a product, which XLA could fuse with
-        # it, so that the difference would include the rounding of `values`.
+        # The difference below must be exact. XLA could fuse a product with it, and the difference
+        # would include the rounding of `values`. `ldexp` is not a product.
         scaled = ldexp(values, jnp.int32(self.exponent))
         whole = jnp.round(scaled)
         return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
@@ -277,10 +284,12 @@ class IntegerSteps:
 
 
 def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
-    """Returns steps for `count` numbers at each entry, each and in total at most `largest`.
+    """Returns steps for sums of `count` numbers per entry.
+
+    Each number and each total is at most `largest`.
 
     Raises:
-      ValueError: the step is not a power of two of float32's range.
+      ValueError: the step is outside the range of float32.
     """
     # The largest total must fit into 2^bits whole steps.
     exponent = bits - math.ceil(math.log2(largest))
@@ -293,24 +302,24 @@ def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
 
 
 def _fine_bits(count: int, bits: int = 30) -> int:
-    """Returns the bits of fine steps such that `count` of at most half a whole step fit."""
+    """Returns the bits of fine steps, so that sums of `count` remainders fit."""
     return max(0, bits - math.ceil(math.log2(count or 1)))
 
 
 def step_rounding(count: int, rows: int, columns: int, largest: float, examples: float) -> Rounding:
-    """Returns how one example changes a sum by `make_steps`, relative to C.
+    """Bounds how one example changes the rounding of a sum by `make_steps`.
 
-    The change has half a fine step for each number that it adds, and the conversion of the sums
-    back to floats. There, the fine steps below a whole one round, the 2¹² whole ones outside of the
-    high part, and the total. Steps are relative to C and the rest to C/(1 + τ) with τ ≤ 1/2, which
-    makes half as much more.
+    The change is at most half a fine step for each number that the example adds, plus the rounding
+    of the conversion back to floats. The latter rounds the fine steps below a whole one, the 2¹²
+    whole steps below the high part, and the total. Steps are relative to C, but τ is relative to
+    C/(1 + τ), with τ ≤ 1/2: hence the factor 1.5.
 
     Args:
-      count: the numbers at an entry, of all examples together.
-      rows: L, the numbers that an example adds, possibly all to one entry.
+      count: how many numbers all examples together add to an entry.
+      rows: L, how many numbers an example adds, possibly all to one entry.
       columns: the entries of a row.
       largest: as for `make_steps`.
-      examples: an upper bound of the sum.
+      examples: an upper bound of the sum, relative to C.
     """
     # A step is at most twice as long as necessary.
     step = 2.0**-29 * largest
@@ -330,22 +339,23 @@ def sum_lookups(
     ratio: float,
     largest_summand: float,
 ) -> jax.Array:
-    """Returns a table (size, D) with the sum of the values of all lookups, each of one row.
+    """Adds the values of all lookups to the rows of a table (size, D) of zeros.
 
-    A scatter adds one after the other. If one example could change too much of its rounding,
-    numbers are added as `IntegerSteps`. `lookup_rounding` bounds the change.
+    A scatter adds one value after the other. If one example could change its rounding too much,
+    values are added as `IntegerSteps` instead. `lookup_rounding` bounds the change.
 
     Args:
       lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
       size: the number of rows.
       terms: L, the lookups of one example.
-      examples: B, at least the examples of the lookups: those of all micro-batches and devices.
+      examples: B, the number of examples in all micro-batches and devices.
       bound: C.
       ratio: M, such that f S ≤ M C.
-      largest_summand: the most that all lookups of one example add to an entry, relative to C.
+      largest_summand: an upper bound of the amount that all lookups of one example add to an entry,
+        relative to C.
 
     Raises:
-      ValueError: a `bound` whose step is not a power of two of float32's range.
+      ValueError: the step for `bound` is outside the range of float32.
     """
     wide = float32_at_least(*(values for _, values in lookups))
     table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
@@ -362,19 +372,19 @@ def sum_lookups(
     def total(rows: jax.Array, steps: jax.Array, size: int) -> jax.Array:
         return jnp.zeros((size, steps.shape[1]), steps.dtype).at[rows].add(steps)
 
-    # Two integers hold a number: whole steps may wrap around, and fine ones have room for all.
     if rows.shape[0] >= size:
         return exact.join(*(total(rows, x, size) for x in steps))
-    # The integers of the rows that occur, instead of two more tables.
+    # Only the rows that occur are summed, since two more tables would need more memory.
     order, found, slots = _join_equal(rows, size)
     sums = exact.join(*(total(slots, x[order], len(found)) for x in steps))
     return table.at[found].set(sums, mode="drop", unique_indices=True)
 
 
 def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns an order that sorts rows (N,), the different rows, and the slot of each sorted one.
+    """Returns an order that sorts rows (N,), the distinct rows, and the slots.
 
-    There may be fewer than N different rows. They are filled up with rows beyond the table.
+    Slots are the places of the sorted rows among the distinct ones. The distinct rows are padded to
+    N with rows beyond the table.
     """
     rows = jnp.where(rows < 0, rows + size, rows).astype(jnp.int32)
     order = jnp.argsort(rows)
@@ -387,7 +397,7 @@ def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.A
 def lookup_rounding(
     columns: int, *, terms: int, examples: int, ratio: float, largest_summand: float
 ) -> Rounding:
-    """Returns how one example changes a sum by `sum_lookups`, with rows of `columns` entries."""
+    """Bounds how one example changes the rounding of `sum_lookups`."""
     rounding = _scatter_rounding(terms, examples, ratio)
     if rounding is None:
         total = examples * largest_summand
@@ -397,7 +407,7 @@ def lookup_rounding(
 
 
 def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | None:
-    """Returns how one example changes a scatter, or `None` if it changes too much."""
+    """Bounds how one example changes a scatter; `None` if it changes too much."""
     if terms * examples * UNIT_ROUNDOFF >= 0.5:
         return None
     # A scatter is one block with all examples in it.
@@ -418,10 +428,10 @@ def two_sum(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
 def compensated_add(
     total: jax.Array, lost: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a total with one more value, and the rounding error of it and of earlier totals.
+    """Adds a value to a total, and returns it with the error of all roundings so far.
 
-    The error is added back as soon as it counts, so it stays below the last place of the total. If
-    it accumulated, the error of K values would itself be rounded K² times.
+    The error is added back as soon as it affects the total, so it stays below the last place of the
+    total. If it accumulated, its own rounding would grow as K² for K values.
     """
     total, off = two_sum(total, value)
     return two_sum(total, lost + off)

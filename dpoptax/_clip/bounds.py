@@ -4,9 +4,9 @@ A gradient G that is summed as Σ_t r_t ⊗ c_t has, in addition to its norm n, 
 
     S = Σ_t ‖r_t‖‖c_t‖ ≥ n.
 
-Rounding is relative to S, not to n: where terms cancel, a computed n may be all error. So n is
-replaced by an upper bound n⁺ ≥ n that includes the error of computing it, for any order of the
-sums. An example is then scaled by
+Rounding errors are relative to S, not to n: if terms cancel, a computed n may consist of error
+only. So n is replaced by an upper bound n⁺ ≥ n that includes the error of computing it, for any
+order of the sums. An example is then scaled by
 
     f = factor((1 + τ) n⁺) · min(1, M n⁺/S),
 
@@ -44,20 +44,20 @@ from dpoptax._xla import materialize, round_to_dtype
 _LARGEST_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
-# Squares of entries relative to a largest entry of about 1 underflow below the square root of the
-# smallest normal number. This bounds the loss of a norm, for each entry, with room for sums.
+# If the largest entry is about 1, the squares of entries below the square root of the smallest
+# normal number underflow. This bounds the loss of a norm for each entry, with room for sums.
 _UNDERFLOW_LOSS = 2.0**-58
-# The roundings that a quotient or a root counts for: on GPU they err by two units in the last
-# place.
+# The number of roundings that a quotient or a root counts as. On GPU they err by up to two units in
+# the last place.
 ROOT_ROUNDINGS = 4
 # Twice the roundings in a norm over S/M, in a geometry's factor, and in the coefficient: five roots
 # and quotients and seven other operations.
 COEFFICIENT_ROUNDINGS = 2 * (5 * ROOT_ROUNDINGS + 7)
-# Exponents of gradients are clamped to this range. Outside of it they are far below any clipping
-# bound, or far above it, in either case.
+# Exponents of gradients are clamped to this range. Those outside of it stay far below or far above
+# any clipping bound.
 _EXPONENT_RANGE = (-126, 60)
-# XLA may flush sums below 2^-126 to zero. Relative to a larger bound this is negligible. The steps
-# of a grid are longer, since int32 holds 2³⁰ of a bound.
+# XLA may flush sums below 2^-126 to zero. Relative to a bound above this minimum, that is
+# negligible. The steps of a grid are larger, since int32 holds at most 2³⁰ of them.
 _MINIMUM_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
 ZERO_EXPONENT = -(2**20)
@@ -67,7 +67,7 @@ _BLOCK = 128
 
 
 def gamma(operations: float) -> float:
-    """Returns γ_k = k u/(1 − k u), a bound of the relative error of k operations in a row."""
+    """Returns γ_k = k u/(1 − k u), a bound on the relative error of k operations."""
     if operations * UNIT_ROUNDOFF >= 0.5:
         raise ValueError(
             f"A sum must have fewer than {0.5 / UNIT_ROUNDOFF:.3g} terms to bound its rounding, "
@@ -85,7 +85,7 @@ def largest_ratio(terms: int) -> float:
 
 
 def check_rounding(tau: float) -> None:
-    """Raises if τ leaves too little of the clipping bound."""
+    """Raises an error if rounding uses more than half of the clipping bound."""
     if tau > 0.5:
         raise ValueError(
             "One example must change the rounding of the sum by at most half the clipping bound, "
@@ -95,7 +95,7 @@ def check_rounding(tau: float) -> None:
 
 
 class NormBounds(NamedTuple):
-    """Holds the size of gradients, (B,) each, divided by the powers of two of their scales.
+    """Holds the sizes of gradients, (B,) each, after division by powers of two.
 
     Attributes:
       square: upper bounds of ‖G‖².
@@ -110,7 +110,7 @@ class Scales(NamedTuple):
     """Holds the divisors of gradients: a power of two for each side and example.
 
     Attributes:
-      exponent: the exponents of all sides together, (pieces, B), int32; `ZERO_EXPONENT` or below
+      exponent: the sums of the exponents of all sides, (pieces, B), int32; `ZERO_EXPONENT` or below
         if the piece is exactly zero.
       finite: whether a side is finite, (pieces, sides, B).
     """
@@ -120,13 +120,14 @@ class Scales(NamedTuple):
 
 
 def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
-    """Returns the divisor of each side, and the scales, from the largest entries (sides, B).
+    """Returns the divisors of all sides, and the scales, from the largest entries.
 
-    The divisors are exponents of 2, (pieces, sides, B): 0 for a side that is zero or subnormal, and
-    `ERASE_EXPONENT` for one that is not finite.
+    `tops` holds the largest entries of each piece, (sides, B). The divisors are exponents of 2,
+    (pieces, sides, B): 0 for a side that is zero or subnormal, and `ERASE_EXPONENT` for one that is
+    not finite.
 
-    On CPU they are computed in a loop, whose results XLA stores. Otherwise XLA computes them again
-    in each of hundreds of kernels that read them, and compiles these twice as long.
+    On CPU they are computed in a loop, whose results XLA stores. Otherwise XLA would compute them
+    again in hundreds of kernels that read them, and would take twice as long to compile these.
     """
     together = jnp.stack(tops)
     if not isinstance(together, jax.core.Tracer):  # eager operations are not fused
@@ -148,15 +149,15 @@ _make_all_scales = jax.vmap(_make_piece_scales)
 
 
 def largest_entry(x: jax.Array) -> jax.Array:
-    """Returns max |x| of each example, (B,) in float32; infinite if an entry is not finite."""
-    # Not left to `max`: for some shapes, XLA's maximum on CPU loses NaN.
+    """Returns max |x| of each example, (B,) float32; inf if an entry is not finite."""
+    # `max` alone is not enough: for some shapes, XLA's maximum on CPU drops NaN.
     magnitude = jnp.abs(x)
     largest = jnp.where(magnitude <= jnp.finfo(x.dtype).max, magnitude, jnp.inf)
     return jnp.max(largest, axis=tuple(range(1, x.ndim)), initial=0.0).astype(jnp.float32)
 
 
 def binary_exponent(top: jax.Array) -> jax.Array:
-    """Returns ⌊log₂ top⌋ of positive normal numbers, in int32; `ZERO_EXPONENT` below them."""
+    """Returns ⌊log₂ top⌋ of normal numbers, int32; `ZERO_EXPONENT` for smaller ones."""
     # The sign bit of a magnitude is zero, so the shift leaves the biased exponent.
     bits = lax.bitcast_convert_type(top, jnp.int32)
     found = (bits >> 23) - 127
@@ -164,7 +165,7 @@ def binary_exponent(top: jax.Array) -> jax.Array:
 
 
 def power_of_two(exponent: jax.Array) -> jax.Array:
-    """Returns 2^exponent in float32, exactly; 0 below the normal range, and 2^127 above it."""
+    """Returns 2^exponent in float32; 0 below the normal range, and 2^127 above it."""
     # The biased exponent 0 is the number 0; 254, the largest of a finite number, is 2^127.
     bits = (jnp.clip(exponent, -127, 127) + 127) << 23
     return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
@@ -185,10 +186,10 @@ class _ShiftedNumbers(NamedTuple):
 
 
 def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
-    """Adds `exponent`, which broadcasts to `x`, to the exponent bits of float32 or float64.
+    """Adds `exponent`, which broadcasts to `x`, to the exponent bits of floats.
 
-    A product with 2^n would also be exact, but XLA's algebraic simplifier may move n elsewhere. It
-    turns (c · 8) · 2^126 into c · (8 · 2^126) = c · inf, which is NaN if c is zero.
+    A product with 2^n would also be exact, but XLA's algebraic simplifier may reorder it. It turns
+    (c · 8) · 2^126 into c · (8 · 2^126) = c · inf, which is NaN if c is zero.
     """
     kind = jnp.finfo(x.dtype)
     integer = jnp.dtype(f"int{kind.bits}")
@@ -196,7 +197,7 @@ def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
     most = (1 << kind.nexp) - 1
     infinity = most << kind.nmant
     n = jnp.clip(exponent, -most, most - 1).astype(integer)
-    # The limits depend on n only. There are far fewer exponents than numbers.
+    # The limits depend on n only, which has far fewer entries than x.
     least = jnp.clip(1 - n, 1, most) << kind.nmant
     largest = jnp.clip(most - 1 - n, 0, most - 1) << kind.nmant
     bits = lax.bitcast_convert_type(x, integer)
@@ -212,17 +213,18 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """Returns x · 2^exponent, exactly, in float32 at least.
 
     Subnormal numbers and results below the normal range become zero, results above it infinite.
-    Numbers that are not finite stay so. `exponent` holds integers that broadcast to `x`.
+    Non-finite numbers do not change. `exponent` holds integers that broadcast to `x`.
     """
     return _ldexp(x, exponent)
 
 
 @jax.custom_jvp
 def divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Returns x / 2^exponent for each example, (B, …) and (B,), in float32 at least or bfloat16.
+    """Returns x / 2^exponent for each example, (B, …) and (B,).
 
-    The result is finite for every `x`: a select sets it to zero where x or the quotient is not a
-    normal number. So its products are finite, and zero if the other factor is zero.
+    The dtype is bfloat16, or float32 at least. The result is finite for every `x`: a select sets it
+    to zero if x or the quotient is not a normal number. So is its product with a coefficient, which
+    is zero if the coefficient is zero.
     """
     return _divide_by_power(x, exponent)
 
@@ -252,7 +254,7 @@ def broadcast_examples(values: jax.Array, x: jax.Array) -> jax.Array:
     return values.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
-# Bit operations have no derivative. Without one, the noise stage could not reject differentiation.
+# Bit operations have no derivative, but the noise stage needs one to reject differentiation.
 @ldexp.defjvp
 def _ldexp_jvp(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
@@ -272,7 +274,7 @@ def _divide_by_power_jvp(
 
 
 def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, NormBounds]:
-    """Returns a formed gradient, (B, …), divided as by `divide_by_power`, and its size.
+    """Divides a formed gradient, (B, …), by powers of two, and measures it.
 
     The sum adds the numbers that are measured here, so S is the norm itself.
     """
@@ -282,10 +284,11 @@ def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, NormBoun
 
 
 def upper_square(x: jax.Array) -> jax.Array:
-    """Returns an upper bound of ‖x‖² of each example, (B,) in float32, for entries up to about 1.
+    """Returns an upper bound of ‖x‖² of each example, for entries up to about 1.
 
-    Sums are taken in blocks of blocks, with barriers that keep the compiler from joining them. The
-    error then grows with the length and depth of blocks, not with the number of entries.
+    The result is (B,), float32. Sums are taken in blocks of blocks, with barriers that keep the
+    compiler from joining them. The error then grows with the length and depth of blocks, not with
+    the number of entries.
     """
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     values, operations = jnp.square(flat).astype(jnp.float32), 1
@@ -305,7 +308,7 @@ def upper_square(x: jax.Array) -> jax.Array:
 
 
 def underflow_loss(squares: int) -> np.float32:
-    """Returns how much a sum of squares may lose to underflow, relative to a scale of about 1."""
+    """Returns how much a sum of squares up to about 1 may lose to underflow."""
     return np.float32(squares * 2.0**-125)
 
 
@@ -321,13 +324,14 @@ def clip_coefficients(
     sum_errors: list[float],
     tau: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the coefficient of each piece of each gradient: all clipping happens here.
+    """Returns the coefficient of each piece of each gradient.
 
-    A piece is the gradient by one `Product`, or by one bundle of formed gradients. G' is a piece
-    divided by its power of two: `scales` holds the divisor, and `sizes` measures G'.
+    All clipping happens here. A piece is the gradient of one `Product`, or one bundle of formed
+    gradients. G' is a piece divided by its power of two: `scales` holds the divisor, and `sizes`
+    measures G'.
 
     Args:
-      clip: the geometry, whose factors satisfy t · factor(t) ≤ its bound for the group.
+      clip: the geometry. Its factors satisfy t · factor(t) ≤ the bound of the group.
       scales: the divisors of all pieces. Pieces share no coordinate.
       sizes: the size of G', for each piece.
       groups: the clip's group of each piece.
@@ -341,7 +345,7 @@ def clip_coefficients(
 
     Returns:
       c (pieces, B) such that c G' is the clipped piece, upper bounds of the norms (B,) of the first
-      group, and the examples that are used: those that are finite and not masked.
+      group, and whether each example is used, (B,): it is finite and not masked.
     """
     check_settings()
     check_rounding(tau)
@@ -377,6 +381,6 @@ def clip_coefficients(
     # Geometries that divide by the norm have no finite factor for a zero gradient, which adds zero.
     sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * reduction * scale, 0.0)
-    # Stored, so that parts that nearly cancel get bit for bit the same coefficient.
+    # Stored, so that parts that nearly cancel get exactly the same coefficient.
     coefficients = materialize(factors[np.array(groups)] * relative)
     return coefficients, norms[0] * scale[0], used

@@ -1,4 +1,4 @@
-"""The checksum that seals a clipped sum."""
+"""Computes the checksum that seals a clipped sum."""
 
 import math
 import zlib
@@ -27,10 +27,10 @@ def checksum(
 ) -> jax.Array:
     """Returns a uint32 checksum of all bits of the arrays, their places, and metadata.
 
-    It changes if one entry changes its value, or if entries or leaves change places. Of random
-    changes to several entries, one in 2³² is not detected. It guards against mistakes, not against
-    an adversary who computes a matching checksum. Integers add equally in any order, so it does not
-    depend on the sharding of the arrays.
+    It changes if the value of one entry changes, or if entries or leaves are exchanged. A random
+    change of several entries is missed with a probability of 2⁻³². The checksum guards against
+    mistakes, not against an adversary who computes a matching checksum. Sums of integers do not
+    depend on the order, so it does not depend on the sharding of the arrays.
     """
     kind = type(clip)
     salt = zlib.crc32(f"{kind.__module__}.{clip!r} {grid} {examples}".encode())
@@ -54,7 +54,7 @@ def of_leaves(tree: PyTree, salt: int) -> jax.Array:
 
 
 def _sum_of_mixed(words: jax.Array, labels: np.ndarray) -> jax.Array:
-    """Returns Σ mixed(word ^ (place + label)) over a stack of arrays, one label each."""
+    """Returns Σ mixed(word ^ (place + label)) over a stack of arrays with labels."""
 
     def at_once(words: jax.Array) -> jax.Array:
         label = labels.reshape(-1, *(1,) * (words.ndim - 1))
@@ -76,7 +76,7 @@ def _sum_of_mixed(words: jax.Array, labels: np.ndarray) -> jax.Array:
         rest = mixed(flat[whole * _BLOCK :] ^ (rest + labels[0]))
         return jnp.sum(sums, dtype=jnp.uint32) + jnp.sum(rest, dtype=jnp.uint32)
 
-    # Blocks of an array that devices share would be gathered on each of them.
+    # Blocks of a sharded array would be gathered on each device.
     if len(labels) > 1 or words.size < _LARGE or not is_for_one_device(words):
         return at_once(words)
     found: jax.Array = lax.platform_dependent(words, cpu=by_blocks, default=at_once)
@@ -84,9 +84,9 @@ def _sum_of_mixed(words: jax.Array, labels: np.ndarray) -> jax.Array:
 
 
 def mixed(x: jax.Array) -> jax.Array:
-    """Applies a bijection of 32 bits under which sums of differences do not cancel.
+    """Applies a bijection of 32 bits, so that changes do not cancel in a sum.
 
-    This includes differences of sign.
+    This includes changes of sign.
     """
     x = (x ^ (x >> np.uint32(16))) * _MIX[0]
     x = (x ^ (x >> np.uint32(15))) * _MIX[1]

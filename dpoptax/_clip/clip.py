@@ -1,4 +1,4 @@
-"""Defines clip geometries, which bound the sensitivity of a sum, and the plain l2 clip."""
+"""Defines clip geometries, which bound the sensitivity of a sum, and `l2_clip`."""
 
 import abc
 import dataclasses
@@ -22,19 +22,21 @@ _REMEDIES = {
 
 
 class Clip(abc.ABC):
-    """Defines how a per-example gradient is bounded. Subclasses are frozen dataclasses.
+    """Defines how a per-example gradient is bounded.
 
-    A geometry assigns the gradient's leaves to groups, and scales each group by a factor of its l2
-    norms. The scaled gradient has an l2 norm of at most `sensitivity`, for every input. A geometry
-    that bounds another quantity encodes the gradient first, and decodes the noisy mean.
+    A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
+    from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
+    every input. A geometry that bounds another quantity encodes the gradient first, and decodes the
+    noisy mean. Subclasses are frozen dataclasses.
 
     Attributes:
       encodes: whether `encode` differs from the identity.
-      by_norms: whether `encode` is a scaling by a function of the norm, plus one number. Ghost
+      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
         clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A geometry that
         encodes in another way needs per-example gradients.
-      followed: whether a noise stage of the geometry keeps the reference.
-      selects: whether rows of a table were released for the sum, which that noise stage prices.
+      followed: whether the geometry has its own noise stage, which keeps the reference.
+      selects: whether rows of a table were released for the sum. The geometry's own noise stage
+        accounts for this.
     """
 
     encodes: ClassVar[bool] = False
@@ -52,18 +54,19 @@ class Clip(abc.ABC):
         """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
 
         For every t ≥ 0, t · factor(t) must be at most the group's bound. An example is scaled by
-        the factor of an upper bound of its norm, so it also stays below the bound. Where the factor
-        is not finite, such as C/t at 0, the group adds zero.
+        the factor of an upper bound of its norm, so it also stays below the bound. If the factor is
+        not finite, such as C/t at 0, the group adds zero.
         """
 
     def groups(self, tree: PyTree) -> list[int]:
-        """Returns the group of each leaf of `tree`, in the order of `jax.tree.leaves`; here 0."""
+        """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
         return [0] * len(jax.tree.leaves(tree))
 
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
-        """Encodes gradients before they are scaled and summed, leaves (B, …); here the identity.
+        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
 
-        The result is not finite for examples whose gradient is not. `reference` is public.
+        The result must not be finite for an example whose gradient is not finite. `reference` is
+        public.
         """
         del reference
         return grads
@@ -74,15 +77,16 @@ class Clip(abc.ABC):
         return self
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """Returns the number that `encode` adds to each gradient, (B,), from its norm; here `None`.
+        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
 
-        Statistics are multiples of one number, up to 2⁸ times it, so sums of 2¹⁶ are exact.
+        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
+        statistics are exact.
         """
         del norms, reference
         return None
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Joins sums of scaled gradients and of statistics to the sum that `encode` defines."""
+        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
         del statistic
         return gradient
 
@@ -93,7 +97,7 @@ class Clip(abc.ABC):
 
 
 class UnitClip(Clip):
-    """Base of geometries that encode each gradient as a vector of l2 norm at most 1."""
+    """Base class for geometries that encode each gradient with l2 norm at most 1."""
 
     encodes: ClassVar[bool] = True
 
@@ -109,7 +113,10 @@ class UnitClip(Clip):
 
 @dataclasses.dataclass(frozen=True)
 class BoundedClip(Clip):
-    """Base of geometries that bound the norm of the whole gradient by C, and scale with C."""
+    """Base class for geometries that bound the whole gradient's norm by C.
+
+    The sum scales with C.
+    """
 
     l2_clip_norm: float
 
@@ -149,7 +156,7 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
 
 
 def positive(name: str, value: float) -> float:
-    """Returns `value` as a float, or raises an error with its name if it is not positive."""
+    """Returns `value` as a float, or raises an error if it is not positive."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
@@ -162,7 +169,7 @@ def positive(name: str, value: float) -> float:
 
 
 def clip_norm(name: str, value: float) -> float:
-    """Returns a positive bound; the error for 0 or infinity names the intended geometry."""
+    """Returns a positive bound. The error for 0 or infinity suggests another geometry."""
     found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
     if found in _REMEDIES:
         raise ValueError(f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}")
@@ -185,7 +192,7 @@ def as_clip(clip: Clip | float) -> Clip:
 
 
 def check_clip(clip: object) -> Clip:
-    """Returns `clip`, or raises if it is not a clip geometry."""
+    """Returns `clip`, or raises an error if it is not a clip geometry."""
     if not isinstance(clip, Clip):
         raise TypeError(
             f"`clip` must be a clip geometry, got {clip!r}. Pass for example "

@@ -1,4 +1,4 @@
-"""Clipped sums of explicit per-example gradients, the reference for any geometry."""
+"""Computes clipped sums of explicit per-example gradients, for any geometry."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -16,17 +16,17 @@ from dpoptax._points import Origin
 from dpoptax._tree import PyTree, no_params
 from dpoptax._xla import materialize
 
-# The most leaves that an error lists. A list of numbers instead of an array has thousands.
+# The number of leaves that an error lists. A Python list of numbers has thousands.
 _SHOWN = 8
 
 
 def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArgs:
     """Clips and sums per-example gradients, from leaves (B, …) to a `ClippedSum`.
 
-    It is the first half of `clip_and_noise`, for access to the sum.
-    `update(grads, state, params, mask=mask)` leaves out rows where `mask`, (B,), is False, the
-    padding of a sampler's draw. Without a mask every row counts as one example, and the noise stage
-    requires as many as its `batch_size`.
+    This is the first half of `clip_and_noise`. Use it for access to the sum.
+    `update(grads, state, params, mask=mask)` leaves out rows where `mask`, (B,), is False, such as
+    the padding of a sampler's draw. Without a mask every row counts as one example, and the noise
+    stage requires as many rows as its `batch_size`.
 
     Privacy: the sum is private until noise is added. One example changes it by at most
     `clip.sensitivity`, if a masked row takes the place of a missing example. B must be public, as
@@ -106,7 +106,7 @@ def sum_clipped(
 
     Examples that are masked or not finite add exactly zero. With a grid, a power of two, each
     summand is rounded to whole multiples of it, and the sum of these integers is exact. `whole`
-    describes the batch over all micro-batches and devices; `None` means that this is all of it.
+    describes the batch over all micro-batches and devices; `None` means this batch.
     """
 
     def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
@@ -124,7 +124,7 @@ def sum_clipped(
 
 
 class ClippedUnits(NamedTuple):
-    """Per-example gradients, separate from their coefficients.
+    """Holds per-example gradients and their coefficients separately.
 
     Attributes:
       units: leaves (B, …) of gradients divided by powers of two, float32 or wider.
@@ -142,7 +142,7 @@ class ClippedUnits(NamedTuple):
 def clip_each(
     clip: Clip, grads: PyTree, mask: jax.Array | None = None, *, tau: float = 0.0
 ) -> ClippedUnits:
-    """Clips explicit gradients, leaves (B, …), by upper bounds of their norms.
+    """Clips explicit gradients, leaves (B, …), using upper bounds of their norms.
 
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
@@ -170,8 +170,8 @@ def clip_each(
 def _check_axis(grads: PyTree, params: PyTree) -> None:
     """Raises an error if gradients are not per-example gradients of the parameters.
 
-    The gradient of a mean may also have a leading axis. Clipping its rows would not bound an
-    example.
+    The gradient of a mean may also have a leading axis. Clipping its rows would not bound the
+    contribution of an example.
     """
     wanted, given = map(dict, map(jax.tree_util.tree_leaves_with_path, (params, grads)))
     if other := wanted.keys() ^ given.keys():

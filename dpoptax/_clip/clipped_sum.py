@@ -1,4 +1,4 @@
-"""The clipped sum, sealed on its way to the noise stage."""
+"""Defines the sealed sum that a clip passes to the noise stage."""
 
 import dataclasses
 from typing import NoReturn
@@ -23,7 +23,7 @@ _REMEDY = (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClippedSum:
-    """A sum of clipped per-example gradients, with the geometry that bounds them.
+    """Holds a sum of clipped per-example gradients and the geometry that bounds them.
 
     `clipped_grad`, `clip_per_example` and `accumulate` create it, and noise stages accept only this
     type. A seal covers everything that the bound depends on, so a noise stage detects changes of
@@ -34,10 +34,10 @@ class ClippedSum:
       clip: the geometry. `clip.sensitivity` bounds the contribution of one example in l2 norm.
         Static.
       reference: the public data that the geometry encoded with, for decoding; `None` for none.
-      seal: a checksum of everything, uint32. `None` if the bound is not vouched for, which the
-        noise stage refuses; see `trust_clipped`.
-      grid: g, if the summands were rounded to whole multiples of g and added as integers, which
-        `sum` then holds; `None` for floating point. Static.
+      seal: a checksum of everything, uint32. `None` if nothing guarantees the bound; the noise
+        stage then raises an error. See `trust_clipped`.
+      grid: g, if each summand was rounded to a whole multiple of g and `sum` holds the integers;
+        `None` for floating point. Static.
       linear_map: the public map of gradients before the clip; `None` for none.
       examples: the largest number of summands, padding included; `None` if unknown. Static.
       unmasked: whether no mask was given, so that every row counts as an example. The noise stage
@@ -56,7 +56,7 @@ class ClippedSum:
     origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
     def decode(self, mean: PyTree) -> PyTree:
-        """Returns the gradient, shaped like the parameters, for a mean of the summands."""
+        """Decodes a mean of the summands to a gradient, shaped like the parameters."""
         gradient = self.clip.decode(mean, self.reference)
         return gradient if self.linear_map is None else self.linear_map.returned(gradient)
 
@@ -96,7 +96,7 @@ def trust_clipped(
     Args:
       total: the sum, shaped like the parameters, or as the geometry encodes.
       clip: the geometry that bounds the summands. A number C means `l2_clip(C)`.
-      reference: the public data that it encoded with; `None` for none.
+      reference: the public data that the geometry encoded with; `None` for none.
       grid: the unit of the integers in `total`, to which each summand was rounded; `None` for sums
         in floating point.
       linear_map: the public map of gradients before the clip; `None` for none.
@@ -135,7 +135,7 @@ def sealed(
 
 
 def check_clipped_sum(updates: object) -> ClippedSum:
-    """Returns `updates`, or raises an error if it is visibly not an unchanged sum."""
+    """Returns `updates`, or raises an error if it is not a sum or visibly changed."""
     if not isinstance(updates, ClippedSum):
         if "State" in nnx_kinds(updates):
             raise TypeError(
@@ -159,7 +159,7 @@ def check_clipped_sum(updates: object) -> ClippedSum:
             "and noised as one vector. Place `optax.masked` after the noise stage, or clip only "
             "the trained parameters."
         )
-    # Each part of a complex normal has half of the variance, and so less noise than is priced.
+    # Each part of a complex normal has half of the variance, so it would get too little noise.
     check_real(updates.sum)
     if updates.seal is None:
         raise TypeError(
@@ -198,7 +198,7 @@ def check_released(name: str, updates: PyTree) -> None:
 
 
 def is_intact(clipped: ClippedSum) -> jax.Array:
-    """Returns whether sum, geometry and reference are those that were sealed."""
+    """Returns whether sum, geometry and reference are unchanged since the seal."""
     how = clipped.grid, clipped.examples
     found = checksum(clipped.sum, clipped.clip, public_part(clipped), *how)
     return jnp.equal(jnp.asarray(clipped.seal), found)

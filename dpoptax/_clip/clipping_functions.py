@@ -1,4 +1,4 @@
-"""Provides clip geometries besides `l2_clip`: other functions of the norm, and per layer."""
+"""Provides further clip geometries: other functions of the norm, and per layer."""
 
 import dataclasses
 import math
@@ -25,11 +25,11 @@ class AutomaticClip(BoundedClip):
 
 
 def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
-    """Normalizes each example's gradient: g ↦ C g/(‖g‖ + γ), without a threshold to tune.
+    """Normalizes each example's gradient, without a threshold: g ↦ C g/(‖g‖ + γ).
 
-    AUTO-S for γ > 0, AUTO-V for γ = 0. C scales the sum and its noise alike: with SGD it is part of
-    the learning rate, with Adam it has no effect. γ keeps information that AUTO-V loses: a gradient
-    much shorter than γ stays proportionally short. A zero gradient stays zero in both.
+    This is AUTO-S for γ > 0 and AUTO-V for γ = 0. C scales both the sum and its noise: with SGD it
+    is part of the learning rate, with Adam it has no effect. γ keeps information that AUTO-V loses:
+    a gradient much shorter than γ stays proportionally short. A zero gradient stays zero in both.
 
     Privacy: one example adds at most C to the sum, in l2 norm. An example with a non-finite
     gradient adds exactly zero.
@@ -39,7 +39,7 @@ def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
       gamma: γ ≥ 0, in the units of the gradient of one example's loss.
 
     Raises:
-      ValueError: a number outside its range.
+      ValueError: a number is outside its range.
 
     Source: Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier and
     Stronger", 2023.
@@ -81,7 +81,7 @@ def psac_clip(l2_clip_norm: float, r: float = 0.1) -> PsacClip:
       r: r > 0, in the units of the gradient's norm.
 
     Raises:
-      ValueError: a number outside its range.
+      ValueError: a number is outside its range.
 
     Source: Xia et al., "Differentially Private Learning with Per-Sample Adaptive Clipping", 2023.
 
@@ -164,7 +164,7 @@ class PerLayerClip(Clip):
         return jnp.concatenate(columns, axis=-1)
 
     def split(self, group: int, groups: int, parts: int) -> Clip:
-        """Returns a group's clip with bound C_l/√parts, where parameters have `groups` groups."""
+        """Returns a group's clip with bound C_l/√parts, for `groups` groups in total."""
         if self.layers is None:
             return _split_bound(self.clips[0], groups * parts)
         return _split_bound(self.clips[group], parts)
@@ -187,19 +187,19 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
         sensitivity C_l, for each subtree, such as {"encoder": 1.0, "head": automatic_clip(0.1)}.
         Use a list if the parameters are a list. A single bound or geometry with bound C makes every
         one of the m leaves a layer with C_l = C/√m, and keeps other settings such as γ.
-      streaming: whether `clipped_grad` clips and sums each layer during the backward pass. A step
-        then needs little more memory than one without privacy, with `jax.checkpoint` and with
-        sharded parameters as well, because nothing is kept for a second pass. For this, each part
-        of a layer is clipped separately: each parameter, each step of a `lax.scan` over stacked
-        parameters, and each use of a parameter that is used several times. C_l is divided by √k
-        for k parameters or steps, and by k for k uses. An example with a non-finite gradient adds
-        zero where it is not finite.
+      streaming: whether `clipped_grad` clips and sums each layer during the backward pass. Nothing
+        is then kept for a second pass, so a step needs little more memory than one without privacy,
+        also with `jax.checkpoint` and sharded parameters. For this, each part of a layer is clipped
+        separately: each parameter, each step of a `lax.scan` over stacked parameters, and each use
+        of a parameter that is used several times. C_l is divided by √k for k parameters or steps,
+        and by k for k uses. The non-finite parts of an example's gradient add zero, and its other
+        parts are still added.
 
     Raises:
-      TypeError: a geometry that is not flat: one that encodes, follows a threshold, or has layers.
-      ValueError: a bound that is not positive and finite, or no bound at all; a single geometry
-        whose sensitivity does not follow its bound, such as `normalized_clip`; at the call,
-        gradients that the tree is not a prefix of.
+      TypeError: a geometry is not flat, because it encodes, follows a threshold, or has layers.
+      ValueError: a bound is not positive and finite, or there is no bound; or the sensitivity of a
+        single geometry does not depend on its bound, as with `normalized_clip`. At the call: the
+        tree is not a prefix of the gradients.
 
     Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018; for
     automatic clipping, Bu et al., 2023; for streaming, He et al., "Exploring the Limits of
@@ -224,7 +224,7 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
 
 
 def _flat_clip(given: Clip | float) -> Clip:
-    """Returns a geometry that scales whole gradients by their norm; `l2_clip` for a number."""
+    """Returns a geometry that scales whole gradients; `l2_clip` for a number."""
     if not isinstance(given, Clip):
         return L2Clip(clip_norm("clips", given))
     if given.encodes or given.followed or type(given).groups is not Clip.groups:
@@ -236,7 +236,7 @@ def _flat_clip(given: Clip | float) -> Clip:
 
 
 def _split_bound(clip: Clip, layers: int) -> Clip:
-    """Returns the geometry with bound C/√layers, so that `layers` of them have sensitivity C."""
+    """Returns the geometry with bound C/√layers, so that all layers together have C."""
     if not isinstance(clip, BoundedClip):
         raise ValueError(
             f"`clips` must have a sensitivity that can be split over the layers, got {clip!r}. "

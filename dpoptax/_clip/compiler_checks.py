@@ -14,10 +14,11 @@ _FORBIDDEN_VARIABLES = {"NVIDIA_TF32_OVERRIDE": ("0",), "ONEDNN_DEFAULT_FPMATH_M
 
 
 def check_settings() -> None:
-    """Raises if the environment makes arithmetic less exact than the clipping bound assumes.
+    """Raises an error if the environment breaks assumptions about rounding.
 
     Raises:
-      RuntimeError: a flag or variable that must not be set.
+      RuntimeError: a flag or variable is set that makes arithmetic less exact than the clipping
+        bound assumes.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     for name in _FORBIDDEN_FLAGS:
@@ -38,10 +39,10 @@ def check_settings() -> None:
 
 
 def keeps_order(values: jax.Array) -> jax.Array:
-    """Returns whether the compiled program adds in the written order and knows NaN, for each value.
+    """Returns whether the program adds in the written order and keeps NaN, per value.
 
-    Covers compilers whose options are not in the environment, such as
-    `jax.jit(..., compiler_options={"xla_cpu_enable_fast_math": True})`.
+    This also detects options that are not in the environment, such as `jax.jit(...,
+    compiler_options={"xla_cpu_enable_fast_math": True})`.
 
     Args:
       values: integers that the compiler cannot know, such as exponents of private numbers.

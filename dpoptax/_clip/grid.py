@@ -7,7 +7,7 @@ LARGEST_GRID_SUM = 2**30
 
 
 def check_capacity(clip: Clip, step: float, examples: int) -> None:
-    """Raises if this many clipped gradients on a grid may leave the range of integers."""
+    """Raises an error if the sum of these clipped gradients may overflow int32."""
     largest = examples * (clip.sensitivity / step + 1.0)
     if largest > LARGEST_GRID_SUM:
         raise ValueError(

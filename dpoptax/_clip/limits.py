@@ -1,4 +1,4 @@
-"""Limits the parts of a gradient that are computed again after their norms are known.
+"""Limits parts of a gradient that are computed again after their norms are known.
 
 A clip needs the norm of the whole gradient. If nothing is kept between the norms and the sum, the
 gradient is computed twice: first to measure its parts, then to sum them. The first turn gives each
@@ -27,7 +27,7 @@ from dpoptax._xla import materialize
 
 
 class Limits(NamedTuple):
-    """Holds how much one part of each gradient may add to a sum, (B,) each.
+    """Limits how much one part of each gradient may add to a sum, (B,) each.
 
     Attributes:
       factor: c, the coefficient of G/2^exponent.
@@ -41,9 +41,9 @@ class Limits(NamedTuple):
 
 
 class PartNorms(NamedTuple):
-    """Holds upper bounds of the norms of parts of gradients, (B, …), divided by 2^exponent.
+    """Holds upper bounds of the norms of parts of gradients, divided by 2^exponent.
 
-    They are infinite where a part is not finite.
+    Both arrays are (B, …). The norm of a part that is not finite is infinite.
     """
 
     norms: jax.Array
@@ -73,10 +73,10 @@ def part_norms(scales: Scales, size: NormBounds, sum_error: float) -> PartNorms:
 def limited_coefficients(
     limits: Limits, scales: Scales, size: NormBounds, *, ratio: float, sum_error: float
 ) -> jax.Array:
-    """Returns w, (B,), such that ‖w G'‖ ≤ c · length and that w S is at most M times this.
+    """Returns w, (B,), such that ‖w G'‖ ≤ c · length and w S ≤ M c · length.
 
     If G is unchanged since its limits were measured, w G' is c G/2^exponent. If it differs, for
-    instance because a compiler chose another order of sums, the part is shortened. So the limits
+    example because the compiler chose another order of sums, the part is shortened. So the limits
     hold for any compiler.
     """
     norms = part_norms(scales, size, sum_error).norms
@@ -91,9 +91,10 @@ def limited_coefficients(
 
 
 def join_norms(parts: list[PartNorms]) -> tuple[NormBounds, Scales]:
-    """Joins the parts of one gradient, (B, steps) each, and returns its size and its scale.
+    """Returns the size and the scale of a gradient from its parts, (B, steps) each.
 
-    Steps share no coordinate, so their squares add up. Parts share coordinates, so their norms do.
+    Steps share no coordinate, so the squares of their norms add up. Parts share coordinates, so
+    their norms add up.
     """
     tops = [jnp.max(part.exponents, axis=1) for part in parts]
     exponent = functools.reduce(jnp.maximum, tops)
@@ -109,7 +110,7 @@ def join_norms(parts: list[PartNorms]) -> tuple[NormBounds, Scales]:
 
 
 def make_limits(part: PartNorms, coefficient: jax.Array, exponent: jax.Array) -> Limits:
-    """Returns the limits of a part, (B, steps), from c and the exponent of its gradient, (B,)."""
+    """Returns a part's limits, (B, steps), from c and exponent of its gradient, (B,)."""
     length = part.norms * relative_power(part.exponents, exponent)
     factor, scale = (jnp.broadcast_to(x[:, None], length.shape) for x in (coefficient, exponent))
     return Limits(factor, jnp.where(jnp.isfinite(length), length, 0.0), scale)

@@ -1,1 +1,1 @@
-"""`clipped_grad`: microbatches, devices, randomness, around the two ways to a clipped sum."""
+"""Computes clipped sums in micro-batches, on one or many devices."""

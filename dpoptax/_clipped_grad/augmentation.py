@@ -1,4 +1,4 @@
-"""Augmentation multiplicity, several augmented copies of an example per gradient."""
+"""Averages losses over augmented copies of an example (augmentation multiplicity)."""
 
 from collections.abc import Callable
 
@@ -19,9 +19,9 @@ def augmented(
 
         ℓ_K(x; ξ, key) = (1/K) Σ_k ℓ(x; augment(ξ, key_k)),    key_k = split(key, K)[k]
 
-    Pass it to `clipped_grad`. Its gradient is the mean of the copies' gradients before the clip,
-    which reduces the variance. Pass `grad_fn` a new key in each step; each example folds its own
-    key from it.
+    Pass it to `clipped_grad`, which then clips the mean of the copies' gradients. The mean has less
+    variance than a single gradient. Pass `grad_fn` a new key in each step; it derives a key for
+    each example.
 
     Privacy: no extra cost, because each example still adds one clipped gradient. Time: K times the
     computation.
@@ -31,8 +31,7 @@ def augmented(
       augment_fn: `augment_fn(example, key)`. Returns an example of the same structure, computed
         only from this example and public data.
       multiplicity: K.
-      has_aux: whether `loss_fn` returns auxiliary outputs, which are returned for all copies, (K,
-        …).
+      has_aux: whether `loss_fn` returns auxiliary outputs. Those of the copies are stacked, (K, …).
 
     Returns:
       `loss(params, example, key)`.

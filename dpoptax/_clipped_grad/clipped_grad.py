@@ -50,7 +50,7 @@ def clipped_grad(
     axis_name: str | Sequence[str] = "data",
     param_specs: PyTree = None,
 ) -> Callable[..., Any]:
-    """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
+    """Returns a function for the sum of clipped per-example gradients of `loss_fn`.
 
         grad_fn(params, batch, mask)  =  Σ_i mask_i clip(∇ℓ(params; ξ_i))
         grad_fn(points, batch, mask)  =  Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i))
@@ -60,17 +60,16 @@ def clipped_grad(
     float32 or wider.
 
     Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever its
-    data. This holds for the numbers as the machine computes them, including the rounding of the
-    sum. To make room for rounding, gradients are clipped to C/(1 + τ); τ depends on public shapes
-    only and is about 0.01 for batches of hundreds (docs/developers/bound.md). When one example is
-    masked out, all others must keep their places in the batch, as in the draws of
-    `dpoptax.sampling`. The sum is private until `dpoptax.gaussian_noise` adds noise. Auxiliary
-    outputs and losses are private and get no noise.
+    data. The bound includes floating-point rounding. To make room for it, gradients are clipped to
+    C/(1 + τ). τ depends only on public shapes and is about 0.01 for batches of hundreds of examples
+    (docs/developers/bound.md). If an example is masked out, all others must keep their places in
+    the batch, as in the draws of `dpoptax.sampling`. The sum is private until
+    `dpoptax.gaussian_noise` adds noise. Auxiliary outputs and losses are private and get no noise.
 
-    An example whose gradient is not finite adds exactly zero, like a masked one. No error and no
-    warning reports it, because either would reveal private data. In float16 this can drop many
-    examples: a loss scaled by 2¹⁶ overflows where a cotangent exceeds 65,504.
-    `dpoptax.dropped_examples` counts them.
+    An example whose gradient is not finite adds exactly zero, like a masked one. This is silent,
+    because an error or a warning would reveal private data. In float16 it can drop many examples: a
+    loss scaled by 2¹⁶ overflows if a cotangent exceeds 65,504. `dpoptax.dropped_examples` counts
+    them.
 
     Args:
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` if `grad_fn` is given
@@ -83,8 +82,8 @@ def clipped_grad(
       return_values: whether `grad_fn` also returns the losses of all examples, (B,).
       method: "auto" computes norms and sums from the operands and cotangents of each layer (ghost
         clipping), and forms per-example gradients only where the traced loss requires it. "vmap"
-        forms all of them and is the reference. The two differ by rounding. Where large terms
-        of a gradient nearly cancel, "auto" scales it to below C. "recompute" runs the forward and
+        forms all of them and is the reference. The two differ by rounding. If large terms of a
+        gradient nearly cancel, "auto" clips it to less than C. "recompute" runs the forward and
         backward passes twice, first for the norms and then for the sum, and keeps nothing in
         between. With `jax.checkpoint` or sharded parameters this saves memory
         (docs/guides/memory.md).
@@ -108,33 +107,31 @@ def clipped_grad(
         and means replicated parameters on automatic axes.
 
     Returns:
-      `grad_fn(params, batch, mask=None, *, key=None, ids=None)`. `params` are the parameters, or
-      the `GradientPoints` that `dpoptax.gradient_points(opt_state, params)` returns, which methods
-      with points of their own need (`disk`, `pmlf`). `mask`, (B,), is True for examples and False
-      for padding. The result is a `ClippedSum`; or a pair of it and the auxiliary outputs (B, …)
-      with `has_aux`, the losses with `return_values`, (losses, aux) with both. They are taken at
-      the first point.
+      `grad_fn(params, batch, mask=None, *, key=None, ids=None)`. `params` are the parameters.
+      Methods that evaluate gradients at other points (`disk`, `pmlf`) need the `GradientPoints`
+      from `dpoptax.gradient_points(opt_state, params)` instead. `mask`, (B,), is True for examples
+      and False for padding. The result is a `ClippedSum`, or a pair of it and further outputs at
+      the first point: auxiliary outputs (B, …) with `has_aux`, losses with `return_values`, or
+      (losses, aux) with both.
 
       Without a mask every row counts as an example, and the noise stage requires as many rows as
       its `batch_size`. The draws of a sampler are padded with repeated records, so they need their
       mask.
 
       `key` is for losses with randomness, and `ids`, (B,) integers, are the sampler's indices of
-      the records. Record i gets `fold_in(key, i)` at any place in the batch. A key by position
-      would let one record more in a Poisson draw change the randomness, and so the gradients, of
-      all records behind it, which no clip bounds. For the same reason the key must be secret and
-      new in each step.
+      the records. Record i gets `fold_in(key, i)`, wherever it is in the batch. If keys depended on
+      positions, one more record in a Poisson draw would change the randomness of all later records,
+      and no clip bounds the change of their gradients. The key must be secret and new in each step.
 
-      For several losses on one batch, let one `loss_fn` return their sum: its gradient is clipped
-      as one vector. Two clipped sums would each move by C.
+      For several losses on one batch, let one `loss_fn` return their sum. Its gradient is clipped
+      as one vector. With two clipped sums, one example could change each by C.
 
     Raises:
       TypeError: `clip` is neither a `Clip` nor a number, or `mesh` is not a mesh. At the call:
-        parameters are integers, complex, or floats of fewer than 16 bits; `mask` is of floats; the
-        loss is not a scalar, or not a pair with `has_aux`; or the loss may mix the examples it is
-        mapped over, by a collective over devices, a vmap rule of its own, a callback for a whole
-        batch, random numbers of the generator "rbg", or a loop that runs until the last example has
-        converged.
+        parameters are integers, complex, or floats of fewer than 16 bits; `mask` holds floats; the
+        loss is not a scalar, or not a pair with `has_aux`; or the loss may mix examples through a
+        collective over devices, a custom vmap rule, a callback for a whole batch, random numbers of
+        the generator "rbg", or a loop that runs until the last example has converged.
       ValueError: `method` is unknown, `microbatch_size` is below 1, `mesh` lacks an axis, or
         `param_specs` is given without a mesh. At the call: `key` is given without `ids` or the
         reverse; `ids` are not (B,) integers; leading axes of `batch` differ from each other or from
@@ -142,10 +139,10 @@ def clipped_grad(
         was given (inside `jit` this is visible on explicit axes only).
 
     Warns:
-      UserWarning: when a loss is compiled that makes the gradients of some parameters exactly zero,
-        as batch normalization of a single example does; see `dpoptax.explain`. Also when it closes
-        over more than 16 MB of arrays: make frozen weights an argument of the jitted step, and call
-        `clipped_grad` inside it.
+      UserWarning: the loss makes the gradients of some parameters exactly zero, as batch
+        normalization of a single example does (see `dpoptax.explain`). Or it closes over more than
+        16 MB of arrays: make frozen weights an argument of the jitted step, and call `clipped_grad`
+        inside it. The warning is given when the loss is compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax
@@ -168,7 +165,7 @@ def clipped_grad(
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
-    # From the inside out: a micro-batch, a device, all devices, and the function of the user.
+    # From the inside out: a micro-batch, a device, all devices, and the returned function.
     def microbatch_sum(
         points: GradientPoints, examples: tuple[PyTree, PyTree], mask: jax.Array, whole: WholeBatch
     ) -> tuple[PyTree, PyTree]:
@@ -214,7 +211,7 @@ def clipped_grad(
         *,
         unweighted: bool,
     ) -> tuple[ClippedSum, PyTree]:
-        if unweighted:  # known to the compiler, which then multiplies by no weight
+        if unweighted:  # a constant weight of 1 costs no multiplication
             points = dataclasses.replace(points, weights=(1.0,))
         points = _with_mapped_reference(points, clip)
         records, mask = mark((records, mask), EXAMPLES)
@@ -259,7 +256,7 @@ def clipped_grad(
 
 
 def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., PyTree]:
-    """Returns a loss whose auxiliary output is its value, or (value, aux) with `has_aux`."""
+    """Returns a loss with its value, or (value, aux), as auxiliary output."""
 
     @functools.wraps(loss_fn)
     def loss(*args: PyTree) -> PyTree:
@@ -275,7 +272,7 @@ def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., 
 
 
 def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints:
-    """Returns the points with a reference that is a gradient mapped by their linear map."""
+    """Maps a reference that is a gradient with the linear map of the points."""
     linear_map, reference = points.linear_map, points.reference
     if linear_map is None or not linear_map.back or clip.followed:
         return points
@@ -284,7 +281,7 @@ def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints
         return jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)]
 
     if shapes(reference) != shapes(points.points[0]):
-        return points  # not a gradient, but data that the clip made
+        return points  # data of the clip that is not a gradient
     return dataclasses.replace(points, reference=linear_map.forward(reference))
 
 

@@ -1,4 +1,4 @@
-"""Counts of examples that a clipped sum drops because they are not finite."""
+"""Counts the examples that a clipped sum drops because they are not finite."""
 
 import dataclasses
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class _Count(UnitClip):
         return jnp.ones_like(norms)
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Returns the count without the gradients, which are then not computed."""
+        """Returns only the count, so that the compiler removes the gradients."""
         del gradient
         return statistic
 
@@ -56,17 +56,17 @@ def dropped_examples(
         Σ_i mask_i 1[∇ℓ(x; ξ_i) overflows or is NaN]
 
     `clipped_grad` adds exactly zero for such an example, without an error. A few are harmless. Many
-    bias the sum: in float16 a large loss scale can drop a large part of the batch. Pass the
-    arguments and options of the gradient, because "auto" and "vmap" compute different intermediate
-    values and may drop different examples.
+    bias the sum: in float16 a large loss scale can drop a large part of the batch. Pass the same
+    arguments and options as for the gradient, because "auto" and "vmap" compute different
+    intermediate values and may drop different examples.
 
-    Privacy: the count is private and has no noise. Use it for debugging, if possible on public
-    data, and do not publish it or choose hyperparameters by it.
+    Privacy: the count is private and has no noise. Use it only for debugging, preferably on public
+    data. Do not publish it or choose hyperparameters with it.
 
     Args:
       loss_fn: as in `clipped_grad`.
-      points: parameters or points, as for the function that `clipped_grad` returns, like the next
-        four arguments.
+      points: parameters or gradient points. This and the next four arguments are those of the
+        function that `clipped_grad` returns.
       batch: the examples, leaves (B, …).
       mask: (B,), True for examples and False for padding; `None` if all rows are examples.
       key: the key of a loss with randomness.

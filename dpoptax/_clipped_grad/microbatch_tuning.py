@@ -1,4 +1,4 @@
-"""Choice of the micro-batch size by timing the user's step."""
+"""Chooses the micro-batch size by timing the user's step."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ _ALIKE = 1.05
 # A turn of fast steps makes as many calls as fit in this time, up to this many.
 _TURN_SECONDS = 0.05
 _TURN_CALLS = 20
-# One slow turn may be caused by another program.
+# Turns that every candidate takes, since another program may slow down one turn.
 _TURNS_OF_ALL = 2
 
 
@@ -28,12 +28,12 @@ def tune_microbatch_size(
 ) -> int:
     """Returns the smallest micro-batch size that is nearly as fast as possible.
 
-    It compiles and runs the step of every candidate. Candidates then take `rounds` turns each, so
-    that changes of the machine's speed affect all alike. A candidate drops out if it is 1.5 times
-    slower than the best after two turns. A turn is one call, or several if they are fast. As in
-    training, a result of a call replaces the argument that it looks like. The smallest time of each
-    candidate counts. Of those within 5 % of the fastest, the smallest size wins, because it needs
-    the least memory. Candidates that do not fit in memory are skipped.
+    The function compiles and runs the step of every candidate. Candidates then take turns, `rounds`
+    times, so that changes of the machine's speed affect all of them. A turn is one call, or several
+    fast calls. A candidate drops out if it takes 1.5 times as long as the best after two turns. As
+    in training, a result replaces the argument with the same structure and shapes. The smallest
+    time of each candidate counts. Of the candidates within 5 % of the fastest, the smallest wins,
+    because it needs the least memory. Candidates that do not fit in memory are skipped.
 
     Privacy: no cost. The choice depends only on times, the size changes the result only by
     rounding, and the outputs of the timed steps are discarded.

@@ -1,4 +1,4 @@
-"""Computes a batch in micro-batches: less memory, the same sum up to rounding."""
+"""Computes sums over a batch in micro-batches, to save memory."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -17,14 +17,14 @@ BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
 def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
-    """Returns `sums` as a loop over micro-batches: less memory, the same up to rounding.
+    """Computes `sums` in a loop over micro-batches, to save memory.
 
         (Σ_k total_k, (aux_1, …, aux_n)),  where  total_k, aux_k = sums(batch_k, mask_k)
 
-    `clipped_grad` handles its `microbatch_size` in this way. Use it directly for sums without
-    privacy, such as the gradient of a baseline.
+    The result differs from `sums(batch, mask)` by rounding only. `clipped_grad` uses it for its
+    `microbatch_size`. Use it directly for sums without privacy, such as the gradient of a baseline.
 
-    Privacy: that of `sums`; nothing is clipped or noised here.
+    Privacy: as for `sums`, because nothing is clipped or noised here.
 
     Args:
       sums: `sums(batch, mask) -> (total, aux)`: a sum over the examples for which `mask`, (B,), is
@@ -41,7 +41,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     check_microbatch_size(microbatch_size)
-    sums = rewrite_for_xla(sums)  # also if no loop is here: the whole step may be in one
+    sums = rewrite_for_xla(sums)  # also without micro-batches, as the whole step may be in a loop
     if microbatch_size is None:
         return sums
 
@@ -81,9 +81,9 @@ def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
-    """Adds a part to the total, and carries the rounding error with it.
+    """Adds a part to the total, and carries the rounding error along.
 
-    Many parts then round as a single addition would.
+    The total of many parts then rounds as a single addition would.
     """
     del part
     leaves = map(jax.tree.leaves, (*carry, value))
@@ -102,7 +102,7 @@ _COMPENSATED_SUM = microbatching.Accumulator(
 
 
 def check_microbatch_size(microbatch_size: int | None) -> None:
-    """Raises if no example would be computed at once."""
+    """Raises an error if the size is neither `None` nor a positive integer."""
     if microbatch_size is None:
         return
     if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:

@@ -1,4 +1,4 @@
-"""Computes the clipped sum from per-example gradients: the reference, for any program."""
+"""Computes the clipped sum from per-example gradients, for any program."""
 
 from collections.abc import Callable
 
@@ -25,9 +25,10 @@ def per_example_sum(
     whole: WholeBatch | None = None,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Computes the clipped sum from per-example gradients; arguments as `ghost_clipped_sum`.
+    """Computes the clipped sum from per-example gradients.
 
-    With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in its units.
+    The arguments are those of `ghost_clipped_sum`. With a `grid`, clipped gradients are rounded to
+    multiples of it, and the sum is in units of it.
     """
     # Raises an error for a loss that mixes examples.
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)

@@ -1,4 +1,4 @@
-"""Clipped sums over the devices of a mesh."""
+"""Computes clipped sums over the devices of a mesh."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ def names_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Placement of a computation on a mesh.
+    """Describes how a computation is sharded over a mesh.
 
     Attributes:
       mesh: the devices.
@@ -67,7 +67,7 @@ class Layout:
         return P(*(names or None for names in kept))
 
     def constrain(self, tree: PyTree, params: PyTree) -> PyTree:
-        """Shards a tree on automatic axes like the parameters, if it is known how they are."""
+        """Shards a tree on automatic axes like the parameters, if their specs are given."""
         if self.param_specs is None:
             return tree
         return jax.tree.map(
@@ -99,7 +99,7 @@ def make_layout(
     axis_name: str | Sequence[str],
     param_specs: PyTree,
 ) -> Layout | None:
-    """Returns the layout for arguments of `clipped_grad`, `None` without a mesh."""
+    """Returns the layout for arguments of `clipped_grad`, or `None` without a mesh."""
     if mesh is None:
         if param_specs is not None:
             raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
@@ -120,12 +120,13 @@ def make_layout(
 
 
 def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: float) -> DeviceSum:
-    """Lets `sums(points, batch, mask, key)` run on each device's own examples.
+    """Runs `sums(points, batch, mask, key)` on each device and adds the results.
 
-    Sharded parameters are all-gathered first, and the sums are added over `layout.axes` once. With
-    `scatter`, each device keeps the part of the sum that belongs to its part of the parameters. If
-    many devices share many examples, one example could change the rounding of a floating-point sum
-    by much. The sum is then computed exactly, in integer steps, for summands of at most `bound`.
+    Each device computes its own examples. Sharded parameters are all-gathered first, and the sums
+    are added once over `layout.axes`. With `scatter`, each device keeps the part of the sum that
+    belongs to its part of the parameters. With many devices and examples, one example could change
+    the rounding of a floating-point sum too much. The sum is then computed exactly, in integer
+    steps, for summands of at most `bound`.
 
     `check_vma=False` is required. Otherwise the derivative with respect to replicated parameters is
     the sum over devices, before anything is clipped. The clip would then bound sums of several
@@ -137,8 +138,8 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
         points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         layout.check_batch(mask.shape[0])
-        # Weights that are Python numbers stay out of the operands of `shard_map`, which would make
-        # float32 arrays of them and so widen every cotangent of a computation in bfloat16.
+        # `shard_map` would convert weights that are Python numbers to float32 arrays, which would
+        # widen every cotangent of a computation in bfloat16. So they are not passed as operands.
         fixed = points.weights if all(isinstance(w, float) for w in points.weights) else None
         if fixed is not None:
             points = dataclasses.replace(points, weights=())
@@ -183,7 +184,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
 def device_adder(
     layout: Layout, whole: WholeBatch, bound: float
 ) -> Callable[[jax.Array, P], jax.Array]:
-    """Returns `add(x, spec)`, which adds summands of at most `bound` per example over devices."""
+    """Returns `add(x, spec)`, which sums over devices, with `bound` per example."""
     steps = None
     if block_sums.uses_integer_totals(whole):
         steps = block_sums.make_steps(whole.examples * bound, layout.shards)
@@ -214,9 +215,10 @@ def check_one_device(batch: PyTree) -> None:
 
 
 def check_same_axes(params: PyTree, batch: PyTree) -> None:
-    """Raises an error if, in `shard_map`, a parameter does not vary like the examples.
+    """Raises an error if a parameter in `shard_map` does not vary like the examples.
 
-    The derivative with respect to this parameter is the sum over devices; see `sum_over_devices`.
+    The derivative with respect to this parameter would be the sum over devices; see
+    `sum_over_devices`.
     """
     batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -244,14 +246,14 @@ def _gather(x: jax.Array, spec: P) -> jax.Array:
 
 
 def _scatter(x: jax.Array, spec: P, layout: Layout) -> jax.Array:
-    """Returns the sum of `x` over devices, each device keeping its part by `spec`."""
+    """Sums `x` over devices. Each device keeps its part according to `spec`."""
     missing = list(layout.axes)
     for axis, names in enumerate(spec):
         for name in names_of(names):
             if name in missing:
                 missing.remove(name)
                 x = lax.psum_scatter(x, name, scatter_dimension=axis, tiled=True)
-            else:  # an axis over which all devices compute the same
+            else:  # all devices along this axis have the same sum
                 size = x.shape[axis] // layout.mesh.shape[name]
                 x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * size, size, axis)
     return lax.psum(x, tuple(missing)) if missing else x

@@ -1,7 +1,7 @@
-"""Computes clipped sums during the backward pass, use by use, where nothing is kept for later.
+"""Computes clipped sums during the backward pass, one parameter use at a time.
 
-`per_layer_clip(…, streaming=True)` clips each part by itself. `method="recompute"` clips whole
-gradients, and computes them twice.
+`per_layer_clip(…, streaming=True)` clips each part of a gradient separately. `method="recompute"`
+clips whole gradients, and computes them twice.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def check_streaming(
     microbatch_size: int | None,
     mesh: Mesh | AbstractMesh | None,
 ) -> Callable[..., tuple[UseTotal, PyTree]] | None:
-    """Returns the way to a sum use by use, `None` if options do not ask for it, or raises.
+    """Returns the function for sums in the backward pass, or `None` if not requested.
 
     Raises:
       ValueError: other options exclude it.
@@ -76,7 +76,7 @@ def streaming_sum(
     microbatch_size: int | None,
     factor_dtype: Callable[[], DTypeLike | None],
 ) -> DeviceSum:
-    """Returns `sums(points, records, mask, key)` of a batch on all devices, by `use_sum`.
+    """Returns `sums(points, records, mask, key)`, which runs `use_sum` on all devices.
 
     The compiler shards the loss over automatic axes. Only the sums over examples run in
     `shard_map`.
@@ -109,7 +109,7 @@ def streaming_sum(
 
 @dataclasses.dataclass(frozen=True)
 class MeshDevices(BatchDevices):
-    """Adds sums over examples, of at most `bound` for each, over the devices of a layout.
+    """Adds sums over the devices of a layout, for summands of at most `bound`.
 
     Mesh axes other than those of the examples stay automatic.
     """

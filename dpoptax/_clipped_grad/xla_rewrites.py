@@ -1,15 +1,14 @@
-"""Rewrites operations that XLA computes wrongly, or slowly on CPU, before XLA compiles them.
+"""Rewrites operations that XLA computes wrongly, or slowly on CPU.
 
-Correctness: the gradient by the kernel of a grouped convolution has groups of the batch, and
-`jax.vmap` makes groups of examples from them. XLA computes each group with all others times zero,
-so a number that is not finite in one example becomes NaN in all. `_split_features` writes them as
-groups of features, which XLA keeps separate, on all platforms.
+Correctness: the gradient of a grouped convolution with respect to its kernel is a convolution with
+batch groups, and `jax.vmap` makes groups of examples from them. XLA computes a group together with
+all others, multiplied by zero. So a non-finite number in one example becomes NaN in all.
+`_split_features` uses feature groups instead, which XLA keeps separate on all platforms.
 
-Speed, on CPU only and only with `REWRITE_FOR_CPU`: XLA's fast convolutions support one order of
-axes, channels last. XLA converts the convolutions of a program to it, except inside of loops. It
-also computes the gradient of max-pooling by a scatter on one thread. On two busy cores of one x86
-CPU with jax 0.10.2, micro-batched steps of small CNNs took 1.8 to 58 times as long without these
-rewrites.
+Speed, on CPU only and with `REWRITE_FOR_CPU`: XLA's fast convolutions require channels last. XLA
+converts convolutions to this order, except inside loops. It also computes the gradient of
+max-pooling with a scatter on one thread. On two busy cores of one x86 CPU with jax 0.10.2,
+micro-batched steps of small CNNs took 1.8 to 58 times as long without these rewrites.
 """
 
 import functools
@@ -27,7 +26,7 @@ from dpoptax._jaxprs import bind, subprograms
 from dpoptax._tree import PyTree
 
 REWRITE_FOR_CPU = True
-"""Whether to rewrite convolutions and max-pooling that are correct but slow on CPU."""
+"""Whether to rewrite convolutions and max-pooling that are slow on CPU."""
 
 
 def rewrite_for_xla(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -98,14 +97,14 @@ def _rewrite_subprograms(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _wants_convolution(eqn: JaxprEqn) -> bool:
-    """Returns whether a convolution has another order of axes, or groups of the batch."""
+    """Returns whether to rewrite a convolution, for its order of axes or batch groups."""
     given = eqn.params["dimension_numbers"]
     slow = REWRITE_FOR_CPU and given != _channels_last(len(given.lhs_spec))
     return slow or eqn.params["batch_group_count"] > 1
 
 
 def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -> jax.Array:
-    """Computes the same convolution with channels last on CPU, and with groups of features."""
+    """Computes the same convolution with feature groups, and channels last on CPU."""
     given = eqn.params["dimension_numbers"]
     last = _channels_last(images.ndim)
     params = dict(eqn.params)
@@ -130,10 +129,11 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
 
 
 def _split_features(images: jax.Array, groups: int, batch: int, features: int) -> jax.Array:
-    """Returns images with the groups of their batch axis moved to the axis of features."""
+    """Moves the groups of `images` from the batch axis to the feature axis."""
     shape = images.shape
     split = images.reshape(*shape[:batch], groups, shape[batch] // groups, *shape[batch + 1 :])
-    # `moveaxis` puts the groups directly before the features, although an axis was split.
+    # Without the axis of groups, the others have their old numbers. So `moveaxis` puts the groups
+    # directly before the features.
     apart = jnp.moveaxis(split, batch, features)
     return apart.reshape(
         *(n // groups if i == batch else n * groups if i == features else n
@@ -153,10 +153,10 @@ def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _wants_pooling(eqn: JaxprEqn) -> bool:
-    """Returns whether the windows of a pooling do not overlap.
+    """Returns whether to rewrite a pooling, which requires disjoint windows.
 
-    Each entry of the input is then in one window at most. Its gradient is the window's if it is the
-    first maximum, and zero otherwise.
+    Each entry of the input is then in at most one window. Its gradient is that of the window if it
+    is the first maximum, and zero otherwise.
     """
     windows, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
     apart = all(size <= stride for size, stride in zip(windows, strides, strict=True))
@@ -186,7 +186,7 @@ def _select_and_place(
 ) -> jax.Array:
     """Puts each entry of `source` at the selected entry of its window of `operand`.
 
-    The entries of a window are compared in the order of XLA: the selected entry stays where
+    The entries of a window are compared in XLA's order: the selected entry stays selected if
     `select_prim(selected, next)` holds. As in JAX, padding is never selected over an entry.
     """
     places = list(itertools.product(*map(range, window_dimensions)))
@@ -204,7 +204,7 @@ def _select_and_place(
         selected, chosen = jnp.where(stays, selected, entry), jnp.where(stays, chosen, i)
 
     def placed(i: int, place: Sequence[int]) -> jax.Array:
-        # Interior padding puts the gradients of one place of all windows at stride distance.
+        # Interior padding spaces the gradients of neighboring windows by the stride.
         config = [
             (at - low, size + low - stop, stride - 1)
             for at, stop, (low, _), size, stride in zip(
@@ -222,7 +222,7 @@ def _select_and_place(
 
 
 def _slice_ends(place: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Returns the ends of slices over the entries at `place` of their windows."""
+    """Returns the ends of slices that select the entry at `place` of every window."""
     return [
         at + (size - 1) * stride + 1 for at, size, stride in zip(place, shape, strides, strict=True)
     ]

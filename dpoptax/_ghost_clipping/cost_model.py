@@ -1,24 +1,24 @@
-"""Holds the measured costs that choose how norms and sums are computed."""
+"""Holds the measured costs that decide how norms and sums are computed."""
 
 from typing import NamedTuple
 
 
 class CostModel(NamedTuple):
-    """Costs of memory relative to arithmetic, which only decide between equivalent ways.
+    """Holds the costs of memory relative to arithmetic.
 
-    The clipping bound holds for each way. On a machine with other costs the chosen way may be the
-    slower one. The unit of cost is one multiply-add.
+    The costs only decide between equivalent methods. The clipping bound holds for each, but on a
+    machine with other costs, the chosen method may be slower. The unit of cost is one multiply-add.
 
     Attributes:
       kept_entry: cost of an entry of a formed gradient that is written once and read twice.
-      formed_share: cost of an entry that is read once, as a share of `kept_entry`.
+      formed_share: cost of an entry that is only read once, as a share of `kept_entry`.
       factor_entry: cost of an entry of a factor, which is measured and divided.
-      cached_entries: entries that stay in a cache: smaller gradients may be kept at any size ratio.
+      cached_entries: entries that stay in a cache; smaller gradients may be kept at any size ratio.
       memory_ratio: how many times slower inner products must be before a gradient that is larger
-        than its factors is kept. It applies at several gradient points.
+        than its factors is kept. It applies to several gradient points.
       stored_entries: larger factors are stored, since norm and sum would each compute them again.
-      formed_entries: entries of gradients that are formed at once, where they are discarded.
-      bundled_entries: smaller formed gradients share one array, as many arrays compile slowly.
+      formed_entries: entries of gradients that are formed at once and then discarded.
+      bundled_entries: smaller formed gradients share one array, since many arrays compile slowly.
     """
 
     kept_entry: int = 120
@@ -32,4 +32,4 @@ class CostModel(NamedTuple):
 
 
 COSTS = CostModel()
-"""The model for every platform, measured by hand on one x86 CPU."""
+"""The cost model for every platform, measured by hand on one x86 CPU."""

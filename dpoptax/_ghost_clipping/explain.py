@@ -30,7 +30,7 @@ class ParameterExplanation:
     Attributes:
       parameter: its path in the tree.
       shape: its shape.
-      uses: the operations in which it meets data.
+      uses: the operations that combine it with data.
       rule: how the norm of its per-example gradient is computed.
       cost: approximate multiply-adds per example for norm and sum.
       formed: whether memory holds a gradient of the parameter's shape for every example.
@@ -50,11 +50,11 @@ class ParameterExplanation:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Lists how every parameter is treated; printing it gives a table.
+    """Lists how every parameter is treated, and prints as a table.
 
     Attributes:
       rows: one for each parameter.
-      note: why some gradients are exactly zero and the remedy, otherwise empty.
+      note: the reason why some gradients are exactly zero, and the remedy; otherwise empty.
     """
 
     rows: tuple[ParameterExplanation, ...]
@@ -62,7 +62,7 @@ class Explanation:
 
     @property
     def fallbacks(self) -> tuple[ParameterExplanation, ...]:
-        """Returns the parameters that need per-example gradients for lack of a rule."""
+        """Returns the parameters that need per-example gradients, because no rule applies."""
         return tuple(row for row in self.rows if row.why)
 
     @property
@@ -78,7 +78,7 @@ class Explanation:
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Returns the rows of a table as lines, each column as wide as its widest cell."""
+    """Formats the rows of a table as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -97,7 +97,7 @@ def explain(
 ) -> Explanation:
     """Explains how `clipped_grad` computes each parameter's norms and sum.
 
-    The loss is traced and not run. The result holds no data of the example.
+    The loss is traced, not run. The result does not contain data of the example.
 
     Args:
       loss_fn: the loss of one example, as for `clipped_grad`.
@@ -105,17 +105,18 @@ def explain(
       example: one example (no batch axis), or its shape structs.
       key: a key, for a loss that takes one.
       has_aux: whether the loss returns (loss, aux).
-      batch_size: the number of examples computed at once, which is the micro-batch. The cheaper way
-        to a norm depends on it.
-      points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheaper way depends on
-        it.
+      batch_size: the number of examples computed at once, which is the micro-batch size. The
+        cheapest method for a norm depends on it.
+      points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method depends
+        on it.
       tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
-      linear_map: the map of the `GradientPoints`, if there is one.
+      linear_map: the map of the `GradientPoints`, if it has one.
 
     Returns:
       An `Explanation`, which prints as a table. `rows` has one entry for each parameter.
-      `fallbacks` lists the parameters with per-example gradients for lack of a rule. `vanishing`
-      lists those whose gradients are zero for every example, and `note` says why.
+      `fallbacks` lists the parameters that need per-example gradients because no rule applies.
+      `vanishing` lists the parameters whose gradients are zero for every example, and `note` gives
+      the reason.
 
     Raises:
       TypeError: the loss is not a scalar, or a parameter is not a real float.
@@ -154,7 +155,7 @@ def _explain_parameter(
     named = ", ".join([*filter(None, [_operations(uses)]), *program.opaque.get(leaf, ())])
     size = math.prod(shape)
     if leaf in plan.formed:
-        # If a use reads no data, its gradient is a cotangent: elementwise, like the others.
+        # If a use does not read data, its gradient is a cotangent and therefore elementwise.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
         pulled = any(use.value.view is None for use in uses)
         kept = "formed and kept" + (", pulled back" if pulled else "")

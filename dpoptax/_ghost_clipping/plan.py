@@ -1,8 +1,8 @@
-"""Chooses, for each parameter, how the norm and the sum of its gradients are computed.
+"""Chooses how the norm and the sum of each parameter's gradients are computed.
 
-`make_plan` is the entry point. Gradients of a parameter either stay factors (`Product`), or are
-formed. For a dense layer `x @ w + b`, `w` is a `Product` with one `PlannedUse` and the method
-"outer", and `b` is formed.
+`make_plan` is the entry point. Gradients of a parameter are either represented by factors
+(`Product`) or formed. For a dense layer `x @ w + b`, `w` is a `Product` with one `PlannedUse` and
+the method "outer", and `b` is formed.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
 
 @dataclasses.dataclass(frozen=True)
 class FactorSlice:
-    """Selects a share of a factor: a slice of `axis` after the last axis is read as `shape`.
+    """Selects the slice of a factor that belongs to one of concatenated parameters.
 
-    Parameters that are concatenated before their use have slices of one factor.
+    The last axis of the factor is reshaped to `shape`, and sliced along `axis`.
     """
 
     acts_on_rows: bool
@@ -57,12 +57,12 @@ class PlannedUse:
     Attributes:
       use: the use.
       view: the entries of the parameter, cut by `layout`.
-      layout: the layout of the use, or the share of it that belongs to one of several concatenated
+      layout: the layout of the use, or of the part that belongs to one of several concatenated
         parameters.
-      cut: the share of the factors, `None` for all.
-      swapped: whether its rows are the product's columns.
+      cut: the part of the factors; `None` for all.
+      swapped: whether the rows of the use are the columns of the product.
       pull_back_counts: the numbers of factors after pulling back, if the used value is computed
-        from the parameter. Otherwise `None`.
+        from the parameter; otherwise `None`.
       mapping: how the parameter's linear map acts on the factors, `None` without a map.
     """
 
@@ -81,7 +81,10 @@ class PlannedUse:
         )
 
     def segments(self, points: int) -> int:
-        """Returns the number of segments; points share an operand that no parameter changes."""
+        """Returns the number of segments.
+
+        Points share an operand that does not depend on parameters.
+        """
         if self.pull_back_counts is not None:
             return self.pull_back_counts.segments
         return points if self.use.operand_varies else 1
@@ -91,9 +94,9 @@ class PlannedUse:
 class Product:
     """Holds uses of one parameter, or of one slice of it, that share a layout.
 
-    Their factors are joined along L. `method` is the way to the norm: "outer", "gram" or "form". A
-    product may also have "keep" while `make_plan` runs: the gradient is formed and kept for the
-    sum. Then its parameter is moved to `Plan.formed`, or the product gets another method.
+    Their factors are joined along L. `method` is the method for the norm: "outer", "gram" or
+    "form". While `make_plan` runs, it may also be "keep": the gradient is formed and kept for the
+    sum. The parameter is then moved to `Plan.formed`, or the product gets another method.
     """
 
     members: tuple[PlannedUse, ...]
@@ -110,7 +113,7 @@ class Product:
 
     @property
     def is_pulled(self) -> bool:
-        """Returns whether gradients are pulled back from values computed from the parameter."""
+        """Returns whether gradients are pulled back from a derived value."""
         return any(member.pull_back_counts for member in self.members)
 
     @property
@@ -130,13 +133,13 @@ class Product:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Holds the way chosen for each parameter.
+    """Holds the method chosen for each parameter.
 
     Attributes:
-      products: gradients that stay factors.
-      formed: parameters whose per-example gradients are formed, each with the reason. A parameter
-        with a reason fell back: its gradient could not stay factors. The reason is empty where
-        forming is cheaper, for the parameter or for one that is used with it.
+      products: gradients that are represented by factors.
+      formed: parameters whose per-example gradients are formed, each with the reason for a
+        fallback. The reason is empty if forming is cheaper, for the parameter or for one that is
+        used with it.
       uses: the uses that reach formed parameters.
     """
 
@@ -155,9 +158,9 @@ def make_plan(
 ) -> Plan:
     """Returns the plan for `examples` at `points` gradient points.
 
-    `has_tangent` says whether a Hessian-vector product is added, as `disk(gamma=0)` does. It costs
-    as much as one more point. Nothing is then pulled back: the fixed arrays would have derivatives
-    along the tangent, which are not held as factors.
+    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. It costs
+    as much as one more point. Gradients are then not pulled back, because the derivatives of the
+    fixed arrays along the tangent are not represented by factors.
     """
     factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
     mapped = {leaf for leaf, factor in factors.items() if factor is not None}
@@ -185,7 +188,7 @@ def make_plan(
         else:
             joined[leaf] = found
     _choose_formed(program, joined, formed, mapped)
-    # A use of a parameter that fell back is formed, and with it all parameters of the use.
+    # If a parameter fell back, all parameters of its uses are formed.
     fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
     formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
@@ -197,11 +200,11 @@ def make_plan(
 def _choose_formed(
     program: Program, joined: dict[int, list[Product]], formed: dict[int, str], mapped: set[int]
 ) -> None:
-    """Moves parameters to `formed` where their own method is "keep".
+    """Moves parameters whose method is "keep" to `formed`.
 
-    A formed parameter takes all of its products with it, and all parameters that it is used with.
-    If those are larger, or a linear map acts on the factors, the gradient is formed for the norm
-    but not kept. With fixed terms it is not formed at all.
+    All parameters that are used together with a formed parameter are also formed. If these are
+    larger, or a linear map acts on the factors, the gradient is formed for the norm but not kept.
+    With fixed terms it is not formed at all.
     """
     sizes = [p.size for p in program.parameters]
     kept = {
@@ -221,7 +224,7 @@ def _choose_formed(
 
 
 def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
-    """Returns the other parameters that share uses with these, directly or indirectly."""
+    """Returns other parameters that share uses with these, directly or indirectly."""
     found = set(leaves)
     while True:
         uses = [use.value.leaves for use in program.uses if use.value.leaves & found]
@@ -231,7 +234,10 @@ def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
 
 
 def read_use(use: Use) -> list[PlannedUse]:
-    """Returns the parameters of a use with their layouts; none if they are more than moved."""
+    """Returns the parameters of a use with their layouts.
+
+    The list is empty if the used value does more than move entries of parameters.
+    """
     value, layout = use.value, use.layout
     if value.view is not None:
         view = value.view.reshape(layout.split)
@@ -261,7 +267,7 @@ def read_use(use: Use) -> list[PlannedUse]:
 def _map_sides(
     member: PlannedUse, factor: Factor | None, shape: tuple[int, ...]
 ) -> PlannedUse | None:
-    """Returns the use with its linear map on the factors, or `None` if the map mixes them."""
+    """Adds the linear map on the factors to a use; `None` if the map mixes the sides."""
     if factor is None:
         return member
     mapping = make_side_map(factor, member.view, member.layout, shape)
@@ -271,7 +277,7 @@ def _map_sides(
 
 
 def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
-    """Returns the parameters behind a used value, if its gradients can be pulled back to all."""
+    """Returns the parameters behind a used value, if gradients can be pulled back."""
     if use.value.scans or isinstance(use.rule, Lookup):
         return []
     try:
@@ -290,7 +296,7 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
 def _join_uses(
     members: list[PlannedUse], counts: tuple[int, int], shape: tuple[int, ...]
 ) -> list[Product] | None:
-    """Joins the uses of one parameter to products that share no entry; `None` if they overlap.
+    """Joins the uses of one parameter to products; `None` if these would overlap.
 
     `counts` are the numbers of examples and of gradient points.
     """
@@ -304,7 +310,7 @@ def _join_uses(
         joined = by_layout.setdefault(mirror if swapped else key, [])
         joined.append(dataclasses.replace(member, swapped=swapped))
     if any(m.pull_back_counts for m in members):
-        # A fixed term covers the whole parameter, so all uses have to read it in one layout.
+        # A fixed term covers the whole parameter, so all uses must read it in the same layout.
         every = [m for joined in by_layout.values() for m in joined]
         if any(m.swapped or m.layout != every[0].layout for m in every):
             return None
@@ -313,7 +319,7 @@ def _join_uses(
     if len(by_layout) > 1:
         seen = np.zeros(math.prod(shape), bool)
         for joined in by_layout.values():
-            # Views with offsets and strides overlap if an entry was seen before.
+            # Views overlap if an entry was seen before.
             entries = joined[0].view.entries_of(seen)
             if entries.any():
                 return None
@@ -327,10 +333,9 @@ def _count_terms(members: Iterable[PlannedUse]) -> int:
 
 
 def choose_product_method(members: list[PlannedUse], examples: int, points: int) -> str:
-    """Returns "outer", "gram", "form" or "keep" for uses that are joined to one product."""
+    """Returns the method for uses that are joined to one product; see `choose_method`."""
     _, rows, columns = members[0].layout.sizes
     segments = [m.segments(points) for m in members]
-    # Positions of all segments together.
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
     terms = _count_terms(members)
     fixed = points if terms else 0

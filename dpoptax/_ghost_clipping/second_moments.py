@@ -1,4 +1,4 @@
-"""Estimates second moments of both factors of every kernel's gradient on public examples."""
+"""Estimates second moments of the factors of gradients, on public examples."""
 
 from collections.abc import Callable
 
@@ -19,17 +19,17 @@ from dpoptax._tree import PyTree
 def side_moments(
     loss_fn: Callable[..., PyTree], params: PyTree, examples: PyTree
 ) -> dict[int, tuple[jax.Array, jax.Array]]:
-    """Returns E Σ_t rows_t rows_tᵀ and E Σ_t columns_t columns_tᵀ for each kernel, by leaf.
+    """Returns E Σ_t rows_t rows_tᵀ and E Σ_t columns_t columns_tᵀ for each kernel.
 
-    Σ_t rows_t ⊗ columns_t is the gradient of one example, for a kernel read as (R, D). Kernels that
-    the loss does not contract in this form are omitted.
+    The result is indexed by leaf. Σ_t rows_t ⊗ columns_t is the gradient of one example, for a
+    kernel read as (R, D). Kernels that the loss does not contract in this form are omitted.
     """
     leaves = jax.tree.leaves(params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
     program = read_program(loss_fn, params, example, None, has_aux=False)
     batch = jax.tree.leaves(examples)
     size = batch[0].shape[0]
-    # The plan of a two-sided map says where the kernel has two sides, and in which order.
+    # The plan for a two-sided map shows which kernels have two sides, and their order.
     shapes = [matrix_shape(p) if p.ndim > 1 else None for p in leaves]
     factors = [None if s is None else Sides(*map(jnp.eye, s)) for s in shapes]
     plan = make_plan(program, size, 1, LinearMap(tuple(factors)))

@@ -1,1 +1,1 @@
-"""Noise stages and the ledger in their state."""
+"""Provides noise stages, and the ledger in their state."""

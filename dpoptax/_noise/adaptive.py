@@ -1,4 +1,4 @@
-"""Adaptive clipping with a threshold that follows a private quantile."""
+"""Clips to a threshold that follows a private quantile of gradient norms."""
 
 import dataclasses
 import math
@@ -24,11 +24,11 @@ _THRESHOLDS = (1e-9, 1e9)
 
 
 class CountedGradient(NamedTuple):
-    """Encoding of one gradient by `QuantileClip`.
+    """Holds the encoding of one gradient by `QuantileClip`.
 
     Attributes:
       gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
-      count: √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere, a scalar.
+      count: √ρ if ‖g‖ ≤ C_t and −√ρ otherwise, a scalar.
     """
 
     gradient: PyTree
@@ -37,7 +37,7 @@ class CountedGradient(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuantileClip(UnitClip):
-    """Clipping geometry of `adaptive_clip`."""
+    """Encodes clipped gradients and counts; see `adaptive_clip`."""
 
     by_norms: ClassVar[bool] = True
     followed: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class QuantileClip(UnitClip):
         return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array:
-        """Returns √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
+        """Returns √ρ for examples with ‖g‖ ≤ C_t and −√ρ for all others."""
         unclipped = norms <= self._threshold(reference)
         return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
 
@@ -73,7 +73,7 @@ class QuantileClip(UnitClip):
         return CountedGradient(gradient, statistic)
 
     def decode(self, mean: CountedGradient, reference: PyTree) -> PyTree:
-        """Multiplies the gradient by C_t/√(1 − ρ), back to its own units."""
+        """Multiplies the gradient by C_t/√(1 − ρ), to restore its units."""
         unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
         return jax.tree.map(lambda m: unit * m, mean.gradient)
 
@@ -95,7 +95,7 @@ class QuantileClip(UnitClip):
 
 @dataclasses.dataclass(frozen=True)
 class _ToThreshold(Clip):
-    """Clip g ↦ bound · min(1/C, 1/‖g‖) g with an array C."""
+    """Scales to bound · min(1/C, 1/‖g‖) g with an array C."""
 
     threshold: jax.Array
     bound: float
@@ -120,26 +120,26 @@ def adaptive_clip(
         u(g) = (√(1 − ρ) min(1, C_t/‖g‖) g/C_t,  ±√ρ),    ‖u(g)‖ ≤ 1
         C_{t+1} = C_t exp(−η (b_t − γ))
 
-    The sign is + where ‖g‖ ≤ C_t. b_t = 1/2 + Σ±1/(2B) + noise is the released fraction of
-    unclipped examples, γ = `quantile`, η = `learning_rate`, and ρ = `count_share`. Add noise with
+    The sign is + if ‖g‖ ≤ C_t. b_t = 1/2 + Σ±1/(2B) + noise is the released fraction of unclipped
+    examples, γ = `quantile`, η = `learning_rate`, and ρ = `count_share`. Add noise with
     `adaptive_gaussian_noise`, which keeps C_t. `gradient_points` passes C_t to `clipped_grad`.
 
     Privacy: one example changes the sum of the u by at most 1 in l2 norm. Gradient and count
     together therefore cost one release of the Gaussian mechanism with multiplier σ. ρ divides that
-    cost: the gradient gets noise with multiplier σ/√(1 − ρ), and the sum of the centered counts
-    gets standard deviation σ_b = σ/(2√ρ). This is the paper's z_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2); its
-    recommended σ_b = B/20 means ρ = (10 σ/B)². An example whose gradient is not finite adds exactly
-    zero.
+    cost between them: the gradient gets noise with multiplier σ/√(1 − ρ), and the sum of the
+    centered counts gets noise with standard deviation σ_b = σ/(2√ρ). In the paper, z_Δ = (σ⁻² −
+    (2σ_b)⁻²)^(−1/2) is the multiplier of the gradient. The recommended σ_b = B/20 corresponds to ρ
+    = (10 σ/B)². An example whose gradient is not finite adds exactly zero.
 
     Args:
       initial_l2_clip_norm: C_0.
       quantile: γ in [0, 1], the target fraction of unclipped examples.
       learning_rate: η > 0. A step changes C_t by a factor between about exp(−η) and exp(η).
-      count_share: ρ in (0, 1). Its square root is rounded to eight bits, so the counts of up to 2¹⁶
-        examples add exactly.
+      count_share: ρ in (0, 1). Its square root is rounded to eight bits, so sums of up to 2¹⁶
+        counts are exact.
 
     Raises:
-      ValueError: a number is out of range. At the call: the points carry no threshold.
+      ValueError: a number is out of range. At the call: the points have no threshold.
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021, Algorithm
     1 and Theorem 1.
@@ -165,7 +165,7 @@ def adaptive_clip(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveNoiseState:
-    """State of `adaptive_gaussian_noise`.
+    """Holds the state of `adaptive_gaussian_noise`.
 
     Attributes:
       noise: the state of the noise stage, with the ledger.
@@ -190,8 +190,8 @@ def adaptive_gaussian_noise(
     `ClippedSum` of `clip`. Output: the noisy mean gradient in its own units, in the dtype of
     `params` if `update` gets them.
 
-    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, count
-    included, and the ledger records it as such. The threshold is post-processing.
+    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, including
+    the count, and the ledger records it as such. The threshold is post-processing.
 
     Args:
       clip: the geometry that `clipped_grad` was given.

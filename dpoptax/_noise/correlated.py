@@ -1,4 +1,4 @@
-"""Noise that is correlated across steps (the matrix mechanism)."""
+"""Adds noise that is correlated across steps (the matrix mechanism)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from dpoptax.matrix._strategies import BandedToeplitz, Strategy
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoiseState:
-    """State of `correlated_noise`, including the ledger of its releases.
+    """Holds the state of `correlated_noise`, including the ledger of its releases.
 
     Attributes:
       count: the number of noisy releases so far, int32.
       key: the typed key that each step's key is folded from.
-      buffers: noise of earlier steps that later steps reuse; empty if it is redrawn from its keys.
-        Keep it as secret as the key: with either, an adversary can subtract the noise.
+      buffers: noise of earlier steps that later steps reuse; empty if the noise is redrawn. Keep it
+        as secret as the key: with either, an adversary can subtract the noise.
       mechanism: the mechanism of each release, including its strategy. Static.
       imprint: as in `GaussianNoiseState`.
     """
@@ -43,10 +43,10 @@ class CorrelatedNoiseState:
 
 
 class _Noising(NamedTuple):
-    """Functions that add the noise of one step and keep its buffers.
+    """Holds the functions that add one step's noise and update the buffers.
 
-    `init(params)` returns the buffers; `add(clipped, state, step_key)` returns the noisy sum and
-    the next buffers.
+    `init(params)` returns the first buffers. `add(clipped, state, step_key)` returns the noisy sum
+    and the next buffers.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -73,9 +73,10 @@ def correlated_noise(
     noise, mostly at high frequencies. Follow it with `dpoptax.low_pass` or no filter, but not with
     methods that assume white noise (`adaptive_kalman`, `adam_bc`).
 
-    Privacy: the run is one Gaussian mechanism, and its cost depends on the steps an example can
-    take part in. Pass `strategy.under(sampler)` to `dpoptax.accounting.calibrate_noise_multiplier`.
-    It and `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
+    Privacy: the run is one Gaussian mechanism. Its cost depends on the steps in which an example
+    can participate. Pass `strategy.under(sampler)` to
+    `dpoptax.accounting.calibrate_noise_multiplier`. This function and
+    `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
 
     By default this holds for real numbers, as in `gaussian_noise`. With `fixed_point_clip` it holds
     for every bit of all releases (docs/developers/fixed-point.md), for a `BandedToeplitz` under a
@@ -84,17 +85,17 @@ def correlated_noise(
     σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.
 
     Memory: bands − 1 float32 copies of the parameters, or one per buffer. A strategy with a banded
-    inverse (`dpoptax.matrix.BandedInverseToeplitz`) needs none: each step draws Z_{t−1}, Z_{t−2}, …
-    again from their keys, one draw per band.
+    inverse (`dpoptax.matrix.BandedInverseToeplitz`) needs no copies: each step draws Z_{t−1},
+    Z_{t−2}, … again from their keys, one draw per band.
 
     Args:
       strategy: a strategy from `dpoptax.matrix`.
       noise_multiplier: σ, relative to the clipping bound, for columns of norm 1. 0 adds no noise.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`. Keep it secret: with it an adversary can subtract the noise.
-      fixed_point_clip: the geometry of every released sum, for noise in fixed point. Its grid holds
-        for the whole run, because later steps reuse earlier noise. A number C means `l2_clip(C)`.
-        `None` for floating point.
+      fixed_point_clip: the geometry of every released sum, for noise in fixed point; `None` for
+        floating point. All steps have the same grid, because later steps reuse earlier noise. A
+        number C means `l2_clip(C)`.
 
     Raises:
       TypeError: `strategy` is not a `Strategy`, or in fixed point not a `BandedToeplitz`; or as in
@@ -170,7 +171,7 @@ def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
 
 
 def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
-    """Returns the noising of a banded strategy in integers, or none if σ = 0."""
+    """Returns functions that add a banded strategy's noise in integers."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
@@ -187,7 +188,7 @@ def _scaled(
     init: Callable[[PyTree], PyTree],
     noise: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]],
 ) -> _Noising:
-    """Scales unit noise by σC and adds it; `noise(zeros, state, step_key)` draws it."""
+    """Returns functions that add σC times the noise of `noise`."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
@@ -205,7 +206,7 @@ def _zeros(like: PyTree) -> PyTree:
 
 
 def _buffering(strategy: Strategy) -> _Noising:
-    """Computes (M⁻¹ Z)_t from Z_t and buffers of the earlier steps."""
+    """Computes (M⁻¹ Z)_t from Z_t and buffers of earlier steps."""
     with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
         noising = strategy.noising_matrix()
 
@@ -213,9 +214,9 @@ def _buffering(strategy: Strategy) -> _Noising:
         zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
         white = add_noise(zeros, 1.0, step_key)
-        # By default GPUs and TPUs round the factors of products to 8 or 11 bits. The coefficients
-        # would then differ from those that are priced, and the rounding of earlier noise would
-        # leave part of it uncanceled.
+        # By default, GPUs and TPUs round the factors of products to 8 or 11 bits. The coefficients
+        # would then differ from those in the accounting, and part of the earlier noise would not
+        # cancel.
         with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
             noise, buffers = noising.multiply_next(white, state.buffers)
         return noise, buffers
@@ -226,7 +227,7 @@ def _buffering(strategy: Strategy) -> _Noising:
 def _redrawing(weights: tuple[float, ...]) -> _Noising:
     """Computes (M⁻¹ Z)_t = Σ_i w_i Z_{t−i}, drawing each Z again from its step's key.
 
-    It is a loop because unrolling would compile every draw and could hold all of them in memory.
+    Unrolling the loop would compile every draw and could hold all draws in memory.
     """
 
     def next_fn(

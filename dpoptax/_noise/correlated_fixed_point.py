@@ -1,4 +1,4 @@
-"""Correlated noise in fixed point, by an integer recursion."""
+"""Adds correlated noise in fixed point, using an integer recursion."""
 
 import functools
 import math
@@ -37,10 +37,10 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
 
         σ (‖c‖ (C + √d g) + √((b − 1) d) g),   c = (1, c_1/c_0, …)
 
-    One example moves the rounded sum by at most C + √d g. This moves the noise of b steps in
-    proportion to c, and rounding moves each coordinate by up to g more in b − 1 of them. The larger
-    rounding allowance, √d g, is used whether or not the summands were rounded, because the noise of
-    all steps has one scale.
+    One example changes the rounded sum by at most C + √d g. This changes the noise of b steps in
+    proportion to c, and rounding adds up to g for each coordinate in b − 1 of them. The larger
+    allowance for rounding, √d g, is used even if the summands were rounded, because the noise has
+    the same scale in all steps.
     """
     taps, d = multiples(strategy), optax.tree.size(clipped.sum)
     norm = math.hypot(2**_BITS, *taps) / 2**_BITS
@@ -49,7 +49,7 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
 
 
 def begin_buffers(strategy: BandedToeplitz, params: PyTree) -> PyTree:
-    """Returns zeros, int32, as the noise of the b − 1 steps before the first."""
+    """Returns int32 zeros as the noise of b − 1 steps before the first step."""
     # Separate arrays: a donated state must not hold the same array twice.
     return tuple(
         jax.tree.map(lambda p: jnp.zeros_like(p, jnp.int32), params) for _ in multiples(strategy)
@@ -63,7 +63,7 @@ def add_correlated_noise(
     buffers: PyTree,
     key: jax.Array,
 ) -> tuple[PyTree, PyTree]:
-    """Returns the sum with this step's noise, and the noise of the last b − 1 steps.
+    """Returns the noisy sum and the noise of the last b − 1 steps.
 
         Y_t = N_t − round(Σ_{0<i<b} c_i Y_{t−i}/c_0),    g · (round(sum/g) + Y_t)
 
@@ -72,7 +72,7 @@ def add_correlated_noise(
 
     Args:
       clipped: the sum.
-      strategy: c, of b coefficients.
+      strategy: c, with b coefficients.
       mechanism: σ and B.
       buffers: Y_{t−1}, …, Y_{t−b+1}, starting from `begin_buffers`.
       key: the key of this step.
@@ -94,7 +94,7 @@ def add_correlated_noise(
 def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
     """Returns round(Σ k y/2¹¹), rounding halves up.
 
-    It is exact if Σ |k| < 2²⁰ and the result fits in an int32.
+    The result is exact if Σ |k| < 2²⁰ and it fits in an int32.
     """
     # Σ k y/2¹¹ = Σ k (y >> 11) + Σ k (y mod 2¹¹)/2¹¹, and the first sum is an integer.
     whole, rest = jnp.int32(0), jnp.int32(2 ** (_BITS - 1))
@@ -117,10 +117,10 @@ def _check_range(taps: tuple[int, ...], steps: float) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _sum_of_inverse(taps: tuple[int, ...]) -> float:
-    """Bounds Σ_t |h_t|, h the coefficients of 1/Σ c_i zⁱ; inf if no bound is found.
+    """Bounds Σ_t |h_t|, with h the coefficients of 1/Σ c_i zⁱ; inf without a bound.
 
     The tail after a horizon T depends only on the last b − 1 coefficients. It equals the response
-    to inputs u_j = −Σ_{i≥j} c_i h_{T+j−i−1} in b − 1 steps, hence Σ_t |h_t| ≤ Σ_{t<T} |h_t| + Σ_j
+    to inputs u_j = −Σ_{i≥j} c_i h_{T+j−i−1} in b − 1 steps. Hence Σ_t |h_t| ≤ Σ_{t<T} |h_t| + Σ_j
     |u_j| Σ_t |h_t|.
     """
     c = np.array([1.0, *(k / 2**_BITS for k in taps)])

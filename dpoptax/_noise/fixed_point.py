@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise in fixed point, private in every bit of the release."""
+"""Adds discrete Gaussian noise in fixed point, private in every bit."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import out_sharding
 
 # The target number of grid steps per standard deviation of the noise. A finer grid rounds the sum
-# less and makes the noise's table longer.
+# less, but needs a longer table for the noise.
 _STEPS_PER_STDDEV = 2.0**18
 # Keeps the table within 2¹⁵ entries and all sums within int32.
 _MAX_STEPS_PER_STDDEV = 2.0**22
@@ -27,7 +27,7 @@ _MAX_STEPS_PER_STDDEV = 2.0**22
 def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> float:
     """Returns the public power of two that sums and noise are multiples of.
 
-    It is fine relative to the noise, and so coarse that four times the largest expected sum fits in
+    It is fine relative to the noise, but so coarse that four times the largest expected sum fits in
     an int32.
     """
     steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST_GRID_SUM)
@@ -39,7 +39,7 @@ def fixed_point_grid(
 ) -> float:
     """Returns the grid g of noise in fixed point, for `clipped_grad(..., grid=g)`.
 
-    Clipped gradients that are rounded to whole multiples of g before summation add exactly, as
+    If clipped gradients are rounded to whole multiples of g before summation, they add exactly, as
     integers, in any order and on any number of devices. The sensitivity of such a sum is C + √d g/2
     for d parameters, without an allowance for the rounding of sums. g is public. It is a power of
     two, at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. `gaussian_noise(fixed_point=True)` uses it.
@@ -85,25 +85,24 @@ def grid_of(clipped: ClippedSum, mechanism: Mechanism) -> float:
 def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     """Returns the sensitivity of a sum on the grid.
 
-    It is C + √d g if the sum is rounded, because one example can move the rounding of each entry by
-    g. It is C + √d g/2 if every summand is rounded, which moves each entry by at most g/2.
+    It is C + √d g if the sum is rounded, because one example can change the rounding of each entry
+    by g. It is C + √d g/2 if every summand is rounded, which changes each entry by at most g/2.
     """
     share = 1.0 if clipped.grid is None else 0.5
     return clipped.clip.sensitivity + share * math.sqrt(optax.tree.size(clipped.sum)) * step
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTree:
-    """Returns g · (round(tree/g) + N), N discrete Gaussian integers.
+    """Returns g · (round(tree/g) + N), with N discrete Gaussian integers.
 
-    Their variance is (stddev/g)² + 1.8². The extra 1.8² covers the step from continuous noise to
-    integers, so that the guarantee of the former holds for the latter: proof in
-    docs/developers/fixed-point.md.
+    Their variance is (stddev/g)² + 1.8². Because of the additional 1.8², the guarantee of
+    continuous noise holds for integers (docs/developers/fixed-point.md).
 
     Args:
-      tree: finite sums, or integers that count g. Entries beyond 2³⁰ g are clamped, which moves no
-        two sums further apart.
+      tree: finite sums, or integers that count g. Entries beyond 2³⁰ g are clamped, which does not
+        increase the distance of two sums.
       stddev: positive.
-      key: split among the leaves.
+      key: a key, which is split into one for each leaf.
       step: g, a power of two, from `grid`.
 
     Raises:
@@ -116,7 +115,7 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
 
 
 def integers(stddev: float) -> tree_noise.Noise:
-    """Returns discrete Gaussian noise, each number drawn from its own words."""
+    """Returns discrete Gaussian noise that draws each number from its own words."""
     return tree_noise.Noise(
         of=lambda key, leaf: discrete_gaussian(
             key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
@@ -130,7 +129,7 @@ def steps_of(stddev: float, step: float) -> float:
     """Returns the standard deviation of integers that replace noise of `stddev`.
 
     Raises:
-      ValueError: a standard deviation has more than 2²² grid steps, because many parameters need a
+      ValueError: the standard deviation is more than 2²² grid steps, because many parameters need a
         large allowance for rounding; or less than one, as with batches of 10⁸.
     """
     if stddev < step:
@@ -151,8 +150,7 @@ def steps_of(stddev: float, step: float) -> float:
 
 def round_to_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
     """Returns g · (round(leaf/g) + noise), or g · (leaf + noise) for an integer leaf."""
-    # Multiplying by a power of two is exact, so everything below is exact. A division would not be
-    # exact on GPU.
+    # Products with powers of two are exact, so only `rint` rounds. A division would round on GPU.
     dtype = float32_at_least(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.integer):
         leaf = jnp.rint(leaf.astype(dtype) * (1.0 / step))

@@ -1,4 +1,4 @@
-"""Gaussian noise for clipped sums."""
+"""Adds Gaussian noise to clipped sums."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from dpoptax._tree import PyTree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GaussianNoiseState:
-    """State of `gaussian_noise`, including the ledger of its releases.
+    """Holds the state of `gaussian_noise`, including the ledger of its releases.
 
     Attributes:
       count: the number of noisy releases so far, int32.
@@ -63,21 +63,21 @@ def gaussian_noise(
     `dpoptax.accounting.epsilon_spent` computes ε from the state and the sampler. All later
     transforms in the chain are post-processing.
 
-    If the sum was changed after clipping, by even one bit, or the state is not that of the run, the
-    update is NaN. `ledgers` and `epsilon_spent` then raise an error with the reason.
+    If even one bit of the sum was changed after clipping, or the state does not belong to the run,
+    the update is NaN. `ledgers` and `epsilon_spent` then raise an error with the reason.
 
     By default the guarantee holds for real numbers; the last bits of floating-point releases reveal
     the sum (Mironov 2012). With `fixed_point` it holds for every bit. Sum and noise are then
     integer multiples of a public power of two g, at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC, and the
     noise is a discrete Gaussian. To cover rounding, the noise grows to σ(C + √d g) for d
     parameters. n released numbers add at most n 2⁻⁷⁹ (1 + e^ε) to δ. With
-    `clipped_grad(..., grid=fixed_point_grid(...))` the sum has the bound C + √d g/2, whatever the
-    rounding of sums. docs/privacy/floating-point.md has measurements and links the proofs. Neither
-    mode protects against a leaked key or against timing.
+    `clipped_grad(..., grid=fixed_point_grid(...))` the sum has the bound C + √d g/2 and is exact.
+    docs/privacy/floating-point.md has measurements and links to the proofs. Neither mode protects
+    against a leaked key or against timing.
 
-    Do not clip separately on each device inside `shard_map`: all devices would add the same noise,
-    which cancels in differences, and this is not detected. Pass the mesh to `clipped_grad` and call
-    this stage outside `shard_map`, under `jit`, which shards the noise like the sum.
+    Do not clip separately on each device inside `shard_map`. All devices would add the same noise,
+    which cancels in differences, and no check detects this. Pass the mesh to `clipped_grad`, and
+    call this stage outside `shard_map`, under `jit`, which shards the noise like the sum.
 
     Args:
       noise_multiplier: σ, relative to the clipping bound. 0 adds no noise and gives ε = ∞. A public
@@ -100,8 +100,8 @@ def gaussian_noise(
         (σC < 2⁻¹⁰⁰); a leaf has more than 2³² numbers; or, in fixed point, σ(C + √d g) exceeds 2²²
         g.
       TypeError: the multiplier or batch size is traced, or the key does not belong to a supported
-        generator. At `update`: the gradients are not a `ClippedSum`, or are one that is complex,
-        has no seal, or was visibly changed.
+        generator. At `update`: the gradients are not a `ClippedSum`, or the sum is complex, has no
+        seal, or was visibly changed.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1; Box and
     Muller, "A note on the generation of random normal deviates", 1958; Mironov, "On significance of
@@ -180,8 +180,8 @@ def clip_and_noise(
 def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: float) -> float:
     """Returns the standard deviation of each coordinate of a released mean, σ C / B.
 
-    It is absolute, in the units of the gradient, and public. Methods that know the noise take it,
-    such as `dpoptax.contrib.adam_bc`.
+    It is absolute, in the units of the gradient, and public. Pass it to methods that correct for
+    the noise, such as `dpoptax.contrib.adam_bc`.
 
     Args:
       clip: the geometry; C is its sensitivity. A number C means `l2_clip(C)`.

@@ -1,4 +1,4 @@
-"""The ledger, a record of releases in the state of a noise stage."""
+"""Records releases in the state of a noise stage (the ledger)."""
 
 import dataclasses
 import math
@@ -21,31 +21,32 @@ from dpoptax._tree import PyTree, check_arrays
 if TYPE_CHECKING:
     from dpoptax.matrix._strategies import Strategy
 
-# Smaller noise, or a term it is computed from, may be below the smallest normal float32 and be
-# flushed to zero while the sum is not.
+# Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
+# flushed to zero although the sum is not.
 _MIN_STDDEV = 2.0**-100
-# A repeated step must get the same noise as before. Change these names with the noise algorithms.
+# A repeated step must get the same noise as before. Change these names if the noise algorithms
+# change.
 _DRAWN = {False: "Box-Muller, spread", True: "discrete Gaussian"}  # by `fixed_point`
 # Reasons for refused releases, one bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
-# The largest count in an int32. Beyond it the count, and so the noise, would repeat.
+# The largest count in an int32. Beyond it, the count and the noise would repeat.
 _MAX_RELEASES = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """Description of one noisy release, for the accountant. Static and hashable.
+    """Describes one noisy release for the accountant. Static and hashable.
 
     Attributes:
       noise_multiplier: σ, the standard deviation of the noise divided by the sensitivity of the
         sum; the smallest σ of a schedule.
       batch_size: B, the expected number of examples in a sum.
-      unproven: the reason that no (ε, δ) may be stated for it, or `None` if one may.
+      unproven: the reason why no (ε, δ) may be stated for the release; `None` if it has a proof.
       strategy: the correlation of the noise across releases, a `dpoptax.matrix.Strategy`; `None`
         for independent noise.
-      fixed_point: whether the noise is of integers. The price is the same, but the noise of a
-        repeated step is not.
-      sensitivity: C of all sums, if the grid depends on it across steps, as for correlated noise of
+      fixed_point: whether the noise consists of integers. The price is the same, but a repeated
+        step has other noise.
+      sensitivity: C of all sums, if all steps have the same grid, as for correlated noise of
         integers; `None` if each sum has its own.
       schedule: the first release of each phase and its σ; `None` for a constant σ.
     """
@@ -63,7 +64,7 @@ class Mechanism:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Imprint:
-    """Copy of a ledger's mechanism and key in arrays, kept by checkpoints.
+    """Holds a copy of a ledger's mechanism and key in arrays, for checkpoints.
 
     Attributes:
       values: σ and B as the words of a float64, and a checksum of the other fields, uint32 of shape
@@ -80,7 +81,7 @@ class Imprint:
 
 
 class LedgerState(Protocol):
-    """Fields that the state of every noise stage has."""
+    """Declares the fields that the state of every noise stage has."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -98,7 +99,7 @@ State = TypeVar("State", bound=LedgerState)
 
 
 class Beginning(TypedDict):
-    """Fields of a `LedgerState` before any release."""
+    """Holds the fields of a `LedgerState` before any release."""
 
     count: jax.Array
     key: jax.Array
@@ -127,7 +128,7 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
 
 
 def replace_key(state: State, key: jax.Array) -> State:
-    """Returns a stage's state with another key, for a separate run, never within one."""
+    """Returns a stage's state with another key, for a separate run."""
     imprint = imprint_of(state)
     signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
     return dataclasses.replace(state, key=key, imprint=signed)
@@ -145,9 +146,9 @@ def check_state(state: LedgerState, mechanism: Mechanism) -> None:
 
 
 def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
-    """Returns the reasons to refuse a release, including earlier ones.
+    """Returns the reasons to refuse a release, including earlier reasons.
 
-    They are bits of a uint32; 0 for none.
+    The reasons are bits of a uint32; 0 for none.
 
     Args:
       state: the state before the release.
@@ -159,7 +160,7 @@ def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax
 
 
 def refusals_so_far(state: LedgerState) -> int:
-    """Returns the reasons to refuse any further release as one number, 0 for none."""
+    """Returns the bits of the reasons to refuse further releases, 0 for none."""
     found = _read_refusals(
         state.count, state.key, imprint_of(state), _values(state.mechanism), np.bool_(True)
     )
@@ -181,7 +182,7 @@ def _refusals(
     return found
 
 
-# Compiled once for all mechanisms, instead of once per operation.
+# Compiled once for all mechanisms. Without `jit`, every operation would be compiled.
 _read_refusals = jax.jit(_refusals)
 
 
@@ -191,7 +192,7 @@ def count_release(state: State, refused: jax.Array) -> State:
 
 
 def count_releases(state: State, count: int, refused: int) -> State:
-    """Returns a new state as if after `count` releases, for replaying a run elsewhere."""
+    """Returns the state after `count` releases, for replaying a run elsewhere."""
     return _counted(state, jnp.int32(count), jnp.uint32(refused))
 
 
@@ -207,7 +208,7 @@ def is_ledger(x: object) -> TypeGuard[LedgerState]:
 
 
 def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
-    """Returns both numbers, or raises an error that names the wrong one."""
+    """Returns both numbers, or raises an error that names the invalid one."""
     for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
         if not isinstance(value, numbers.Real):
             raise TypeError(
@@ -240,7 +241,7 @@ def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
 def _check_hosts(key: jax.Array, params: PyTree) -> None:
     """Raises an error if hosts would add different noise to the same sum.
 
-    Each noise would be another release of the sum, which the ledger does not count.
+    The sum would be released once per host, but the ledger would count one release.
     """
     shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
     if not any(shared) or isinstance(key, jax.core.Tracer):
@@ -260,7 +261,7 @@ def _is_local(x: jax.Array) -> bool:
 
 
 def _copy_key(key: jax.Array) -> jax.Array:
-    """Returns a copy, so that donating a state does not delete the key of the closure."""
+    """Copies a key, so that donating a state does not delete the key in the closure."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jnp.array(key, copy=True)
     data = jnp.array(jax.random.key_data(key), copy=True)
@@ -298,15 +299,14 @@ def check_imprint(state: LedgerState) -> None:
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
-    # Optional fields count only if set, so that mechanisms without them keep their checksum.
+    # Optional fields enter only if set, so that mechanisms without them keep their checksum.
     rest: list[object] = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
     rest += [x for x in (mechanism.sensitivity, mechanism.schedule) if x is not None]
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
 
 
 def _fingerprint(key: jax.Array) -> jax.Array:
-    # Differs from every step's key: runs have fewer steps, and the trainer's `step_keys` uses
-    # 2³² − 1.
+    # No step has this key: runs have fewer steps, and the trainer's `step_keys` uses 2³² − 1.
     return two_words(fold_in(key, 2**32 - 2))
 
 
@@ -318,6 +318,6 @@ def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Arr
     words = jnp.concatenate(
         [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
     )
-    # Mixing each word with its place makes the checksum depend on their order.
+    # Mixing each word with its place makes the checksum depend on the order of words.
     places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
     return jnp.sum(mixed(words ^ places), dtype=jnp.uint32)

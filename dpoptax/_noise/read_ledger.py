@@ -1,4 +1,4 @@
-"""Ledgers as read from an optimizer's state."""
+"""Reads the ledgers of an optimizer's state."""
 
 from typing import NamedTuple
 
@@ -35,13 +35,12 @@ _REASONS = {
 
 
 class Ledger(NamedTuple):
-    """Record of the releases in an optimizer's state, as Python values.
+    """Describes the releases of one noise stage, as Python values.
 
     Attributes:
       mechanism: the `Mechanism` of each release.
       releases: the number of releases.
-      generator: the random generator of the noise, which the key determines: "threefry" or
-        "chacha20".
+      generator: the random generator of the noise, determined by the key: "threefry" or "chacha20".
     """
 
     mechanism: Mechanism
@@ -52,7 +51,7 @@ class Ledger(NamedTuple):
 def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     """Returns the ledger of every noise stage in an optimizer's state, in tree order.
 
-    It reads the arrays from the device and checks them against each other and against the
+    The function reads the arrays from the device, and compares them with each other and with the
     mechanisms in the state's structure. An empty tuple means that no stage in the state adds noise.
 
     Args:
@@ -63,8 +62,8 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
       TypeError: the state is traced, as inside `jit`.
       ValueError: a ledger refused a release, with the reason; arrays belong to another mechanism,
         key or ledger; two stages have the same key; the state has a leading axis of several runs,
-        as with `vmap`, which `dpoptax.accounting.guarantee` prices; or it is from a
-        version without imprints.
+        as with `vmap` (see `dpoptax.accounting.guarantee`); or it is from a version without
+        imprints.
     """
     states = _states_in(opt_state)
     found: dict[bytes, int] = {}
@@ -96,18 +95,18 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
 
 
 def _states_in(opt_state: PyTree) -> list[LedgerState]:
-    """Returns the states of noise stages, with `nnx.Optimizer`'s variables as arrays."""
+    """Returns the states of noise stages, with variables of `nnx` as arrays."""
     leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
 
 
 def is_ensemble(opt_state: PyTree) -> bool:
-    """Returns whether the state's ledgers have a leading axis, that of an ensemble's runs."""
+    """Returns whether the ledgers have a leading axis for the runs of an ensemble."""
     return any(jnp.ndim(state.count) for state in _states_in(opt_state))
 
 
 def runs_of(opt_state: PyTree) -> list[PyTree]:
-    """Returns the state of each run of an ensemble, the leading axis of all arrays."""
+    """Returns the state of each run, given by the leading axis of all arrays."""
     states = _states_in(opt_state)
     for state in states:
         check_imprint(state)

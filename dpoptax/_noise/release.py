@@ -1,4 +1,4 @@
-"""The release that is common to all noise stages."""
+"""Releases clipped sums, in the same way for all noise stages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def release(
 ) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """Checks a clipped sum, adds a stage's noise, and counts the release.
 
-    If the sum was changed after sealing, or the state is not that of the run, the release is NaN.
-    The new state records the reason for `ledgers`.
+    If the sum was changed after sealing, or the state does not belong to the run, the release is
+    NaN. The new state records the reason for `ledgers`.
 
     Args:
       updates: the argument of `update`, which must be a `ClippedSum`.
@@ -47,8 +47,8 @@ def release(
       mechanism: the stage's mechanism.
       noisy_mean: maps the clipped sum and the step's key to the noisy mean and an extra value.
       on_grid: whether the noise is for sums of integers on a grid.
-      belongs: whether the sum's rows were selected for this release; for the stage that also prices
-        the selection, `None` for all others.
+      belongs: returns whether the sum's rows were selected for this release. `None` except for the
+        stage whose price includes the selection.
 
     Returns:
       The release; the pair of the mean before decoding and the extra value; and the next state.
@@ -92,7 +92,7 @@ def release(
 
 
 def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
-    """Marks arrays as having a mechanism's guarantee, if it has one."""
+    """Marks arrays as released by a mechanism, if it has a guarantee."""
     private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
     return mark(tree, RELEASE) if private else tree
 

@@ -1,1 +1,1 @@
-"""Random keys, generators, and draws of normal and discrete Gaussian noise."""
+"""Provides random keys, generators, and normal and discrete Gaussian noise."""

@@ -1,4 +1,4 @@
-"""Normal noise by Box and Muller, two numbers from one 64-bit hash."""
+"""Draws normal noise with the Box–Muller transform, two numbers per 64-bit hash."""
 
 import functools
 import math
@@ -14,12 +14,12 @@ from dpoptax._random.row_matrix import RowMatrix
 from dpoptax._random.threefry import places
 from dpoptax._xla import materialize
 
-# The most numbers to store as pairs, tuned by hand on one x86 CPU.
+# Up to this many numbers are stored as pairs. Tuned by hand on one x86 CPU.
 _MAX_PAIRED_SIZE = 2**20
 _STREAM = 1  # a stream of hashes that `jax.random` does not use
 _SIGN = 0x80000000
-# Odd. The quotients of its continued fraction over 2³² are at most 3, so its multiples are spread
-# evenly.
+# Odd. The quotients of the continued fraction of this number over 2³² are at most 3, so its
+# multiples are spread evenly.
 _SPREAD = 0x9E3778C1
 _ONE, _SQRT_HALF = 0x3F800000, 0x3F3504F3  # the bits of float32
 # ln(1 + m) = m − m²/2 + m³ P(m); sin b = b + b³ S(b²); cos b = 1 − b²/2 + b⁴ C(b²).
@@ -41,17 +41,17 @@ def normal(
 
         x = √(−2 ln U) cos θ,  y = √(−2 ln U) sin θ,  U uniform in (0, 1), θ in [0, 2π)
 
-    The two words of threefry-2x32 (20 rounds) at counter 2³² + i give pair i, U from the first word
+    The two words of threefry-2x32 (20 rounds) at counter 2³² + i give pair i: U from the first word
     and θ from the second. x goes to the first half of the array along one axis, and y to the second
-    half. Values are independent and normal, out to √(112 ln 2) = 8.8. The words depend only on key,
-    shape and place, and no draw of `jax.random` shares them. The values are reproducible as far as
-    compilers translate the arithmetic alike.
+    half. Values are independent and normal, up to √(112 ln 2) = 8.8. The words depend only on key,
+    shape and place, and no draw of `jax.random` uses them. The last bits of values may depend on
+    the compiler.
 
-    A multiple of the second word extends the bits of U, so that the 2⁶⁴ pairs are spread evenly in
-    the plane. Otherwise they would lie on 2³² circles, far apart in the tails, and could reveal the
-    sum (docs/privacy/floating-point.md).
+    A multiple of the second word extends the bits of U, so that the 2⁶⁴ pairs are spread evenly
+    over the plane. Otherwise they would lie on 2³² circles, far apart in the tails, and could
+    reveal the sum (docs/privacy/floating-point.md).
 
-    Each element computes its own pair, so nothing is stored, the noise fuses with its uses, and
+    Each element computes its own pair. So nothing is stored, the noise fuses with its uses, and
     each device draws its own part in any layout.
 
     Args:
@@ -64,8 +64,8 @@ def normal(
       ValueError: the shape has more than 2³² elements.
 
     Source: G. Box and M. Muller, "A note on the generation of random normal deviates", 1958; for
-    words of one hash, `boxmuller` in J. Salmon et al.'s library Random123; for the polynomials, the
-    Cephes library's `logf`, `sinf` and `cosf` (S. Moshier, 1992).
+    two words of one hash, `boxmuller` in J. Salmon et al.'s library Random123; for the polynomials,
+    the Cephes library's `logf`, `sinf` and `cosf` (S. Moshier, 1992).
 
     >>> normal(jax.random.key(0), (3,)).dtype
     dtype('float32')
@@ -91,9 +91,9 @@ def _normal(
 
 
 def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns one number of each pair, y where `second` is true and x elsewhere.
+    """Returns one number of each pair: y where `second` is true, otherwise x.
 
-    There is one key for all pairs, or one for each.
+    `key` is one key for all pairs, or one for each.
     """
     radius, low, high, signs = _polar(*words_at(key, pair, (_STREAM,)))
     signs = jnp.where(second, signs << 1, signs)
@@ -104,7 +104,7 @@ def normal_in_rows(keys: jax.Array, rows: RowMatrix) -> jax.Array:
     """Returns the numbers of all rows, with one key per array.
 
     XLA's CPU kernels have a single result. On CPU, each pair is therefore hashed once and stored as
-    one complex number that both halves read. For large arrays this costs more than it saves,
+    one complex number, which both halves read. For large arrays this costs more than it saves,
     because allocations above 32 MB request new pages from the operating system in every step.
     """
 
@@ -123,7 +123,7 @@ def normal_in_rows(keys: jax.Array, rows: RowMatrix) -> jax.Array:
 
 
 def halves(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the lengths of a period and of its first half, as in `row_matrix`."""
+    """Returns the lengths of a period and its first half; see `row_matrix.HalvesFn`."""
     axis, half = _halves(shape or (1,))
     inner = math.prod(shape[axis + 1 :])
     return math.prod(shape[axis:]), half * inner
@@ -142,7 +142,7 @@ def _halves(shape: tuple[int, ...]) -> tuple[int, int]:
 def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
     """Returns √(−ln U), √2 |cos θ|, √2 |sin θ|, and signs in the top bits of `last`.
 
-    With θ = π/4 + b in the first quadrant, the cosine and sine times √2 are cos b ∓ sin b.
+    For θ = π/4 + b in the first quadrant, √2 cos θ and √2 sin θ are cos b ∓ sin b.
     """
     radius = jnp.sqrt(_minus_log_uniform(first, last))
     b = _integral(last << 2) * np.float32(math.pi / 4 * 2.0**-31)
@@ -155,12 +155,12 @@ def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _minus_log_uniform(first: jax.Array, last: jax.Array) -> jax.Array:
-    """Returns −ln U to float32's relative precision, U = u or 1 − u.
+    """Returns −ln U with the relative precision of float32.
 
-    The top bit of `first` chooses. u = (w + d)/2³² with w the other 31 bits of `first`, and d in
-    (0, 1) from the spread bits of `last`.
+    U is u or 1 − u, depending on the top bit of `first`. u = (w + d)/2³², with w the other 31 bits
+    of `first`, and d in (0, 1) from the spread bits of `last`.
     """
-    # The bits below `first` are those of a multiple of `last`. The half keeps d inside (0, 1).
+    # The bits below those of `first` are from a multiple of `last`. Adding 1/2 keeps d in (0, 1).
     spread = (_integral((last * np.uint32(_SPREAD)) >> 9) + np.float32(0.5)) * np.float32(2.0**-23)
     u = (_integral(first & np.uint32(0x7FFFFFFF)) + spread) * np.float32(2.0**-32)
     end = _integral(first >> 31)  # 0 for U = u, 1 for U = 1 − u

@@ -1,4 +1,4 @@
-"""ChaCha20, a cryptographic generator for noise with 256-bit keys."""
+"""Computes ChaCha20, a cryptographic generator for noise with 256-bit keys."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ KEY_WORDS = 8
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").tolist())
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
-# The first word of a nonce states the purpose of a block. For noise, the stream 1, 2, … follows.
+# The first word of a nonce is the purpose of a block. For noise, the second is the stream, 1, 2, ….
 _FOLDED, _SPLIT, _NOISE = 0, 1, 2
 
 
@@ -29,7 +29,8 @@ def chacha20(
       counters: uint32 of any shape; each word has this shape.
       nonce: three words.
       looped: whether to run the rounds in a loop. A loop compiles fast, but is slow for many
-        counters because every round stores the words in memory. Unrolled, they stay in registers.
+        counters, because every round stores the words in memory. In unrolled rounds they stay in
+        registers.
     """
     start = [jnp.uint32(word) for word in _CONSTANTS]
     start += [key[..., i] for i in range(KEY_WORDS)]
@@ -45,7 +46,7 @@ def chacha20(
 
 
 def noise_words(key: jax.Array, counters: jax.Array, stream: int, count: int) -> list[jax.Array]:
-    """Returns `count` words of each counter's block, at most 16.
+    """Returns `count` words, at most 16, of each counter's block.
 
     Different streams have different words.
     """
@@ -59,7 +60,7 @@ def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
 
 @jax.jit
 def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
-    """Computes `fold_in`; `dpoptax.information_flow` recognizes its name (`_marks`)."""
+    """Computes `fold_in`. `dpoptax.information_flow` recognizes it by name (`_marks`)."""
     return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[:KEY_WORDS])
 
 

@@ -1,4 +1,4 @@
-"""The check of random keys that all functions share."""
+"""Checks random keys for all functions that take one."""
 
 import numbers
 
@@ -8,11 +8,10 @@ import numpy as np
 
 
 def check_key(key: object) -> jax.Array:
-    """Returns `key` as a typed key, or raises an error that states the line to write.
+    """Returns `key` as a typed key, or raises an error with the line to write.
 
-    A legacy key, uint32 data as from `jax.random.PRNGKey`, has all bits of a key and is converted.
-    An integer raises an error. An adversary can try all small seeds, so a seed must be an explicit
-    choice.
+    A legacy key, such as the uint32 data of `jax.random.PRNGKey`, is converted. An integer raises
+    an error: an adversary can try all small seeds, so a seed must be an explicit choice.
     """
     if isinstance(key, jax.Array | np.ndarray):
         return _check_array(key)

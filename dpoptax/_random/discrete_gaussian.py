@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise with probabilities exact to 2⁻⁸⁰."""
+"""Draws discrete Gaussian noise with probabilities that are exact to 2⁻⁸⁰."""
 
 import decimal
 import functools
@@ -12,14 +12,15 @@ import numpy as np
 from dpoptax._random.keys import check_noise_key, words_at
 from dpoptax._random.threefry import places
 
-# Discrete Gaussians of at least this standard deviation add and round like continuous ones: sums
-# over the integers equal integrals to a relative 2 exp(−2π² 1.8²) < 2⁻⁹¹.
+# Discrete Gaussians with at least this standard deviation add and round like continuous ones: sums
+# over the integers equal integrals up to a relative error of 2 exp(−2π² 1.8²) < 2⁻⁹¹.
 SMOOTHING = 1.8
 # The mass of a discrete Gaussian beyond this many standard deviations is less than 2⁻⁹⁸.
 _TAIL = 11.7
-# A sum of two stays within this many of its standard deviations: 11.7 √2 plus rounding.
+# A sum of two draws stays within this many of its standard deviations: 11.7 √2 plus rounding.
 REACH = 17.0
-# Probabilities in a table are multiples of 2⁻⁹⁵: three words of hash, less one bit for the sign.
+# Probabilities in a table are multiples of 2⁻⁹⁵: three words of a hash, except one bit for the
+# sign.
 _BITS = 95
 _WORD = 2**32 - 1
 # Streams of hashes. `jax.random` uses stream 0 of the same key, and floating-point noise stream 1.
@@ -38,13 +39,13 @@ def discrete_gaussian(
         n = a Z₁ + (a − 1) Z₂,   Zᵢ discrete Gaussian with s₀² = s²/(a² + (a − 1)²)
 
     a is the largest integer for which s₀²/s is at least `SMOOTHING`. Walker's alias method draws
-    each Zᵢ from a table that is exact to 2⁻⁹⁵, with three words of hash. It takes one table entry,
-    one comparison of integers, and a sign. Nothing is rounded, so the values are the same on every
-    device and in every layout.
+    each Zᵢ from a table that is exact to 2⁻⁹⁵, using three words of a hash. A draw needs one table
+    entry, one comparison of integers, and a sign. Nothing is rounded, so the values are the same on
+    every device and in every layout.
 
     If the words of the hash are independent and uniform, each number has the probabilities of the
-    discrete Gaussian to a factor 1 ± 2⁻⁹⁰, except for an event of probability 2⁻⁷⁹. The proof is in
-    docs/developers/fixed-point.md.
+    discrete Gaussian up to a factor 1 ± 2⁻⁹⁰, except for an event of probability 2⁻⁷⁹. The proof is
+    in docs/developers/fixed-point.md.
 
     Args:
       key: a key of threefry or ChaCha20.
@@ -89,9 +90,9 @@ def _factors(stddev: float) -> tuple[int, int]:
 def _draw(
     words: Sequence[jax.Array], stddev: float, out_sharding: jax.sharding.NamedSharding | None
 ) -> jax.Array:
-    """Draws Z from 96 bits: a sign, a table entry, and a number to compare.
+    """Draws Z from 96 bits: a sign, a table entry, and a number.
 
-    The entry's share decides between its two values.
+    The entry has two values. Comparing the number with the entry's share selects one of them.
     """
     bits, columns = _table(stddev)
     first, middle, last = words
@@ -100,7 +101,7 @@ def _draw(
         jnp.asarray(column).at[entry].get(mode="promise_in_bounds", out_sharding=out_sharding)
         for column in columns
     )
-    # Compares 95 − bits bits with the share, from the lowest word up.
+    # Compares numbers of 95 − bits bits, starting with the lowest word.
     below = last < share[2]
     for word, part in ((middle, share[1]), (first & (_WORD >> (1 + bits)), share[0])):
         below = (word < part) | ((word == part) & below)
@@ -112,9 +113,9 @@ def _draw(
 def _table(stddev: float) -> tuple[int, tuple[np.ndarray, ...]]:
     """Returns the distribution of |Z| as 2^bits entries of equal weight.
 
-    An entry has four words. Entry k gives k below its share of the weight, and one other number
-    above. The first word is that number, and the others hold the share, of 95 − bits bits. Each
-    word is looked up once, because XLA would compute all hashes again for a second lookup.
+    Entry k gives k below its share of the weight, and one other number above. Its first word is
+    that number. The other three words hold the share, which has 95 − bits bits. Each word is looked
+    up once, because XLA would compute all hashes again for a second lookup.
     """
     counts = _counts(stddev)
     bits = (len(counts) - 1).bit_length()
@@ -142,7 +143,7 @@ def _counts(stddev: float) -> list[int]:
     with decimal.localcontext(prec=60):
         ratio = (-squares / (2 * decimal.Decimal(stddev) ** 2)).exp()
         weights, weight, square = [decimal.Decimal(1)], decimal.Decimal(2), ratio * ratio
-        # Weights 2 exp(−k²/2s₀²), k = 1, 2, …, whose ratios form a geometric sequence.
+        # Weights 2 exp(−k²/2s₀²) for k = 1, 2, …. Their ratios form a geometric sequence.
         for _ in range(math.ceil(_TAIL * stddev / math.sqrt(squares))):
             weight *= ratio
             ratio *= square

@@ -1,4 +1,4 @@
-"""Noise keys, unpredictable or derived."""
+"""Draws, checks and derives noise keys."""
 
 import os
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
 
     Raises:
       ValueError: the generator is unknown.
-      RuntimeError: there are several processes, each of which would draw another key.
+      RuntimeError: there are several processes, and each would draw another key.
 
     Source: for ChaCha20, RFC 8439, 2018.
 
@@ -93,14 +93,14 @@ def generator_of(key: jax.Array) -> Generator:
 
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Derives a key for a number with the key's own generator."""
+    """Derives a key for a number, using the key's generator."""
     if _is_chacha20(key):
         return chacha20.fold_in(key, number)
     return jax.random.fold_in(key, number)
 
 
 def marked_as_noise(key: jax.Array) -> jax.Array:
-    """Returns the key, marked as the key of a release."""
+    """Marks a key as the key of a release."""
     if _is_chacha20(key):
         return mark(key, NOISE)
     words = mark(jax.random.key_data(key), NOISE)
@@ -122,8 +122,8 @@ def two_words(key: jax.Array) -> jax.Array:
 def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
     """Returns two 32-bit words for each stream at every place.
 
-    Different streams give different words. There are at most eight streams, and one key or keys
-    that broadcast against the places.
+    Different streams have different words. There are at most eight streams. `key` is one key, or
+    keys that broadcast against the places.
     """
     if _is_chacha20(key):
         return chacha20.noise_words(key, places, streams[0], 2 * len(streams))

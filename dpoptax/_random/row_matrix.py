@@ -1,4 +1,4 @@
-"""Small arrays as rows of one matrix, so that one kernel draws all their noise."""
+"""Packs small arrays into one matrix, so that one kernel draws all their noise."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,26 +13,28 @@ from dpoptax._xla import unstack
 
 # Numbers per row. The rest of the last row of each half is padding.
 _WIDTH = 128
-# The largest array, padding included: for larger ones the matrix costs an extra pass through
-# memory. Tuned by hand on one x86 CPU; no benchmark command repeats it.
+# The largest array, including padding. For larger ones, packing costs an extra pass through memory.
+# Tuned by hand on one x86 CPU; no benchmark command repeats it.
 _MAX_SIZE = 2**18
 _WHOLE = slice(None)
 
 HalvesFn = Callable[[tuple[int, ...]], tuple[int, int]]
-"""A function from a shape to the lengths of a period and of its first half, in row-major order.
-Numbers at the same place in both halves are drawn as a pair. If the half is the whole period, there
-are no pairs."""
+"""Maps a shape to the lengths of a period and of its first half.
+
+Elements are in row-major order. Numbers at the same place in both halves are drawn as a pair. If
+the first half is the whole period, there are no pairs.
+"""
 
 
 class RowMatrix:
-    """Layout of arrays as rows of one matrix, grouped by shape.
+    """Lays out arrays, grouped by shape, as the rows of one matrix.
 
     Each half of each period has its own rows.
 
     Attributes:
       shape: the shape of the matrix.
       array: the index of each row's array.
-      place: uint32, the place of each row's first number in its array; if numbers are drawn in
+      place: uint32, the place of each row's first number in its array. If numbers are drawn in
         pairs, the place of its first pair among the array's pairs.
       second: whether a row belongs to a second half.
       pair: for each row, the index among first-half rows of the row with the same pairs.
@@ -54,13 +56,13 @@ class RowMatrix:
         self.pair = places[first]
 
     def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """Returns the matrix of arrays of one dtype, with zeros after each half."""
+        """Packs arrays of one dtype into the matrix, with zeros after each half."""
         return jnp.concatenate(
             [_pad_to_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
         )
 
     def unpacked(self, matrix: jax.Array) -> list[jax.Array]:
-        """Returns the arrays of a matrix."""
+        """Unpacks the arrays of a matrix."""
         stacks, start = [], 0
         for shape, cut, indices in self._groups:
             end = start + cut.rows * len(indices)
@@ -89,7 +91,7 @@ def fits(shape: tuple[int, ...], halves: HalvesFn) -> bool:
 
 
 class _Cut(NamedTuple):
-    """Sizes by which the halves of an array's periods are cut into rows."""
+    """Describes how the halves of an array's periods are cut into rows."""
 
     periods: int
     period: int
@@ -112,7 +114,7 @@ class _Cut(NamedTuple):
         return np.tile(np.repeat(np.arange(self.sides) == 1, self.rows_of_half), self.periods)
 
     def place(self) -> np.ndarray:
-        """Returns the place of each row; both halves have the places of their pairs."""
+        """Returns the place of each row. Both halves have the places of their pairs."""
         of_half = np.tile(np.arange(self.rows_of_half) * _WIDTH, self.sides)
         before = np.arange(self.periods)[:, None] * self.half
         return (before + of_half).ravel().astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Draws from exact distributions, with bits of SHAKE-256."""
+"""Draws from exact distributions, using bits of SHAKE-256."""
 
 import functools
 import hashlib
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 SEED_BYTES = 32
-"""Length of a seed of 256 bits."""
+"""The length of a seed."""
 
 # Records per chunk, which needs 8 MB of bits.
 _CHUNK = 2**22
 
 
 def shake256(seed: bytes, label: str, key: tuple[int, ...]) -> "Shake256":
-    """Returns the draws of a seed, a label and a key.
+    """Returns a generator for a seed, a label and a key.
 
-    Different triples draw independently.
+    The draws of different triples are independent.
     """
     # Prefixes are unique: the seed has a fixed length, and the lengths of the rest are encoded.
     numbers = (len(label), len(key), *key)
@@ -24,7 +24,7 @@ def shake256(seed: bytes, label: str, key: tuple[int, ...]) -> "Shake256":
 
 
 class Shake256:
-    """Random draws determined by a secret prefix, one request after another.
+    """Draws random numbers determined by a secret prefix, one request after another.
 
     The bits are indistinguishable from independent uniform ones, assuming that SHAKE-256 (FIPS 202)
     keyed with a 256-bit secret is indistinguishable from a random function. From such bits, the
@@ -38,7 +38,7 @@ class Shake256:
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
         """Selects each of range(size) independently with probability ⌊2⁶⁴ p⌋/2⁶⁴.
 
-        If more than `at_most` are selected, it returns a uniformly random subset of `at_most` of
+        If more than `at_most` are selected, the result is a uniformly random subset of `at_most` of
         them.
         """
         drawn = np.concatenate([*self._coins(size, probability)])
@@ -47,7 +47,7 @@ class Shake256:
     def subset(self, size: int, count: int) -> np.ndarray:
         """Returns a uniformly random subset of range(size) of `count` elements.
 
-        It is the start of a Fisher–Yates shuffle.
+        The method is the start of a Fisher–Yates shuffle.
         """
         # `moved` holds the displaced elements, so that range(size) is never stored.
         found, moved = np.zeros(count, np.int64), dict[int, int]()
@@ -60,7 +60,7 @@ class Shake256:
     def permutation(self, size: int) -> np.ndarray:
         """Returns a uniformly random permutation of range(size).
 
-        It sorts 64-bit words, and draws them again if two are equal.
+        The method sorts 64-bit words, and draws all of them again if two are equal.
         """
         while True:
             words = self.words(size)
@@ -71,8 +71,8 @@ class Shake256:
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
         """Returns the elements at `places` of a cached permutation of range(size).
 
-        The permutation has its own prefix, so its words do not depend on earlier requests. No label
-        has this prefix, because prefixes encode the label's length.
+        The permutation has its own prefix, so it does not depend on earlier requests. No other
+        triple has this prefix, because prefixes encode the label's length.
         """
         return _kept_permutation(self._prefix + b"kept", size)[places]
 
@@ -87,13 +87,13 @@ class Shake256:
                 return (words % each).astype(np.int64)
 
     def words(self, count: int) -> np.ndarray:
-        """Returns `count` 64-bit words that no other request gets."""
+        """Returns `count` new 64-bit words."""
         return np.frombuffer(self._bits(8 * count), "<u8")
 
     def _coins(self, size: int, probability: float) -> Iterator[np.ndarray]:
-        """Yields in chunks the indices at which a 64-bit word is below ⌊2⁶⁴ p⌋.
+        """Yields, in chunks, the indices whose 64-bit word is below ⌊2⁶⁴ p⌋.
 
-        The first 16 bits nearly always decide. Otherwise the other 48 bits are drawn.
+        The first 16 bits nearly always decide. If they do not, the other 48 bits are drawn.
         """
         numerator, denominator = float(probability).as_integer_ratio()
         high, low = divmod(2**64 * numerator // denominator, 2**48)

@@ -1,4 +1,4 @@
-"""Threefry-2x32 with 20 rounds, unrolled."""
+"""Computes threefry-2x32 with 20 rounds, unrolled."""
 
 import math
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ def places(
     strides: Sequence[int] | None = None,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
-    """Numbers the elements in row-major order, or by strides.
+    """Numbers the elements in row-major order, or with the given strides.
 
-    It adds iotas along each axis, so that it partitions over devices. Beyond 2³² elements, some
-    would get the same number and so the same noise.
+    The sum of iotas along each axis can be sharded over devices. Beyond 2³² elements, some would
+    get the same number, and so the same noise.
     """
     strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     size = math.prod(shape)
@@ -65,7 +65,7 @@ def places(
 def split(key: jax.Array, count: int) -> jax.Array:
     """Returns `count` keys derived from a key.
 
-    The bits are those of `jax.random.split`, and it compiles faster on CPU.
+    The bits are those of `jax.random.split`, which takes longer to compile on CPU.
     """
     if not jax.threefry_partitionable.value:
         return jax.random.split(key, count)

@@ -1,4 +1,4 @@
-"""Draws the noise of a pytree, each number once, with short compilation."""
+"""Draws the noise of a pytree, each number once, and compiles fast."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -16,13 +16,13 @@ from dpoptax._xla import groups_to_stack, is_for_one_device, materialize, out_sh
 
 
 class Noise(NamedTuple):
-    """Functions that draw noise for one array, or for the rows of several arrays.
+    """Holds functions that draw noise for one array, or for rows of several arrays.
 
     Both draw the same bits.
 
     Attributes:
       of: maps a key and an array to noise of the array's shape and sharding.
-      in_rows: maps one key per array, and arrays cut into rows, to a matrix of noise in float32 or
+      in_rows: maps one key per array, and arrays cut into rows, to a matrix of noise, float32 or
         integers.
       halves: the pairing of the numbers of an array.
     """
@@ -33,7 +33,7 @@ class Noise(NamedTuple):
 
 
 Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-"""An elementwise function from leaves and their noise to the released leaves."""
+"""Maps a leaf and its noise to the released leaf, elementwise."""
 
 
 def standard_normal(
@@ -43,7 +43,7 @@ def standard_normal(
     *,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
-    """Draws N(0, I), in float32 by Box and Muller, in float64 by `jax.random.normal`.
+    """Draws N(0, I): float32 with `box_muller`, float64 with `jax.random.normal`.
 
     JAX draws a float32 normal from 23 bits, so its tails have gaps that affect δ. It draws a
     float64 normal from 52 bits.
@@ -81,8 +81,8 @@ def each_leaf(
 ) -> PyTree:
     """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
 
-    In a program for one device, small leaves become rows of one matrix, so that one kernel adds
-    noise to all of them. The bits are the same, and it compiles faster.
+    In a program for one device, small leaves become rows of one matrix, and one kernel adds noise
+    to all of them. The bits are the same, and the program compiles faster.
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
@@ -101,8 +101,7 @@ def each_leaf(
 
 
 def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
-    # Several devices each draw their own part of a leaf, but would each draw the whole matrix.
-    # A sharding means that the program is for other devices.
+    # Several devices each draw only their own part of a leaf, but would draw the whole matrix.
     return (
         is_for_one_device(leaf)
         and float32_at_least(leaf) == jnp.float32
@@ -129,7 +128,7 @@ def _draw_stacks(
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Returns noisy leaves, drawing leaves of the same shape in a loop."""
+    """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop."""
     groups = groups_to_stack(leaves)
     single = [indices[0] for indices in groups if len(indices) == 1]
 
@@ -155,8 +154,8 @@ def _draw_stacks(
 def _draw_once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
     """Returns `draw()`, noise or noisy sums, computed once for all uses.
 
-    On CPU, XLA fuses the draw into each use, such as the output of a filter and its buffer. Without
-    this function it would be computed twice, with parts stored in memory.
+    On CPU, XLA would fuse the draw into each use, such as the output of a filter and its buffer. It
+    would then be computed twice, with parts stored in memory.
     """
     if not isinstance(keys, jax.core.Tracer):  # outside jit nothing is fused
         return draw()

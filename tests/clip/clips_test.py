@@ -1,4 +1,4 @@
-"""Tests of the clip geometries: curves, bounds for any input, and per-layer clipping."""
+"""Tests the clip geometries: curves, bounds for any input, and per-layer clipping."""
 
 import dataclasses
 import functools
@@ -72,7 +72,7 @@ def test_no_example_adds_more_than_the_sensitivity(name):
     clip = {**FLAT, **LAYERED}[name]
     rng = np.random.default_rng(1)
     scales = 10.0 ** np.arange(-44, 39)
-    # Layers of very different lengths: no layer may use the bound that another leaves over.
+    # Layers have very different lengths. No layer may use a bound that another leaves unused.
     grads = {
         "a": rng.normal(size=(83, 1, 3)).clip(-3, 3),
         "b": {
@@ -109,7 +109,7 @@ def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip)
 
 @dataclasses.dataclass(frozen=True)
 class _Dividing(dpoptax.Clip):
-    """C tanh(‖g‖/C)/‖g‖ as commonly written: 0/0 at a zero gradient."""
+    """Scales to C tanh(‖g‖/C)/‖g‖ g without a limit at zero, where the factor is 0/0."""
 
     sensitivity = 1.0
 
@@ -193,7 +193,7 @@ def test_layers_can_have_geometries_of_their_own():
 
 
 def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
-    # One short example; the others add nothing.
+    # One short example. The others add nothing.
     first = np.array([1e-6, 0, 0, 0, 0], np.float32)
     total = _summed("auto-v each")(jax.tree.map(lambda g: (np.asarray(g).T * first).T, _grads(6)))
     for leaf in jax.tree.leaves(total):

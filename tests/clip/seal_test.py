@@ -1,4 +1,4 @@
-"""Tests of the seal on the clipped sum: a sum changed after clipping is refused."""
+"""Tests the seal on the clipped sum: a sum changed after clipping is refused."""
 
 import dataclasses
 import functools
@@ -456,7 +456,10 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
 
 
 def test_an_example_moves_many_accumulated_parts_by_the_bound():
-    """The total of 2²⁰ examples in 128 parts moves by the bound; its factor was once −15."""
+    """One of 2²⁰ examples in 128 parts moves the total by the bound.
+
+    The total was once multiplied by −15.
+    """
     count, size = 128, 8192
     sums = [np.full(3, size / 2, np.float32)] * count
     more = [*sums[:-1], sums[-1] + np.array([1, 0, 0], np.float32)]
@@ -477,7 +480,7 @@ def test_an_example_moves_many_accumulated_parts_by_the_bound():
 
 @pytest.mark.parametrize(("dtype", "large"), [("bfloat16", 256.0), ("float16", 2048.0)])
 def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
-    """Sums of narrow floats are added in float32; narrow neighbors differ by 2, which is 2 C."""
+    """Sums of narrow floats are added in float32. Narrow neighbors differ by 2, which is 2 C."""
     first, *others = (
         dpoptax.extend.trust_clipped(
             helpers.floats(np.array([x]), dtype), CLIP, examples=int(large)

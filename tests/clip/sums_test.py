@@ -1,4 +1,4 @@
-"""Tests of sums over examples: blocks, pairs, and the bound on rounding errors."""
+"""Tests sums over examples: blocks, pairs, and the bound on rounding errors."""
 
 import itertools
 import math
@@ -26,7 +26,10 @@ def test_a_sum_in_blocks_has_every_term_once(size):
 
 
 def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
-    """Blocks keep the rounding change small; a sequential sum would change by another 0.5 of 1."""
+    """Blocks keep the change of rounding small.
+
+    In a sequential sum, rounding would change by half of the example's summand.
+    """
     values = np.full(4096, 2.0**-25, np.float32)
     values[0] = 1.0
     with_it, without = (
@@ -123,7 +126,7 @@ def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
 
 
 def test_lookups_beside_a_product_that_cancels_them():
-    """Parts of a tied embedding, each many times the gradient, fit their integers."""
+    """Parts of a tied embedding, each many times as large as the gradient, fit into integers."""
     size, large = 64, 31.0
     tokens, one = jnp.zeros((size, 1, 1), int), jnp.ones((size, 1, 1, 1))
     unit = jnp.zeros((size, 1, 1, 4)).at[..., 0].set(1.0)
@@ -189,7 +192,7 @@ def test_tau_of_several_sums():
 
 
 def test_uses_of_one_parameter_add_their_roundings():
-    """A matrix and a vector meet one parameter, in blocks of different lengths."""
+    """One parameter multiplies a matrix and a vector, in blocks of different lengths."""
 
     def loss(w, example):
         matrix, vector = example
@@ -258,7 +261,7 @@ def test_many_examples_on_many_devices_are_added_as_integers():
 
 
 def test_room_for_all_layouts():
-    """τ covers all sums with an example: over micro-batches, a short last one, and devices."""
+    """τ covers all sums that include an example, over micro-batches and devices."""
     for devices, part, size in itertools.product((*range(1, 12), 64), range(1, 70), range(1, 70)):
         count, whole = -(-part // size), block_sums.WholeBatch(devices * part, devices)
         inside = sum(min(j * size, part) for j in range(2, count + 1)) if count <= 8 else part
@@ -290,7 +293,7 @@ def test_what_an_addition_loses_is_found_in_compiled_programs():
 
 
 def test_what_additions_lost_does_not_add_up():
-    """Next to a large total, separately summed rounding errors would be rounded themselves."""
+    """If rounding errors were summed separately, next to a large total, they would be rounded."""
     value, count = np.float32(1.0 + 2.0**-22), 2**15
 
     def step(carry, _):

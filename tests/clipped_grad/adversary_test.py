@@ -1,4 +1,4 @@
-"""Tests of the clipping bound under attack: chosen data move the sum by at most the bound."""
+"""Tests the clipping bound under attack: chosen data move the sum by at most the bound."""
 
 import functools
 import math
@@ -68,7 +68,7 @@ def _with(x, places, value):
 def _attack(program, clip, effort, dtype="float32", seed=0, **options):
     loss, params, shapes = (PROGRAMS | MODELS)[program]
     params = jax.tree.map(lambda p: helpers.floats(p, dtype), programs.parameters(params))
-    if loss is programs.regression:  # the pairs of the families cancel here
+    if loss is programs.regression:  # so that the pairs of the search cancel
         params = [programs.zeros(*p.shape, dtype=dtype) for p in params]
     total = _total(loss, params, clip, **options)
     starts, steps = effort
@@ -145,7 +145,7 @@ def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
 
 
 def _cancelling(b, dtype=jnp.float32):
-    """Two positions whose gradients cancel exactly, and a third with norm 1."""
+    """Returns two positions whose gradients cancel exactly, and a third with norm 1."""
     x, y = np.zeros((2, 16, 4))
     x[0], y[0], x[1], y[1] = 7 * b, 11 * b, 11 * b, -7 * b
     x[2, 0] = y[2, 0] = 1
@@ -156,7 +156,7 @@ def _cancelling(b, dtype=jnp.float32):
     ("clip", "size"), helpers.covering(CLIPS, [8, 65536 // 16 + 8], strength=1)
 )
 def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
-    """The norm was computed from the formed gradient, but the sum by another contraction."""
+    """Once, the norm came from the formed gradient, but the sum from another contraction."""
     shapes = [(16, 4), (16, 4)]
     total = _total(programs.regression, [programs.zeros(4, 4)], clip)
     for b in (2.0**8, 2.0**10, 2.0**14, 2.0**40):
@@ -221,10 +221,10 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     ("method", "bits"), [("auto", None), ("vmap", None), ("vmap", 16)], ids=str
 )
 def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits):
-    """Bounds near 2^-126 √d are refused: at that bound an example once moved the sum by 1.22 C.
+    """Bounds near 2^-126 √d are refused. With such a bound, an example moved the sum by 1.22 C.
 
-    Half of the move came from another example. On a grid whose steps were flushed to zero, each of
-    its entries was infinite.
+    Half of the move came from another example. On a grid with steps that were flushed to zero, each
+    entry of the sum was infinite.
     """
     size = 4096
     batch = (np.stack([np.arange(size) < size // 2, np.full(size, -1)]).astype(np.float32),)
@@ -311,7 +311,7 @@ def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip)
     ],
 )
 def test_what_one_example_is_does_not_change_what_the_others_add(program, method, others):
-    """A choice between two summation methods, made from one example, once moved all the others."""
+    """Once, one example decided between two summation methods, which changed all others."""
     shapes = PROGRAMS[program][2]
     total = _compiled(program, dpoptax.l2_clip(1e-3), method)
     batch = _others(shapes, count=15)
@@ -416,7 +416,7 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
     ("layers", "shortest"), [(16, -90), pytest.param(120, -100, marks=pytest.mark.slow)]
 )
 def test_many_layers_each_with_its_bound(method, layers, shortest):
-    """One common scale would underflow the squares of short layers. Some at 2^-100 add nothing."""
+    """With a common scale, squares of short layers would underflow. Layers at 2^-100 add zero."""
 
     def loss(params, example):
         x, d = example
@@ -454,7 +454,7 @@ def _layered(params, example):
     ),
 )
 def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
-    """Bounds from 2^-60 to 2^29, each with a geometry that reaches its bound."""
+    """Checks bounds from 2^-60 to 2^29, each with a geometry that reaches its bound."""
     make = functools.partial(dpoptax.automatic_clip, gamma=0.0)
     layers = {
         "dense": make(2.0**-60), "made": make(2.0**29), "scalar": dpoptax.contrib.psac_clip(1.0),
@@ -615,7 +615,7 @@ def _precisions(jaxpr):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
-    """The platform default does not matter; TPUs and GPUs round operands unless told otherwise."""
+    """The platform's default does not matter. By default, TPUs and GPUs round operands."""
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
@@ -627,7 +627,7 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
 
 
 def test_a_sum_over_positions_is_stored_before_it_is_measured():
-    """Norm and sum read one stored sum; recomputed sums may differ where terms cancel."""
+    """Norm and sum read one stored sum. If terms cancel, recomputed sums may differ."""
     shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
@@ -637,7 +637,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
-    """XLA on GPU removes round-trip conversions; norm and sum must still use the same numbers."""
+    """XLA on GPU removes round-trip conversions. Norm and sum must still use the same numbers."""
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")

@@ -1,4 +1,4 @@
-"""Tests of augmentation multiplicity: the copies of an example are averaged before clipping."""
+"""Tests augmentation multiplicity: the copies of an example are averaged before clipping."""
 
 import functools
 

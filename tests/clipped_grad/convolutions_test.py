@@ -17,7 +17,7 @@ MASK = np.array([True, True, False, True, True, True])
 
 
 def network(kernels, image, *, order="NHWC", remat=False, scan=False, **options):
-    """Two convolutions and a square; every gradient of this loss contains convolutions."""
+    """Applies two convolutions and a square, so that every gradient contains convolutions."""
 
     def layer(kernel, x):
         numbers = (order, "HWIO", order)

@@ -1,4 +1,4 @@
-"""Tests of frozen weights: arguments of the step, not constants of its program."""
+"""Tests frozen weights: arguments of the step, not constants of its program."""
 
 import re
 import warnings
@@ -25,7 +25,7 @@ def problem(width, size=3):
 
 
 def clipped(frozen, params, batch, **options):
-    """Returns the clipped sum of the trained parameters: the pattern of the guide."""
+    """Returns the clipped sum of the trained parameters, as in the guide."""
     loss = lambda p, example: loss_fn({**frozen, **p}, example)  # noqa: E731
     return dpoptax.clipped_grad(loss, 0.1, **options)(params, batch).sum
 

@@ -28,7 +28,7 @@ _TYPE = re.compile(r"^(\w+)\[([\d,]*)\]")
 
 
 class Instruction(NamedTuple):
-    """An instruction of a compiled program."""
+    """Describes an instruction of a compiled program."""
 
     name: str
     dtype: str
@@ -75,7 +75,7 @@ def _bundle(name, points=1, **options):
     def total(params, weights, *batch):
         # Arguments, not constants, because the compiler could see whether constants cancel.
         weights = tuple(weights) if points > 1 else (1.0,)
-        # The compiler merges what equal points compute.
+        # Equal points would be merged by the compiler.
         places = tuple(jax.tree.map(lambda p, j=j: p * (1.0 + j), params) for j in range(points))
         there = dpoptax.GradientPoints(places, weights)
         grad_fn = dpoptax.clipped_grad(lambda p, e: loss(_scaled(p), e), CLIP, **options)

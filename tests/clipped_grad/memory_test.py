@@ -1,4 +1,4 @@
-"""Tests of the memory of each method, in copies of the parameters (docs/guides/choosing.md)."""
+"""Tests the memory of each method, in copies of the parameters (docs/guides/choosing.md)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,6 @@
-"""Tests that need several devices. They run in separate processes, because JAX counts devices once.
+"""Tests that need several devices.
 
+They run in separate processes, because JAX fixes the number of devices once.
 The checks are in tests/multidevice/; to run one of them directly:
 `XLA_FLAGS=--xla_force_host_platform_device_count=8 pytest -n0 tests/multidevice/sums.py`.
 """

@@ -1,4 +1,4 @@
-"""Tests of the programs for GPUs and TPUs, run on CPU: results are equal and the bound holds.
+"""Tests the programs for GPUs and TPUs, run on CPU: results are equal and the bound holds.
 
 A program is lowered for a platform, with that platform's branches, and then compiled for this CPU.
 Its arithmetic can be made as inexact as on the platform.
@@ -182,7 +182,7 @@ def _attack(program, change, *, method="auto", effort=(14, 10)):
     """Returns how far an example moves the sum of a changed program, relative to the bound."""
     loss, shapes, batch = adversary_test.PROGRAMS[program]
     params = programs.parameters(shapes)
-    if program == "regression":  # the pairs of the search cancel here
+    if program == "regression":  # so that the pairs of the search cancel
         params = [jnp.zeros_like(p) for p in params]
     clip = adversary_test.CLIPS["l2"]
     others = adversary_test._others(batch)
@@ -216,7 +216,8 @@ def test_inexact_quotients_and_roots_are_within_the_bound(program, factor):
 
 
 def test_quotients_and_roots_that_are_less_exact_are_found():
-    # Errors of roots and quotients would cancel: a norm that is too small, and its quotient.
+    # Only roots are inexact: for a norm that is too small, an inexact quotient would cancel the
+    # error.
     moved, _ = _attack("regression", lambda lowered: inexact(lowered, 1 - 1e-4, only=("sqrt",)))
     assert moved > 1
 

@@ -1,4 +1,4 @@
-"""Tests of gradient points: `track_iterates` remembers iterates, `gradient_points` reads them."""
+"""Tests gradient points: `track_iterates` remembers iterates, `gradient_points` reads them."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Tests of `clipped_grad(method="recompute")`, which measures and sums in two turns."""
+"""Tests `clipped_grad(method="recompute")`, which measures and sums in two turns."""
 
 import jax
 import jax.numpy as jnp

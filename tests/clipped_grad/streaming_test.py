@@ -1,4 +1,4 @@
-"""Tests of per-layer clips that are applied during the backward pass."""
+"""Tests per-layer clips that are applied during the backward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def clipped_sum(grads, bound):
 
 
 def expected(params, batch, clip_of):
-    """Returns the sum of parts that are clipped one by one, with bound `clip_of[leaf]`."""
+    """Returns the sum of parts that are clipped separately, with bound `clip_of[leaf]`."""
     table = params["embed"]
     grads = jax.vmap(jax.grad(two_uses, argnums=(0, 1, 2)), (None, None, None, 0))(
         table, table, params, batch

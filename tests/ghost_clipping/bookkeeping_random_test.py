@@ -1,4 +1,4 @@
-"""Tests of ghost clipping on small random programs and on flax models."""
+"""Tests ghost clipping on small random programs and on flax models."""
 
 import functools
 from unittest import mock
@@ -27,7 +27,7 @@ def _normal(rng, *shape):
 
 
 def _use(kind, w, x):
-    """One way to combine a 4×4 parameter with (T, 4) data; linear, so nothing saturates."""
+    """Combines a 4×4 parameter with (T, 4) data linearly, so that nothing saturates."""
 
     def conv(x, w, **options):
         numbers = ("NCW", "OIW", "NCW")
@@ -120,7 +120,7 @@ def test_many_random_programs(layers, length, count, seed):
 @settings(max_examples=25, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 3), seed=st.integers(0, 99))
 def test_random_programs_by_inner_products(layers, length, count, seed):
-    """Forces inner products instead of formed gradients; norm bounds may exceed norms."""
+    """Forces inner products instead of formed gradients. Norm bounds may exceed norms."""
     with mock.patch.object(factor_products, "choose_method", return_value="gram"):
         _compare(layers, length, count, seed, tolerance=5e-4 if count == 1 else 2e-3)
 

@@ -18,7 +18,7 @@ from tests.networks import NETWORKS
 pytestmark = pytest.mark.usefixtures("no_room")
 
 SIZE = 5
-# Together these networks use every rule, so they represent all where one is enough.
+# Together, these networks use every rule. Tests use them if not all networks are needed.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # Other quick tests cover the rules and structure of these networks.
 COVERED = {
@@ -42,7 +42,7 @@ def _compiled(method, loss, clip):
 
 
 def clipped_sum(method, network, clip, points, batch, mask=None):
-    """Returns the sum by `bookkept_sum` or by `per_example_sum`."""
+    """Returns the sum of `ghost_clipped_sum` or `per_example_sum`."""
     mask = np.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
     keys = jax.random.split(jax.random.key(7), len(mask)) if network.keyed else None
     return _compiled(method, network.loss, clip)(points, batch, mask, keys)
@@ -180,7 +180,7 @@ def test_gradients_of_any_magnitude(size, clip):
 
 
 def _one_position(params, example):
-    """A batched product, one of a scaled parameter, and a lookup, all with one position (T = 1)."""
+    """Uses a batched product, a scaled parameter and a lookup, each with one position (T = 1)."""
     x, token, size = example
     hidden = jnp.tanh(jnp.einsum("kd,kde->ke", x, params["stack"])).reshape(-1)
     out = hidden @ (-2.0 * params["scaled"]) + jnp.sum(params["table"][token])

@@ -19,7 +19,7 @@ _MODES = ("clip", "drop", "fill", "promise_in_bounds")
 
 
 def _gather(mode, *, offset, indexed, sizes, collapsed=()):
-    """`lax.gather` with indices along `indexed`, given as (…, components)."""
+    """Returns `lax.gather` for indices (…, components) along the axes `indexed`."""
     numbers = lax.GatherDimensionNumbers(offset, collapsed, indexed)
 
     def read(table, indices):
@@ -29,7 +29,7 @@ def _gather(mode, *, offset, indexed, sizes, collapsed=()):
 
 
 def _with_zeros(ids, place):
-    """Two-component indices of which the other component is mostly 0."""
+    """Returns two-component indices whose other component is mostly 0."""
     zeros = jnp.where(ids == 3, 1, 0)
     return jnp.stack([ids, zeros] if place == 0 else [zeros, ids], axis=-1)
 
@@ -83,7 +83,7 @@ _READS = {
 
 
 def _by_mode(mode):
-    """Reads for which the mode matters at indices outside the table."""
+    """Returns reads whose results outside the table depend on the mode."""
     return {
         "rows": lambda t, i: jax.vmap(lambda i: t.at[i].get(mode=mode))(i),
         "columns": lambda t, i: jax.vmap(lambda i: t.at[:, i].get(mode=mode))(i),

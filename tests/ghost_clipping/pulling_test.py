@@ -1,4 +1,4 @@
-"""Tests of values computed from parameters: gradients are pulled back without being formed."""
+"""Tests values computed from parameters: gradients are pulled back without being formed."""
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ def test_they_are_with_gradients_formed(name, way, monkeypatch):
     _check(name, way, monkeypatch)
 
 
-# The sums have either sign and several cancel; where they cancel most, differences are summed.
+# Several weights cancel. If they cancel most, differences are summed.
 WEIGHTS = {
     "two": (0.7, 0.3),
     "of both signs": (1.5, -0.7),
@@ -139,7 +139,7 @@ def test_clipped_sums_at_several_points(name, weights, monkeypatch):
 
 
 def _tied_and_scaled(params, x):
-    """One kernel plain, scaled by a gain and standardized; and LoRA, merged."""
+    """Uses one kernel unchanged, scaled by a gain and standardized, and merged LoRA factors."""
     w, a, b, gain = params
     y = jnp.tanh(x @ (w * jnp.exp(gain))) + x @ w
     return jnp.sum(jnp.sin(y * (jnp.cos(x) @ _standardised(w)) + x @ (0.5 * a @ b)))
@@ -157,7 +157,7 @@ def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
 
 
 def test_the_way_follows_the_number_of_points():
-    """Inner products cost the square of the number of points; forming is not a fallback."""
+    """The cost of inner products is quadratic in the number of points. Forming is no fallback."""
 
     def ways(length, width, points):
         struct = jax.ShapeDtypeStruct
@@ -216,7 +216,7 @@ def _power_iterations(w):
 
 
 def _orthonormalised(w):
-    """Björck's iteration, which turns each product into four."""
+    """Applies Björck's iteration, which turns each product into four."""
     for _ in range(10):
         w = 1.5 * w - 0.5 * w @ (w.T @ w)
     return w
@@ -298,7 +298,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
     """Terms almost cancel the products, so half of the naively computed norms are too small."""
     rng = np.random.default_rng(0)
     rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
-    # One column of the kernel each: a basis, and the component of the products along it.
+    # All rows equal the first column of the basis, and so do its other columns.
     basis = (rng.normal(size=(1, 4, 4)) / 4).astype(np.float32)
     rows[:] = basis[0, :, 0]
     basis[0] = basis[0, :, :1]

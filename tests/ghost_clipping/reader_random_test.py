@@ -1,4 +1,4 @@
-"""Tests of ghost clipping against per-example gradients on random programs with all constructs."""
+"""Tests ghost clipping against per-example gradients on random programs with all constructs."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ _DIM = 4
 
 @jax.custom_vjp
 def bounded(w):
-    """The identity with clipped cotangents, so its derivative is not linear in the cotangent."""
+    """Returns w. Its derivative clips cotangents, so it is not linear in the cotangent."""
     return w
 
 

@@ -84,7 +84,7 @@ def _mean(x):
 
 
 def _with_option(loss):
-    """A loss traced where every custom_vjp is an object, so programs do not show its rules."""
+    """Traces a loss with an option under which programs do not show the rules of custom_vjp."""
 
     def traced(w, x):
         jax.config.update("jax_custom_vjp3", True)

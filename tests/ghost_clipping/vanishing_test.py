@@ -162,7 +162,7 @@ def _turned_before_it_is_subtracted(p, x):
 
 
 class _Linen(nn.Module):
-    """A layer, batch normalization, and a second layer."""
+    """Applies a layer, batch normalization, and a second layer."""
 
     first: nn.Module
     norm: nn.Module
@@ -173,7 +173,7 @@ class _Linen(nn.Module):
 
 
 def _moved(params):
-    """Returns parameters without zeros; initial biases would be zero."""
+    """Returns parameters that are not zero, unlike initial biases."""
     return jax.tree.map(lambda x: x + 0.1, params)
 
 

@@ -1,4 +1,4 @@
-"""Tests of correlated noise in integers: the exact recursion, and the move by one example."""
+"""Tests correlated noise in integers: the recursion, and the effect of one example."""
 
 import dataclasses
 import fractions
@@ -39,7 +39,7 @@ def rounded(numerator):
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("extreme", [False, True])
 def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monkeypatch):
-    """Releases match exactly, also where every number is as extreme as the law allows."""
+    """Releases match exactly, even if all numbers are as extreme as their distribution allows."""
     step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     drawn, rng = [], np.random.default_rng(0)
 

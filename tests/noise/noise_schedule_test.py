@@ -1,4 +1,4 @@
-"""Tests of scheduled noise: each release has the noise of its phase and is priced with it."""
+"""Tests scheduled noise: each release has the noise of its phase and is priced with it."""
 
 from fractions import Fraction
 
@@ -120,7 +120,7 @@ def test_full_batches_have_the_mu_of_all_releases():
 
 @pytest.mark.parametrize("relation", events.RELATIONS)
 def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
-    """Full-batch phases are joined; a pair for each phase took 10 ms per calibration query."""
+    """Full-batch phases are joined. A pair for each phase took 10 ms per calibration query."""
     sigmas = np.linspace(30, 10, 300)
     # The phases are also composed with a sampled release.
     other = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))

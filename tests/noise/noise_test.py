@@ -1,4 +1,4 @@
-"""Tests of the noise stage: distribution, fresh noise in every step, and the ledger's count."""
+"""Tests the noise stage: distribution, fresh noise in every step, and the ledger's count."""
 
 import chex
 import jax

@@ -1,4 +1,4 @@
-"""Tests of adaptive clipping: the threshold reaches its quantile; the pair costs one release."""
+"""Tests adaptive clipping: the threshold and its quantile, and the cost of a release."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ def _sum(clip, grads, threshold, mask=None):
 
 
 def andrew(gradients, *, threshold, quantile, learning_rate):
-    """Andrew et al. 2021, Algorithm 1, without noise: the means and thresholds of every round."""
+    """Returns means and thresholds of Andrew et al. 2021, Algorithm 1, without noise."""
     means, thresholds = [], [threshold]
     for batch in gradients:
         norms = np.linalg.norm(batch, axis=1)
@@ -215,7 +215,7 @@ def test_book_keeping_counts_extreme_and_broken_examples_as_the_reference_does(s
 
 
 def test_counts_of_more_examples_than_are_added_exactly_are_refused():
-    """The rounding of such counts has no bound; formed gradients are within the sum's bound."""
+    """The rounding of such counts is not bounded, except with formed gradients."""
     clip = dpoptax.adaptive_clip(0.1)
     batch = jax.ShapeDtypeStruct((2**16 + 1, 2), jnp.float32)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(0.1))

@@ -1,12 +1,13 @@
-"""Holds per-example gradients by a derived value while they are pulled back to a parameter.
+"""Represents gradients of derived values while they are pulled back.
 
-A gradient by such a value is held as outer products times a fixed array, and as fixed arrays times
-a few numbers of each example:
+The gradient with respect to such a value is represented as outer products times a fixed array, plus
+fixed arrays times a few numbers of each example:
 
     scale ⊙ Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k.
 
-Scaling, sums along axes and products with matrices keep this form. Fixed arrays depend on the
-parameters only. They and the weights have the value's axes, of size 1 where they do not vary.
+Scaling, sums along axes and products with matrices preserve this form. Fixed arrays depend on the
+parameters only. Fixed arrays and weights have the axes of the value, with size 1 along axes on
+which they are constant.
 """
 
 import dataclasses
@@ -29,9 +30,9 @@ class NotFactoredError(Exception):
 
 
 def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns a fixed array divided by a power of two, and the exponent.
+    """Divides a fixed array by a power of two, so that its largest entry is about 1.
 
-    The largest entry of the quotient is about 1.
+    Returns the quotient and the exponent.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     found = bounds.binary_exponent(largest)
@@ -40,7 +41,10 @@ def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
-    """Returns an array whose axis i is axis source[i] of `x`, or new; others must have size 1."""
+    """Returns an array whose axis i is axis source[i] of `x`.
+
+    If source[i] is `None`, axis i is new. Axes of `x` that are left out must have size 1.
+    """
     kept = [i for i in source if i is not None]
     dropped = [i for i in range(x.ndim) if i not in kept]
     return x.transpose(*kept, *dropped).reshape([1 if i is None else x.shape[i] for i in source])
@@ -48,7 +52,7 @@ def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedTerm:
-    """Represents `basis` ⊙ `weights`; `weights` is (B, …), and a basis of `None` is 1."""
+    """Represents `basis` ⊙ `weights`, with weights (B, …). A basis of `None` is 1."""
 
     basis: jax.Array | None
     weights: jax.Array
@@ -69,7 +73,7 @@ class FixedTerm:
         return FixedTerm(y if self.basis is None else materialize(self.basis * y), self.weights)
 
     def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "FixedTerm":
-        """Returns its sum over axes, which then have size 1; `shape` is the value's."""
+        """Returns the sum over axes, which then have size 1, of a value of this `shape`."""
         axes = set(axes)
         fixed = [i for i in axes if self.weight_shape[i] == 1]
         rest = [i + 1 for i in axes if self.weight_shape[i] != 1]
@@ -90,15 +94,16 @@ class FixedTerm:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OuterSum:
-    """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of `None` is 1.
+    """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t. A scale of `None` is 1.
 
     Attributes:
       segment: the factors.
-      layout: how they read the value.
-      shape: the value's shape.
+      layout: how the factors read the value.
+      shape: the shape of the value.
       scale: a fixed array.
       mixed: whether a factor was multiplied by a matrix, which can give it any magnitude.
-      known: contractions with fixed arrays, by object id. The arrays are kept, so ids stay unique.
+      known: cached contractions with fixed arrays, by the ids of these. The arrays are kept, so
+        that ids stay unique.
     """
 
     segment: Segment
@@ -113,14 +118,14 @@ class OuterSum:
         return dataclasses.replace(self, scale=scale)
 
     def total(self, axes: Iterable[int]) -> FixedTerm:
-        """Returns its sum over axes, which then have size 1."""
+        """Returns the sum over axes, which then have size 1."""
         value = bounds.ldexp(*self.inner_product(None, axes))
         return FixedTerm(None, jax.vmap(self.restore)(value))
 
     def inner_product(
         self, basis: jax.Array | None, axes: Iterable[int]
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns Σ over axes of basis ⊙ self as (B, K, R, D), and an exponent of 2."""
+        """Returns the sum of basis ⊙ self over axes, (B, K, R, D), and an exponent of 2."""
         sums = self.sides(axes)
         # After a matrix product, factors may have any magnitude, and this could overflow.
         if self.mixed:
@@ -134,12 +139,12 @@ class OuterSum:
                 y, found = normalize_fixed(fixed)
                 exponent += found
                 y = self.cut(y)
-                # Arrays that do not vary along the summed side factor out of the contraction.
+                # Arrays that are constant along the summed side factor out of the contraction.
                 if y.shape[along] == 1:
                     outside.append(y)
                 else:
                     inside.append((fixed, y))
-        # Fixed arrays are compared by identity: their values are traced.
+        # Fixed arrays are compared by identity, because their values are traced.
         key = (along, *(id(fixed) for fixed, _ in inside))
         if key not in self.known:
             x = functools.reduce(operator.mul, [y for _, y in inside]) if inside else None
@@ -151,7 +156,7 @@ class OuterSum:
         return value, exponent
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
-        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, D), or the columns."""
+        """Sums x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, D), or the columns."""
         rows, columns = self.segment if along == 1 else self.segment.swapped
         rows, columns = rows.astype(jnp.float32), columns.astype(jnp.float32)
         if x is None:
@@ -165,7 +170,7 @@ class OuterSum:
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
     def transposed(self, source: Sequence[int]) -> "OuterSum":
-        """Returns the gradient by a value whose axis i is axis source[i] of this one."""
+        """Returns the gradient of a value whose axis i is axis source[i] of this one."""
         if self.layout.split != self.shape:
             raise NotFactoredError
         to = [source.index(i) for i in range(len(source))]
@@ -177,7 +182,7 @@ class OuterSum:
         )
 
     def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
-        """Returns the gradient by the left (0) or right (1) operand of a matrix product."""
+        """Returns the gradient of the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
         if layout.split != self.shape or len(self.shape) != 2 or layout.groups:
             raise NotFactoredError
@@ -186,7 +191,7 @@ class OuterSum:
         if len(layout.rows) != 1 or len(layout.columns) != 1:
             raise NotFactoredError
         matrix = matrix if scale is None else materialize(matrix * scale)
-        # The contracted axis is 1 of the left operand and 0 of the right one.
+        # The contracted axes are axis 1 of the left operand and axis 0 of the right operand.
         mapped = contract(
             "dc,bktc->bktd" if axis == 0 else "rd,bktr->bktd",
             matrix,
@@ -205,7 +210,7 @@ class OuterSum:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """Returns a fixed array as (K, R, D), each of size 1 where it does not vary."""
+        """Reads a fixed array as (K, R, D), with size 1 for sides on which it is constant."""
         split = self._split(x.shape)
         for side in self.layout.sides:
             if any(split[i] != 1 for i in side):
@@ -217,7 +222,7 @@ class OuterSum:
         return x.transpose(order).reshape(sizes)
 
     def restore(self, x: jax.Array) -> jax.Array:
-        """Returns the array that `cut` turns into (K, R, D)."""
+        """Inverts `cut`."""
         split = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:
@@ -235,9 +240,10 @@ class OuterSum:
         return split
 
     def sides(self, axes: Iterable[int]) -> list[bool]:
-        """Returns whether groups, rows and columns lie within the value's `axes`.
+        """Returns whether groups, rows and columns lie within the `axes` of the value.
 
-        Raises a `NotFactoredError` if one of them does only in part.
+        Raises:
+          NotFactoredError: one of them lies only partly within the axes.
         """
         split_axes = self._split_axes()
         within = {i for axis in axes for i in split_axes[axis]}
@@ -253,13 +259,13 @@ class OuterSum:
         return found
 
     def _split_axes(self) -> list[list[int]]:
-        """Returns, for each axis of the value, its axes in the layout's split."""
+        """Returns, for each axis of the value, the corresponding axes of `layout.split`."""
         left = list(range(len(self.layout.split)))
         groups = []
         for n in self.shape:
             group: list[int] = []
             size = 1
-            # Axes of the split are consecutive: each axis of the value takes as many as its size
+            # Axes of the split are consecutive. Each axis of the value takes as many as its size
             # needs.
             while left and (size < n or (not group and self.layout.split[left[0]] == 1)):
                 size *= self.layout.split[left[0]]

@@ -1,12 +1,12 @@
-"""Bounds the norms of per-example gradients that are held as factors.
+"""Bounds the norms of per-example gradients that are represented by factors.
 
 The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k]. The segments s are the uses
 of one parameter at all gradient points. Its squared norm is
 
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
-which takes L²(R + D) operations, where forming the gradient takes L R D. Integers represent one-hot
-factors. Entries are at most about 1, since factors come divided by powers of two
+which takes L²(R + D) operations. Forming the gradient takes L R D operations. Integers represent
+one-hot factors. Entries are at most about 1, since factors are divided by powers of two first
 (`dpoptax._clip.bounds`).
 """
 
@@ -24,14 +24,14 @@ from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import float32_at_least, widen
 from dpoptax._xla import round_to_dtype
 
-# Loss of a norm by underflow, at most, for each term of the sums that it consists of.
+# An upper bound of the loss of a norm to underflow, for each term of its sums.
 UNDERFLOW_LOSS = 2.0**-50
 
 
 class Segment(NamedTuple):
     """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
 
-    One of them may be one-hot, held as integers (B, K, L).
+    One of them may be one-hot, represented by integers (B, K, L).
     """
 
     rows: jax.Array
@@ -48,7 +48,10 @@ class Segment(NamedTuple):
         return any(x.dtype == jnp.bfloat16 for x in self)
 
     def rounded(self, dtype: DTypeLike | None) -> "Segment":
-        """Returns the factors in one dtype, except one-hot ones: in bfloat16 if one of them is."""
+        """Rounds factors that are not one-hot to `dtype`.
+
+        For `None`, both are rounded to bfloat16 if one of them is in bfloat16.
+        """
         if dtype is None:
             if not self.is_narrow:
                 return self
@@ -59,16 +62,16 @@ class Segment(NamedTuple):
 
 
 def is_one_hot(factor: jax.Array) -> bool:
-    """Returns whether a factor is one-hot, held as integers."""
+    """Returns whether a factor is one-hot, represented by integers."""
     return jnp.issubdtype(factor.dtype, jnp.integer)
 
 
 def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Computes an einsum at the full precision of its operands on every platform.
 
-    Everything that a bound rests on is contracted here: by default TPUs multiply float32 in
-    bfloat16, and GPUs may use TF32. Pass the larger operand second. It keeps its order of axes, as
-    einsum has it on the left; otherwise XLA copies it and the result.
+    All contractions on which a bound depends use this function. By default, TPUs multiply float32
+    in bfloat16, and GPUs may use TF32. Pass the larger operand second: einsum puts it on the left
+    and keeps its order of axes. Otherwise XLA copies it and the result.
     """
     return jnp.einsum(
         axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=float32_at_least(a, b)
@@ -78,16 +81,17 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def choose_method(
     examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
-    """Chooses the cheapest way to the norm of products with `positions` = Σ_s L_s.
+    """Chooses the cheapest method for the norm of products with `positions` = Σ_s L_s.
 
-    The factors are dense. There may be `fixed` further terms, one for each point: arrays that
-    depend on the parameters. Inner products then need each array with all products, which costs as
-    much as the sum. If the gradient by the parameter is formed, this happens point by point, and it
-    is kept.
+    The factors are dense. There may be `fixed` additional terms with arrays that depend on the
+    parameters, one for each point. The method of inner products then needs the inner product of
+    each array with all products, which costs as much as the sum. If the gradient with respect to
+    the parameter is formed, it is formed point by point, and kept.
 
     Returns:
       "outer" (one position: the product of two norms), "gram" (inner products), "form" (form the
-      gradients, and contract again for the sum) or "keep" (form them, and keep them for the sum).
+      gradients, and contract again for the sum) or "keep" (form the gradients, and keep them for
+      the sum).
     """
     if positions == 1 and segments == 1:
         return "outer"
@@ -109,7 +113,7 @@ def choose_method(
 
 
 def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
-    """Returns the gradients themselves, (B, K, R, D) in float32."""
+    """Forms the gradients, (B, K, R, D) in float32."""
     total = None
     for rows, columns in _join_segments(segments):
         if is_one_hot(rows):
@@ -124,9 +128,9 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
 
 
 def _join_segments(segments: list[Segment]) -> list[Segment]:
-    """Joins the segments along L if this takes fewer passes over memory than adding products."""
+    """Joins the segments along L if this needs fewer passes over memory."""
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
-    # Two passes over the factors, against three over a gradient for each added product.
+    # Joining takes two passes over the factors. Each added product takes three over a gradient.
     fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
     if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
         return segments
@@ -142,10 +146,10 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
 
 
 def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
-    """Returns upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
+    """Returns upper bounds of ‖G‖² and S, (B,), using the method "outer" or "gram".
 
-    For one position, S is the norm. For inner products, the error lies in the square: it is at most
-    η S², with η for the longest chain of roundings.
+    For one position, S is the norm. For inner products, the error of the square is at most η S²,
+    with η for the longest chain of roundings.
     """
     if method == "outer":
         absolute = absolute_size(segments, sizes)
@@ -160,18 +164,18 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
             # Each pair of different segments occurs twice in the square.
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
     absolute = _sum_norms(segments, lengths, sizes)
-    # The longest chain: over K, L and L', over pairs of segments, and in inner products.
+    # The longest chain sums over K, L and L', over pairs of segments, and in inner products.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_inner_product_length(segments) + sums + 4)
-    # Terms that cancel may leave a negative square; the bound adds the error to at least zero.
+    # If terms cancel, the computed square may be negative. It is then replaced by zero.
     return NormBounds(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
 def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
-    """Returns the same bounds from the formed Ĝ, where the sum contracts the factors again.
+    """Returns the bounds of `measure` from formed gradients Ĝ.
 
-    ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S². Gradients are formed and discarded
-    for a few examples at a time.
+    The sum contracts the factors again. ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η +
+    η²)S². Gradients are formed and discarded for a few examples at a time.
     """
     examples = segments[0].rows.shape[0]
     most = max(1, COSTS.formed_entries // math.prod(sizes))
@@ -206,7 +210,10 @@ def _positions(segments: list[Segment]) -> int:
 
 
 def _inner_product_length(segments: list[Segment]) -> int:
-    """Returns the longest sums in inner products of rows and columns; one-hot ones are exact."""
+    """Returns the number of terms in inner products of rows and of columns, together.
+
+    Inner products with one-hot factors are exact and do not count.
+    """
     sides = zip(*segments, strict=True)
     return sum(max(0 if is_one_hot(x) else x.shape[-1] for x in side) for side in sides)
 
@@ -224,7 +231,7 @@ def _diagonal_root(inner: jax.Array) -> jax.Array:
 
 
 def sum_by_axes(x: jax.Array) -> jax.Array:
-    """Sums over all axes except the first, one by one, for shorter chains of roundings."""
+    """Sums over each axis except the first, for shorter chains of roundings."""
     with jax.named_scope(
         "sum_by_axes"
     ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
@@ -240,7 +247,7 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
     if is_one_hot(b):
         return _gram_matrix(b, a).swapaxes(-1, -2)
     if is_one_hot(a):
-        # The inner product with a one-hot row is an entry: exact, and without a product.
+        # The inner product with a one-hot row is an entry of the other row, without rounding.
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)

@@ -1,9 +1,9 @@
-"""Applies a public linear map to the factors of gradients, before any norm is taken.
+"""Applies a public linear map to the factors of gradients, before norms are taken.
 
     T(Σ_t rows_t ⊗ columns_t) = Σ_t (U rows_t) ⊗ (V columns_t)
 
-for a scale or a matrix on each side. The mapped factors are stored and then measured, clipped and
-summed. The bound is for the mapped gradients as they are stored, however they were rounded.
+for a scale or a matrix on each side. The mapped factors are stored, and then measured, clipped and
+summed. The bound applies to the mapped gradients as stored, however they were rounded.
 """
 
 import dataclasses
@@ -25,7 +25,10 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaleStep:
-    """Scales a factor: `entries` picks from the map's scale, as (K, R, D) with R or D of size 1."""
+    """Scales a factor by the `entries` of a scale of the map.
+
+    `entries` are indices, (K, R, D) with R or D of size 1.
+    """
 
     index: int
     entries: np.ndarray
@@ -37,7 +40,7 @@ class ScaleStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MatrixStep:
-    """Multiplies a factor by a matrix of the map, whose entries are permuted by `order`."""
+    """Multiplies a factor by a matrix of the map, with entries permuted by `order`."""
 
     uses_map_rows: bool
     acts_on_rows: bool
@@ -56,17 +59,18 @@ class SideMap:
 
     @property
     def mixes_rows(self) -> bool:
-        """Returns whether entries of rows are mixed, which one-hot rows do not allow."""
+        """Returns whether entries of rows are mixed, which is impossible for one-hot rows."""
         return any(isinstance(step, MatrixStep) and step.acts_on_rows for step in self.steps)
 
     def __call__(
         self, factor: Factor, segments: list[Segment]
     ) -> tuple[list[Segment], jax.Array, jax.Array]:
-        """Returns the mapped factors, divided by powers of two of each example.
+        """Maps the factors, and divides them by powers of two of each example.
 
         Returns:
-          The factors, stored, with entries of at most 2; the exponent (B,) of the divisor of both
-          sides together; and whether they are finite, (B,). Factors that are not finite are zero.
+          The stored factors, with entries of at most 2; the exponent (B,) of the divisor of both
+          sides together; and whether the factors are finite, (B,). Factors that are not finite are
+          zero.
         """
         exponent = jnp.zeros((), jnp.int32)
         for step in self.steps:
@@ -77,7 +81,7 @@ class SideMap:
                 assert not isinstance(factor, Diagonal)
                 matrix = factor.rows if step.uses_map_rows else factor.columns
                 assert matrix is not None
-                # V multiplies from the right: the columns of g see its transpose.
+                # V multiplies from the right, so its transpose acts on the columns of g.
                 matrix = matrix if step.uses_map_rows else matrix.T
                 fixed = matrix[step.order[:, None], step.order]
             fixed, found = normalize_fixed(fixed)
@@ -91,7 +95,7 @@ class SideMap:
 
 
 def _apply_step(step: ScaleStep | MatrixStep, segment: Segment, fixed: jax.Array) -> Segment:
-    """Applies one step to the rows of a segment; scales of one-hot rows go to the columns."""
+    """Applies one step to the rows of a segment, or to columns for one-hot rows."""
     rows, columns = segment
     if isinstance(step, MatrixStep):
         return Segment(contract("dr,bktr->bktd", fixed, rows.astype(jnp.float32)), columns)
@@ -109,9 +113,9 @@ def _apply_step(step: ScaleStep | MatrixStep, segment: Segment, fixed: jax.Array
 def _divide_segments(
     segments: list[Segment], exponent: jax.Array
 ) -> tuple[list[Segment], jax.Array, jax.Array]:
-    """Divides the factors by powers of two, as `SideMap` returns them.
+    """Divides the factors by powers of two; see `SideMap.__call__`.
 
-    One-hot factors stay as they are, and the other side is divided instead.
+    One-hot factors do not change, and the other side is divided instead.
     """
 
     def top(side: tuple[jax.Array, ...]) -> jax.Array:
@@ -136,7 +140,7 @@ def _divide_segments(
 def make_side_map(
     factor: Factor, view: View, layout: FactorLayout, shape: tuple[int, ...]
 ) -> SideMap | None:
-    """Returns how a parameter's map acts on the factors, or `None` if it mixes both sides.
+    """Returns how a parameter's map acts on the factors; `None` if it mixes the sides.
 
     Args:
       factor: the parameter's part of the map.
@@ -162,7 +166,7 @@ def make_side_map(
         if len(varying) != 1 or varying[0] == 0:
             return None
         order = found[varying[0]]
-        # A side has to visit each row (or column) of the map exactly once.
+        # A side must visit each row (or column) of the map exactly once.
         if not np.array_equal(np.sort(order), np.arange(matrix.shape[0])):
             return None
         steps.append(MatrixStep(uses_map_rows, varying[0] == 1, order))
@@ -170,7 +174,7 @@ def make_side_map(
 
 
 def _side_positions(view: View, axes: tuple[int, ...]) -> np.ndarray:
-    """Returns positions in the flattened parameter along a side, without the view's offset."""
+    """Returns positions along a side in the flattened parameter, without the offset."""
     positions = np.zeros((), np.int64)
     for axis in axes:
         for size, stride in view.axes[axis]:

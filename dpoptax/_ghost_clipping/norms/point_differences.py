@@ -2,12 +2,12 @@
 
 The chain rule uses the parameters of each point, so the gradients of each point are pulled back
 separately. Then the outer products and fixed terms of all points are added. If the weights are
-large and cancel, or the data are equal at all points, they are written with the first point's
-factors and differences to these,
+large and cancel, or the data are equal at all points, the sums are written in terms of the first
+point's factors and differences from them,
 
     Σ_j r_j ⊗ c_j = r_0 ⊗ Σ_j c_j + Σ_j (r_j − r_0) ⊗ c_j,
 
-and likewise fixed terms V_j ⊙ w_j.
+and similarly for fixed terms V_j ⊙ w_j.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True)
 class PullBackCounts:
-    """Counts the outer products and fixed terms that pulling back gives.
+    """Counts the outer products and fixed terms after pulling back.
 
     Attributes:
       segments: the outer products of all points together.
-      positions: the positions of each.
+      positions: the positions of each outer product.
       terms: the fixed terms of all points together.
     """
 
@@ -57,7 +57,7 @@ class PullBackCounts:
 def pull_back_points(
     use: Use, leaf: int, segments: list[Segment], fixed: list[FixedArrays], *, differences: bool
 ) -> tuple[list[OuterSum], list[FixedTerm]]:
-    """Returns the gradients of a use by a parameter, from its factors at each point.
+    """Returns the gradients of a parameter from the factors of a use at each point.
 
     The factors include the weights.
 
@@ -66,13 +66,13 @@ def pull_back_points(
       leaf: the parameter.
       segments: the factors at each point.
       fixed: the arrays computed from the parameters of each point.
-      differences: whether to write them with differences to the first point.
+      differences: whether to write sums with differences from the first point.
 
     Raises:
-      NotFactoredError: gradients do not have this form.
+      NotFactoredError: the gradients do not have this form.
     """
     if not use.operand_varies:
-        # The same data at all points: one array, so that identity shows it.
+        # The data are the same at all points. Sharing one array lets `_join_outers` detect this.
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
     shape = use.value.aval.shape
     found = [
@@ -94,10 +94,12 @@ def pull_back_points(
 def count_parts(
     use: Use, parameters: Sequence[ShapedArray], points: int
 ) -> list[tuple[int, FactorLayout, PullBackCounts]]:
-    """Counts the parts that `pull_back_points` gives by each parameter, with their layouts.
+    """Counts the parts that `pull_back_points` gives for each parameter.
+
+    Each entry of the result is a parameter, the layout, and the counts.
 
     Raises:
-      NotFactoredError: the gradient by one of them does not have this form.
+      NotFactoredError: the gradient of a parameter does not have this form.
     """
     leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
     groups, *sides = use.layout.sizes
@@ -120,11 +122,11 @@ def count_parts(
 
 
 def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
-    """Returns a sum of outer products as one of the first rows and one for each difference."""
+    """Writes a sum of outer products with the first rows and differences from them."""
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
         scales = [normalize_fixed(x.cut(x.scale)) for x in points if x.scale is not None]
-        # One power of two for all points: their factors are subtracted from each other.
+        # All points need the same power of two, because their factors are subtracted.
         unit = functools.reduce(jnp.maximum, [exponent for _, exponent in scales])
         segments = [
             scale_segment(segment, bounds.ldexp(y, exponent - unit))
@@ -132,7 +134,7 @@ def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
         ]
     rows, columns = zip(*segments, strict=True)
     found = [Segment(rows[0], functools.reduce(operator.add, columns))]
-    # Points that share their rows have differences of exactly zero, which are left out.
+    # Differences of points that share their rows are exactly zero, and are left out.
     if any(r is not rows[0] for r in rows):
         start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]
@@ -142,7 +144,7 @@ def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
 
 
 def _join_terms(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
-    """Returns a sum of fixed terms as one of the first basis and one for each difference."""
+    """Writes a sum of fixed terms with the first basis and differences from it."""
     first = points[0]
     found = [FixedTerm(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]
     if first.basis is not None:

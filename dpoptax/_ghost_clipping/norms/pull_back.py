@@ -1,8 +1,8 @@
-"""Pulls per-example gradients by a derived value back to its parameter, without forming them.
+"""Pulls per-example gradients of a derived value back to its parameter.
 
-The chain rule is applied operation by operation to gradients in the form of `cotangents`. If an
-operation does not keep this form, pulling back stops, and the parameter's per-example gradients are
-formed instead.
+The chain rule is applied operation by operation to gradients in the form of `cotangents`, without
+forming them. If an operation does not preserve this form, pulling back stops, and the parameter's
+per-example gradients are formed instead.
 """
 
 import dataclasses
@@ -19,21 +19,21 @@ from dpoptax._ghost_clipping.trace.program import DerivedValue, Parameter, Resul
 from dpoptax._jaxprs import bind
 from dpoptax._xla import materialize
 
-# Operations on each entry separately, in addition to those with their own rule.
+# Elementwise operations, in addition to those with their own rule.
 _ENTRYWISE_PRIMITIVES = frozenset(
     {
         "abs", "cos", "erf", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "logistic",
         "max", "min", "pow", "rsqrt", "select_n", "sin", "sqrt", "tanh",
     }
 )  # fmt: skip
-# If values are used twice again and again, the parts double each time; formed gradients do not.
+# If values are used twice repeatedly, the number of parts doubles each time.
 _PART_LIMIT = 32
 _OPERAND_SIGNS = {"add": (1, 1), "add_any": (1, 1), "copy": (1,), "neg": (-1,), "sub": (1, -1)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CotangentSum:
-    """Holds the gradients by a value: a sum of outer products and fixed terms."""
+    """Holds the gradients of a value: a sum of outer products and fixed terms."""
 
     shape: tuple[int, ...]
     outers: list[OuterSum]
@@ -44,7 +44,7 @@ class CotangentSum:
         return CotangentSum(self.shape, outers, terms)
 
     def total(self, axes: Sequence[int]) -> "CotangentSum":
-        """Returns their sum over axes, which then have size 1."""
+        """Returns the sum over axes, which then have size 1."""
         axes = [i for i in axes if self.shape[i] != 1]
         if not axes:
             return self
@@ -53,7 +53,10 @@ class CotangentSum:
         return CotangentSum(shape, [], found + [t.total(axes, self.shape) for t in self.terms])
 
     def permuted(self, source: Sequence[int | None]) -> "CotangentSum":
-        """Returns the gradient by a value whose axis i is axis source[i], or new and of size 1."""
+        """Returns the gradients of a value whose axis i is axis source[i] of this one.
+
+        If source[i] is `None`, the axis is new and has size 1.
+        """
         every = list(range(len(self.shape)))
         if list(source) == every:
             return self
@@ -66,14 +69,14 @@ class CotangentSum:
 
 
 class FixedArrays:
-    """Computes arrays that depend on the parameters only, at one point, each once."""
+    """Computes and caches arrays that depend only on the parameters, at one point."""
 
     def __init__(self, leaves: list[jax.Array]) -> None:
         self.evaluate = ParameterEvaluator(leaves)
         self.known: dict[tuple[DerivedValue, int], jax.Array] = {}
 
     def value(self, value: DerivedValue, rank: int) -> jax.Array:
-        """Returns a value, with size 1 along axes along which it is repeated."""
+        """Returns a value, with size 1 for axes along which it is repeated."""
         if (value, rank) not in self.known:
             found, origin = self.evaluate(value), value.origin
             if isinstance(origin, Result):
@@ -92,16 +95,16 @@ class FixedArrays:
 
 
 def pull_back(value: DerivedValue, leaf: int, outer: OuterSum, fixed: FixedArrays) -> CotangentSum:
-    """Returns the gradients by a parameter, from those by a value computed from it.
+    """Returns the gradients of a parameter from those of a value computed from it.
 
     Raises:
-      NotFactoredError: an operation between them does not keep the form.
+      NotFactoredError: an operation between them does not preserve the form.
     """
     return _PullBack(leaf, fixed)(value, CotangentSum(value.aval.shape, [outer], []))
 
 
 class _PullBack:
-    """Visits the values between a used value and a parameter, from the use to the parameter."""
+    """Visits the values between a used value and a parameter, in reverse order."""
 
     def __init__(self, leaf: int, fixed: FixedArrays) -> None:
         self.leaf, self.fixed = leaf, fixed
@@ -115,7 +118,7 @@ class _PullBack:
         return self.arrived[order[0]]
 
     def order(self, top: DerivedValue) -> list[DerivedValue]:
-        """Returns these values, each after its operands; the parameter comes first."""
+        """Returns these values, with the parameter first and operands before results."""
         order: list[DerivedValue] = []
         seen: set[DerivedValue] = set()
         stack = [(top, False)]
@@ -137,7 +140,7 @@ class _PullBack:
         return order
 
     def accumulate(self, operand: DerivedValue, g: CotangentSum) -> None:
-        """Adds gradients to those of an operand that was broadcast to the result's shape."""
+        """Adds gradients to an operand that was broadcast to the shape of the result."""
         if self.leaf not in operand.leaves:
             return
         shape = operand.aval.shape
@@ -186,7 +189,7 @@ class _PullBack:
             self.accumulate(x, g.times(inverse))
         if self.leaf in y.leaves:
             summed = [i for i, n in enumerate(inverse.shape) if n == 1]
-            # ∂(x/y)/∂y = −x/y². Sums along broadcast axes come first, as y has size 1 there.
+            # ∂(x/y)/∂y = −x/y². Broadcast axes, along which y has size 1, are summed first.
             scaled = g.times(self.fixed.value(x, rank)).total(summed)
             self.accumulate(y, scaled.times(materialize(-(inverse**2))))
 
@@ -217,7 +220,7 @@ class _PullBack:
         elif name == "transpose":
             source = [eqn.params["permutation"].index(i) for i in range(rank)]
         else:
-            # Only reshapes that insert or remove axes of size 1 keep the form.
+            # Only reshapes that insert or remove axes of size 1 preserve the form.
             places = iter([i for i, n in enumerate(g.shape) if n != 1])
             source = [next(places, None) if n != 1 else None for n in shape]
             if [n for n in shape if n != 1] != [n for n in g.shape if n != 1]:
@@ -227,7 +230,7 @@ class _PullBack:
         self.accumulate(operand, g.permuted(source))
 
     def multiply(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
-        """Pulls back through a matrix product: one factor is multiplied by the other matrix."""
+        """Pulls back through a matrix product: multiplies one factor by the other matrix."""
         ranks = [len(v.aval.shape) for v in operands]
         if eqn.params["dimension_numbers"] != (((1,), (0,)), ((), ())) or ranks != [2, 2]:
             raise NotFactoredError
@@ -240,7 +243,7 @@ class _PullBack:
                 self.accumulate(operand, CotangentSum(operand.aval.shape, outers, []))
 
     def apply_vjp(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
-        """Pulls back through any operation, if the gradients are scalars times fixed arrays."""
+        """Pulls back gradients that are scalars times fixed arrays, for any operation."""
         thin = all(n == 1 for t in g.terms for n in t.weight_shape)
         if g.outers or not thin or len(eqn.outvars) != 1:
             raise NotFactoredError

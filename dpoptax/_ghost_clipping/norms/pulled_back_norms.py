@@ -1,9 +1,9 @@
-"""Bounds the norms of gradients that have fixed terms in addition to outer products.
+"""Bounds the norms of gradients with fixed terms in addition to outer products.
 
     G = Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k
 
-Norm and sum only read the factors, bases and weights as they are stored here, however they were
-computed. G is defined by these stored numbers, and this G is clipped.
+Norm and sum only read the factors, bases and weights that are stored here, however they were
+computed. These numbers define G, and this G is clipped.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ from dpoptax._ghost_clipping.norms.pull_back import CotangentSum
 from dpoptax._ghost_clipping.trace.rules import FactorLayout, Sizes
 from dpoptax._xla import materialize
 
-# Scaled factors whose largest entry is smaller, before division by it, are treated as zero.
+# Scaled factors whose largest entry is smaller than this, before normalization, count as zero.
 _UNDERFLOW_THRESHOLD = 2.0**-40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredTerm:
-    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, D), each full or 1.
+    """Holds a fixed term, `basis` (K, R, D) times `weights` (B, K, R, D).
 
-    `inner` is the inner product of basis and outer products along the axes where weights have size
-    1.
+    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
+    along the axes for which weights have size 1.
     """
 
     basis: jax.Array
@@ -52,8 +52,8 @@ class FactoredGradients:
     """Holds the gradients of a parameter, with entries of at most about 1.
 
     Attributes:
-      segments: the factors.
-      terms: the fixed terms that are added to their products.
+      segments: the factors of the outer products.
+      terms: the fixed terms that are added to the outer products.
     """
 
     segments: list[Segment]
@@ -61,7 +61,7 @@ class FactoredGradients:
 
 
 def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[FixedTerm]]:
-    """Returns a cotangent as outer products in one layout, and fixed terms."""
+    """Splits a cotangent into outer products in one layout, and fixed terms."""
     shape, outers, terms = cotangent.shape, cotangent.outers, cotangent.terms
     if outers:
         if any(x.layout != outers[0].layout for x in outers):
@@ -69,7 +69,7 @@ def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[Fixed
         return outers, _merge_terms(terms)
     if any(t.weight_shape != shape for t in terms):
         raise NotFactoredError
-    # One number of each example for each entry: a single position.
+    # Each example has one number for each entry, which is a product with one position.
     parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
     total = materialize(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
@@ -78,7 +78,7 @@ def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[Fixed
 
 
 def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
-    """Multiplies one factor by a fixed array (K, R, D), of which R or D is 1."""
+    """Multiplies one factor by a fixed array (K, R, D), with R = 1 or D = 1."""
     rows, columns = segment
     if scale.shape[1] == 1:
         return Segment(rows, columns * scale)
@@ -86,7 +86,7 @@ def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
 
 
 def check_parts(outers: list[OuterSum], terms: list[FixedTerm]) -> None:
-    """Raises a `NotFactoredError` for parts that `assemble_gradients` cannot hold."""
+    """Raises `NotFactoredError` for parts that `assemble_gradients` cannot represent."""
     for outer in outers:
         if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
             raise NotFactoredError
@@ -108,16 +108,16 @@ def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
 def assemble_gradients(
     outers: list[OuterSum], terms: list[FixedTerm], dtype: DTypeLike | None
 ) -> tuple[FactoredGradients, jax.Array, jax.Array]:
-    """Divides gradients by a power of two of each example and stores them.
+    """Divides each example's gradient by a power of two, and stores the gradients.
 
     Returns:
-      The gradients, the exponent (B,) of the divisor, and whether they are finite, (B,). Gradients
-      that are not finite are zero.
+      The gradients, the exponent (B,) of the divisor, and whether the gradients are finite, (B,).
+      Gradients that are not finite are zero.
     """
     cut = outers[0].cut
     parts = [_scale_outer(x) for x in outers]
     bases = [normalize_fixed(cut(_basis_array(t, len(outers[0].shape)))) for t in terms]
-    # Stored: these are long sums, which two readers would each compute again.
+    # Stored, because two readers would each compute these long sums again.
     weights = materialize([jax.vmap(cut)(t.weights) for t in terms])
     tops = [bounds.largest_entry(w) for w in weights]
     exponents = [part.exponent for part in parts]
@@ -145,9 +145,9 @@ def assemble_gradients(
         axes, inner = term.fixed_axes, jnp.zeros_like(weight)
         for outer, part, before, segment in zip(outers, parts, exact, segments, strict=True):
             if segment is before and not outer.mixed:
-                # The contraction with the unscaled factors is shared with the pulled-back terms.
+                # Pulling back has already contracted the unscaled factors.
                 inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
-            else:  # with the factors as they are now
+            else:  # the factors were changed
                 now = OuterSum(segment, outer.layout, outer.shape)
                 inner += now.inner_product(term.basis, axes)[0]
         found.append(MeasuredTerm(basis, weight, inner))
@@ -155,12 +155,12 @@ def assemble_gradients(
 
 
 class _ScaledOuter(NamedTuple):
-    """Holds outer products whose scale has gone into one factor.
+    """Holds outer products after multiplying one factor by the scale.
 
-    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the old factors, and 2^taken times
-    the product of the new ones in `segment`. Its largest entries have about the given `exponent`.
-    `nothing` marks examples whose columns were treated as zero, and `changed` says whether the rows
-    are new.
+    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t for the old factors, and 2^taken times
+    the product of the new factors in `segment`. `exponent` is about that of its largest entry.
+    `nothing` marks examples whose columns were treated as zero. `changed` says whether the rows are
+    new.
     """
 
     segment: Segment
@@ -173,14 +173,17 @@ class _ScaledOuter(NamedTuple):
     changed: bool
 
     def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
-        """Rescales numbers computed from the factors before to the new factors over 2^divisor."""
+        """Rescales numbers of the old factors to the new factors divided by 2^divisor."""
         exponent = bounds.broadcast_examples(self.unit - divisor, x)
         keep = bounds.broadcast_examples(keep & ~self.nothing, x)
-        # Overflow gives infinity: the numbers are part of a norm, which may not become smaller.
+        # Overflow gives infinity. The numbers are part of a norm, which must not become smaller.
         return jnp.where(keep, bounds.ldexp(x, exponent), 0.0)
 
     def rows(self, keep: jax.Array) -> jax.Array:
-        """Returns the rows, zero where not `keep`; unchanged rows are already finite."""
+        """Returns the rows, with zeros for examples that are not in `keep`.
+
+        Unchanged rows are already finite.
+        """
         if not self.changed:
             return self.segment.rows
         return materialize(
@@ -200,11 +203,11 @@ def _scale_outer(outer: OuterSum) -> _ScaledOuter:
     if outer.mixed:
         top = bounds.largest_entry(rows)
         finite &= jnp.isfinite(top)
-        # Rows may have any magnitude after a matrix product, so they are divided as well.
+        # After a matrix product, rows may have any magnitude, so they are divided as well.
         taken = jnp.maximum(bounds.binary_exponent(top), -126)
         rows = bounds.divide_by_power(rows, taken)
     top = bounds.largest_entry(columns)
-    # Otherwise the division would scale up the error of entries that underflowed.
+    # Otherwise, the division would scale up the error of entries that underflowed.
     nothing = top < (_UNDERFLOW_THRESHOLD if outer.scale is not None and not outer.mixed else 0.0)
     columns = jnp.where(nothing.reshape(-1, 1, 1, 1), 0, columns)
     top = jnp.where(nothing, 0, top)
@@ -222,12 +225,11 @@ def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
 def measure_terms(factored: FactoredGradients, sizes: Sizes) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
 
-    S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. In addition to that of the products,
-    ‖G‖² has
+    S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. ‖G‖² is that of the products plus
 
         2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩.
 
-    Each summand errs by at most γ times the product of the sizes of its two sides.
+    The error of each summand is at most γ times the product of the sizes of its two sides.
     """
     segments, terms, count = factored.segments, factored.terms, len(factored.terms)
     more, crossed = _term_sizes(terms, sizes)
@@ -241,9 +243,9 @@ def measure_terms(factored: FactoredGradients, sizes: Sizes) -> NormBounds:
 
 
 def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
-    """Returns an upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and the share of terms in ‖G‖².
+    """Bounds Σ_k ‖basis_k ⊙ weights_k‖, and returns the terms' part of ‖G‖².
 
-    The bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²), for K terms.
+    For K terms, the bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²).
     """
     squares: dict[tuple[int, ...], jax.Array] = {}
     crossed: dict[tuple[int, ...], jax.Array] = {}
@@ -258,8 +260,8 @@ def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax
     for i, a in enumerate(terms):
         add(crossed, 2.0 * a.weights * a.inner)
         for j, b in enumerate(terms[i:], i):
-            # Where neither term's weights vary, the product of the bases is summed before any
-            # example.
+            # Along axes on which both terms' weights are constant, the product of the bases is
+            # summed once for all examples.
             thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
             axes = [axis for axis, flag in enumerate(thin) if flag]
             fixed = a.basis * b.basis

@@ -1,4 +1,4 @@
-"""Runs the steps of a read program for one example."""
+"""Runs the steps of a traced program for one example."""
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeAlias
@@ -12,16 +12,16 @@ from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, 
 from dpoptax._jaxprs import bind
 from dpoptax._tree import PyTree
 
-# The derived values that a block reads, by (value, shifted). Shifted ones are computed from opaque
-# parameters with their zeros added, so that gradients flow to these zeros.
+# The derived values that a block reads, by (value, shifted). For shifted values, zeros are added to
+# opaque parameters, so that gradients flow to these zeros.
 Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
 Arrays: TypeAlias = list[jax.Array]
-# Arrays by the index of their use, or of their parameter.
+# Arrays by the index of their use or parameter.
 ByIndex: TypeAlias = dict[int, Any]
 
 
 class Interpreter:
-    """Runs the steps of a block. Subclasses say how the uses of parameters are run.
+    """Runs the steps of a block. Subclasses define how uses of parameters are run.
 
     Attributes:
       by_use: an array for each use, with a leading axis for each scan that is not yet entered.
@@ -49,8 +49,8 @@ class Interpreter:
             return self.known[value, shifted] if isinstance(value, DerivedValue) else values[value]
 
         for step in block.steps:
-            # A use reads unshifted parameters: the gradient through it comes from its operand and
-            # cotangent, and must not be counted again in the gradient of an opaque parameter.
+            # A use reads unshifted parameters. Operand and cotangent give its part of the gradient,
+            # which must not be counted again in the gradient of an opaque parameter.
             operands = [read(v, step.use is None) for v in step.operands]
             outputs: Sequence[jax.Array]
             if step.use is not None:
@@ -97,7 +97,7 @@ class Interpreter:
 
         def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
             xs, slices, by_use = inputs
-            # Derived values of stacked parameters are scanned over, all others are closed over.
+            # The scan slices derived values of stacked parameters, and closes over all others.
             known = {**self.known, **dict(zip(keys, slices, strict=True))}
             inner = self.inner(by_use, known)
             outputs = inner.run(body, [*consts, *carry, *xs])
@@ -116,9 +116,9 @@ class Interpreter:
 
 
 def make_environment(program: Program, leaves: Arrays, zeros: ByIndex) -> Environment:
-    """Returns the derived values that a program reads, with and without shifts of parameters.
+    """Returns the derived values that a program reads, shifted or not.
 
-    Shifted values are computed with `zeros` added to opaque parameters.
+    For shifted values, `zeros` are added to opaque parameters.
     """
     shifted = [x + zeros[i] if i in zeros else x for i, x in enumerate(leaves)]
     opaque = set(program.opaque)
@@ -130,7 +130,7 @@ def make_environment(program: Program, leaves: Arrays, zeros: ByIndex) -> Enviro
 
 
 def opaque_zeros(program: Program, batch_size: int) -> ByIndex:
-    """Returns a zero for each opaque parameter and example, (B, …)."""
+    """Returns zeros (B, …) for each opaque parameter."""
     return {
         i: jnp.zeros((batch_size, *program.parameters[i].shape), program.parameters[i].dtype)
         for i in program.opaque

@@ -18,9 +18,9 @@ from dpoptax._jaxprs import bind
 
 
 class ParameterEvaluator:
-    """Computes derived values at some parameters, each once.
+    """Computes and caches derived values at given parameters.
 
-    Values inside of scans have all steps stacked in front.
+    Values inside scans have all steps stacked along leading axes.
     """
 
     def __init__(self, leaves: list[jax.Array]) -> None:
@@ -29,7 +29,7 @@ class ParameterEvaluator:
         self.results: dict[Operation, tuple[jax.Array, ...]] = {}
 
     def __call__(self, derived: DerivedValue) -> jax.Array:
-        """Returns a value; iterative, since programs nest deeper than Python's stack allows."""
+        """Returns a value. Not recursive, since programs nest deeper than Python's stack."""
         stack = [derived]
         while stack:
             top = stack[-1]
@@ -68,7 +68,7 @@ def _constant_array(value: Any, aval: ShapedArray) -> jax.Array:
 
 
 def _apply_operation(operation: Operation, operands: list[jax.Array]) -> tuple[jax.Array, ...]:
-    """Returns the results of an operation for all steps of the enclosing scans at once."""
+    """Returns the results of an operation for all steps of the enclosing scans."""
 
     def one_step(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return bind(operation.eqn, operands)

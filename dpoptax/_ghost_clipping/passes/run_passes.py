@@ -1,8 +1,8 @@
-"""Runs a read program: one forward and one backward pass record operands and cotangents.
+"""Runs a program forward and backward, and records operands and cotangents.
 
-A zero is added to the output of each use, once per example, and for opaque parameters to the
-parameter itself. The derivatives by these zeros are the cotangents of the uses, and the per-example
-gradients of the opaque parameters. No other gradient is formed.
+Zeros are added to the output of each use and to opaque parameters, separately for each example. The
+derivatives with respect to these zeros are the cotangents of the uses and the per-example gradients
+of the opaque parameters. No other gradients are formed.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
 
 class PassResult(NamedTuple):
-    """Holds the arrays of one pass, each per example, (B, …).
+    """Holds the arrays (B, …) of one pass.
 
     Attributes:
       results: the flat results of the loss.
       operands: the data operand of each use.
       cotangents: the cotangent of the output of each use.
-      gradients: the gradient by each opaque parameter, through opaque uses.
+      gradients: the gradient of each opaque parameter, through opaque uses.
     """
 
     results: Arrays
@@ -54,7 +54,7 @@ class TangentPass(NamedTuple):
       direction: the direction, flattened like the parameters.
       operands: the derivative of each operand.
       cotangents: the derivative of each cotangent.
-      gradients: the derivative of each gradient by an opaque parameter.
+      gradients: the derivative of the gradient of each opaque parameter.
     """
 
     direction: Arrays
@@ -67,7 +67,7 @@ class TangentPass(NamedTuple):
 class Passes:
     """Holds the operands, cotangents and gradients of all gradient points.
 
-    `tangent` is there if a Hessian-vector product is added, as `disk(gamma=0)` does.
+    `tangent` is `None` unless a Hessian-vector product is added, as for `disk(gamma=0)`.
     """
 
     points: GradientPoints
@@ -86,10 +86,11 @@ def run_passes(
     *,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[Passes, Arrays]:
-    """Runs a program forward and backward at all points; also returns the first point's results.
+    """Runs a program forward and backward at all gradient points.
 
-    At a single point, operands and cotangents in float32 are recorded in `factor_dtype`. At several
-    points they are rounded later, since differences of rounded numbers would be less exact.
+    Also returns the results of the loss at the first point. At a single point, operands and
+    cotangents in float32 are recorded in `factor_dtype`. At several points they are rounded later,
+    since differences of rounded numbers would be less exact.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
     if len(leaves) > 1 or points.tangent is not None:
@@ -103,7 +104,7 @@ def run_passes(
             def run_at(leaves: Arrays) -> PassResult:
                 return run_pass(program, leaves, batch, batch_size)
 
-            # Forward over reverse: operands, cotangents and gradients change along the direction.
+            # Forward over reverse: the derivatives of operands, cotangents and gradients.
             out, derivative = jax.jvp(run_at, (point,), (direction,))
             tangent = TangentPass(
                 direction, derivative.operands, derivative.cotangents, derivative.gradients
@@ -132,12 +133,12 @@ def run_pass(
     """Runs a program forward and backward on a batch of examples at one point.
 
     Args:
-      program: the value that `read_program` returned.
+      program: the result of `read_program`.
       leaves: the parameters, flattened.
       batch: the flattened examples (and keys), each with a leading batch axis.
       batch_size: the number of examples.
-      record_dtype: the dtype that operands and cotangents in float32 are recorded in, `None` for
-        their own.
+      record_dtype: the dtype in which float32 operands and cotangents are recorded; `None` for
+        float32.
     """
 
     def example(
@@ -150,10 +151,11 @@ def run_pass(
 
     def total(output_zeros: ByIndex, parameter_zeros: ByIndex) -> PyTree:
         results, operands = jax.vmap(example)(output_zeros, parameter_zeros, batch)
-        # The sum over examples is linear: its derivative by an example's zeros is that example's.
+        # The derivative of the sum with respect to an example's zeros is that of its own loss.
         return results[0].sum(), (results, operands)
 
-    # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
+    # Only derivatives with respect to these zeros are taken, so gradients of used parameters are
+    # not formed.
     output_zeros = {
         u.index: jnp.zeros((batch_size, *u.shape), recorded_dtype(u.output.dtype, record_dtype))
         for u in program.uses
@@ -166,14 +168,14 @@ def run_pass(
 
 
 def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
-    """Returns the dtype that arrays of a dtype are recorded in."""
+    """Returns the dtype in which arrays of a dtype are recorded."""
     wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32
     return dtype if record_dtype is None or not wide else jnp.dtype(record_dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _widen_zero(zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype) -> jax.Array:
-    """Converts a zero to the dtype of an output. The cotangent is rounded to the zero's dtype."""
+    """Converts a zero to the dtype of an output, and cotangents to `zero_dtype`."""
     del zero_dtype
     return zero.astype(dtype)
 
@@ -200,17 +202,17 @@ class _Recorder(Interpreter):
         dtype = recorded_dtype(operand.dtype, self.record_dtype)
         same = dtype == operand.dtype
         self.records[use.index] = operand if same else round_to_dtype(operand, dtype)
-        # The derivative by this zero is the cotangent of the output.
+        # The derivative with respect to this zero is the cotangent of the output.
         if self.record_dtype is None:
             return output + zero.astype(output.dtype)
         return output + _widen_zero(zero, output.dtype, zero.dtype)
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
-    """Returns operands, cotangents and weights whose products add up to the gradient of a use.
+    """Returns operands, cotangents and weights whose products sum to a use's gradient.
 
-    With `differences`, operands of further points are written as differences to the first point's.
-    Weights that are large and cancel then multiply small numbers.
+    With `differences`, operands of further points are replaced by their differences from the first
+    point. Weights that are large and cancel then multiply small numbers.
     """
     weights, u = passes.points.weights, use.index
     pairs = pairs_by_point(use, passes)
@@ -229,7 +231,7 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
     if passes.tangent is not None:
-        # The product rule: the derivatives of the cotangent and of the operand each add a product.
+        # By the product rule, the derivatives of cotangent and operand each add a product.
         operand, cotangent, weight = pairs[0]
         cotangent = materialize(weigh(cotangent, weight) + passes.tangent.cotangents[u])
         pairs[0] = (operand, cotangent, 1.0)
@@ -239,7 +241,7 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
 
 
 def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
-    """Returns the operand, cotangent and weight of a use at each point, without adding any."""
+    """Returns the operand, cotangent and weight of a use at each point."""
     operands = [o[use.index] for o in passes.operands]
     cotangents = [c[use.index] for c in passes.cotangents]
     return list(zip(operands, cotangents, passes.points.weights, strict=True))

@@ -5,8 +5,8 @@ batch of B examples, the types are:
 
 - `ScaledGradients`: the gradients divided by powers of two. `w` is a `FactoredGradients`, and `b`
   is a formed gradient, (B, D). `Scales` holds the exponents.
-- `SumParts`: how the sum of one parameter is split: one contraction for each dense segment, and one
+- `SumParts`: the parts of one parameter's sum: one contraction for each dense segment, and one
   integer sum for table lookups.
 - `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Formed gradients share vectors, so `b` is a slice of
-  one.
+  a vector.
 """

@@ -1,4 +1,4 @@
-"""Describes the devices that share a batch, for sums that are computed use by use."""
+"""Describes the devices that share a batch, for sums during the backward pass."""
 
 from collections.abc import Callable
 
@@ -13,19 +13,19 @@ class BatchDevices:
 
     @property
     def axes(self) -> tuple[str, ...] | None:
-        """Returns the mesh axes that the examples are sharded over, `None` for one device."""
+        """Returns the mesh axes over which examples are sharded; `None` for one device."""
         return None
 
     def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
-        """Returns a function of arrays (B, …) that adds the results of `local` of all devices.
+        """Returns a function of arrays (B, …) that adds `local`'s results over devices.
 
-        `local` gets each device's own examples. The sum is sharded by `spec`.
+        Each device passes its own examples to `local`. The sum is sharded according to `spec`.
         """
         del spec
         return local
 
     def each(self, local: DeviceFunction) -> DeviceFunction:
-        """Returns a function of arrays (B, …) that runs `local` on each device's own examples.
+        """Returns a function of arrays (B, …) that runs `local` on each device's examples.
 
         The results have a row for each example.
         """
@@ -34,9 +34,10 @@ class BatchDevices:
     def add_slices(
         self, local: Callable[..., DeviceFunction], spec: P, axis: int, count: int
     ) -> DeviceFunction:
-        """Returns the same where `local(…)(index)` is one of `count` slices along `axis`.
+        """Returns the function of `add` for results that are computed in slices.
 
-        Each slice holds the same number of the shards that `spec` has along the axis.
+        `local(…)(index)` is one of `count` slices along `axis`. Each slice covers the same number
+        of shards of `spec`.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Forms per-example gradients, where this is cheaper or no product represents them."""
+"""Forms per-example gradients that are cheaper to form, or that have no factors."""
 
 import math
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def form_gradients(
 def bundle_gradients(
     formed: dict[int, jax.Array], groups: list[int]
 ) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
-    """Joins small formed gradients of one clip group to one array (B, entries)."""
+    """Joins small formed gradients of one clip group into one array (B, entries)."""
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
@@ -63,7 +63,7 @@ def bundle_gradients(
 
 
 def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) -> jax.Array:
-    """Returns per-example gradients by a used value, (B, ...) in float32, with its stacked axes."""
+    """Forms per-example gradients of a used value, (B, ...) in float32."""
     layout = use.layout
     segments = [
         Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight))).rounded(dtype)
@@ -75,7 +75,7 @@ def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) 
 
 
 def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, jax.Array]:
-    """Returns gradients by the parameters behind a used value, by the chain rule per example."""
+    """Returns gradients of the parameters behind a used value, (B, ...) each."""
     leaves = sorted(use.value.leaves)
 
     def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
@@ -98,8 +98,8 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
             pairs = [(operand, tangent.cotangents[use.index], 1.0)]
             if not jnp.issubdtype(operand.dtype, jnp.integer):
                 pairs.append((tangent.operands[use.index], cotangent, 1.0))
-            # The derivative of the pulled-back gradient along the tangent, at parameters and
-            # gradient.
+            # The pulled-back gradient depends on the parameters and on `gradient`, and both change
+            # along the tangent.
             parts, changes = jax.jvp(
                 lambda c, g: pull(c, g, 0),
                 (chosen, gradient),
@@ -115,9 +115,9 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
 
 
 def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Splits a vector into arrays of the shapes of `like`."""
+    """Splits a vector into arrays with the shapes of `like`."""
     ends = np.cumsum([x.size for x in like])
-    # Indices that XLA knows would give a kernel for each slice, which compiles slowly.
+    # With constant indices, XLA would compile a kernel for each slice, which is slow.
     starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
     part = partial(lax.dynamic_slice, allow_negative_indices=False)
     return [

@@ -1,11 +1,11 @@
-"""Computes the clipped sum by ghost clipping, without per-example gradients where possible.
+"""Computes the clipped sum by ghost clipping.
 
-One forward and one backward pass give, for each use of a parameter, the data operand and the
-cotangent of its output. These give bounds of the per-example norms, and the norms give the
-coefficients of the clip. One weighted contraction for each parameter then gives the clipped sum.
+One forward and one backward pass give the data operand and the cotangent of each use of a
+parameter. These give bounds on the per-example norms, and the norms give the coefficients of the
+clip. One weighted contraction for each parameter then gives the clipped sum.
 
 Source: Bu et al., "Differentially Private Optimization on Large Model at Small Cost", 2023. The
-joint norm over several gradient points, the bounds of rounding, and the reading of arbitrary
+joint norm over several gradient points, the bounds on rounding, and the support for arbitrary
 programs are new here.
 """
 
@@ -40,7 +40,7 @@ from dpoptax._xla import unstack
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """Holds sums of gradients in few arrays, since many small arrays take long to compile.
+    """Holds sums of gradients in few arrays, since many arrays take long to compile.
 
     Attributes:
       leaf_sums: the sums of parameters whose gradients are products.
@@ -66,7 +66,7 @@ ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
 
 # Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
 _STATISTIC_EXAMPLES = 2**16
-# Weights multiply differences of gradients if the sum of |w_j| exceeds this many times |Σ w_j|.
+# Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
 _CANCELLATION_RATIO = 3.0
 
 
@@ -94,12 +94,12 @@ def ghost_clipped_sum(
       mask: (B,), True for examples and False for padding.
       keys: one key for each example, or `None`.
       has_aux: whether the loss returns (loss, aux).
-      whole: the batch of all micro-batches and devices, `None` if it is this one.
-      factor_dtype: the dtype that factors are rounded to, `None` for no rounding.
+      whole: the batch of all micro-batches and devices; `None` for this micro-batch only.
+      factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
 
     Returns:
-      The sum, which adds up over micro-batches and which `join_sums` shapes like the parameters,
-      and the auxiliary outputs at the first point, `None` without `has_aux`.
+      The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
+      micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
     params = points.points[0]
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
@@ -139,13 +139,13 @@ def ghost_clipped_sum(
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
-    """Returns a sum shaped like the parameters, in float32 at least, or as the clip encodes."""
+    """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, beside = total
     return clip.join(sums.tree(params), beside)
 
 
 def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:
-    """Returns whether the weights are large and cancel, such as DiSK's at a small gamma."""
+    """Returns whether the weights are large and cancel, as for DiSK with small gamma."""
     if len(weights) == 1:
         return False
     xp: Any = np if all(isinstance(w, float) for w in weights) else jnp
@@ -196,7 +196,7 @@ def _clip_and_sum(
 def sum_statistic(
     clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
 ) -> jax.Array | None:
-    """Returns the sum of the geometry's statistic over the used examples, `None` without one."""
+    """Returns the sum of the geometry's statistic over used examples, if it has one."""
     value = clip.statistic(norms, reference)
     if value is None:
         return None
@@ -236,9 +236,10 @@ def _sum_weighted_gradients(
     bound: float,
     examples: int,
 ) -> GradientSums:
-    """Returns start + Σ_i coefficients[piece][i] G_i, whose summands have norms of at most `bound`.
+    """Returns start + Σ_i coefficients[piece][i] G_i.
 
-    `examples` is the size of the whole batch, which decides how blocks are formed.
+    The summands have norms of at most `bound`. `examples` is the size of the whole batch, which
+    determines the blocks.
     """
     leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
     (by_piece,) = unstack(coefficients)

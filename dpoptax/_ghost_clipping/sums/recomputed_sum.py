@@ -1,16 +1,16 @@
-"""Clips whole gradients in two turns, without keeping anything between norms and sums.
+"""Clips whole gradients in two turns, one for the norms and one for the sum.
 
-Other sums keep the operands and cotangents of all uses until the norms are known. This one runs the
-forward and the backward pass twice. The first turn measures each use of a parameter in the backward
-pass, and the norms give each example's coefficient. The second turn sums each use in the backward
-pass. So `jax.checkpoint` and sharded parameters save memory as they do without privacy, for the
-price of a second forward and backward pass.
+`ghost_clipped_sum` keeps the operands and cotangents of all uses until the norms are known. This
+module runs the forward and the backward pass twice. The first turn measures each use of a parameter
+during the backward pass, and the norms give each example's coefficient. The second turn sums each
+use during the backward pass. So `jax.checkpoint` and sharded parameters save memory as without
+privacy, at the cost of a second forward and backward pass.
 
-The bound does not rely on both turns computing the same numbers; see `dpoptax._clip.limits`. A
-barrier keeps the compiler from joining them, which would keep all that the first turn computed.
+The bound does not require that both turns compute the same numbers; see `dpoptax._clip.limits`. A
+barrier keeps the compiler from merging the turns, which would keep all intermediate values.
 
 Uses of one parameter are measured separately, and their norms are added. For two uses with
-orthogonal gradients, this is at most √2 times the norm.
+orthogonal gradients, the result is at most √2 times the norm.
 """
 
 import collections
@@ -49,7 +49,7 @@ from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize
 
-# The arrays of all parts of a gradient: of the uses, and then of the opaque parameters.
+# The arrays of all parts of a gradient: first the uses, then the opaque parameters.
 _ByPart: TypeAlias = list[PyTree]
 
 
@@ -67,15 +67,15 @@ def recomputed_sum(
     specs: PyTree = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[UseTotal, PyTree]:
-    """Computes the clipped sum of a batch; arguments as for `streamed_sum`.
+    """Computes the clipped sum of a batch. The arguments are those of `streamed_sum`.
 
     Returns:
       The sum, shaped like the parameters, with the sum of the geometry's statistic; and the
       auxiliary outputs, `None` without `has_aux`.
 
     Raises:
-      ValueError: there are several gradient points, or the loss computes on a parameter before the
-        parameter meets data.
+      ValueError: there are several gradient points, or the loss transforms a parameter before
+        combining it with data.
     """
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), jax.tree.leaves((batch, keys))
@@ -101,9 +101,9 @@ def recomputed_sum(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _LimitedUse(UseSum):
-    """Measures the gradients of one use, or sums them within the `Limits` given for each example.
+    """Measures the gradients of one use, or sums them within given `Limits`.
 
-    `roundings` collects how one example changes the rounding of each sum, as norms are traced.
+    While norms are traced, `roundings` collects how one example changes the rounding of each sum.
     """
 
     roundings: dict[int, Rounding]
@@ -169,7 +169,7 @@ class _LimitedUses:
         return [by_use[i] for i in self.uses] + [norms(gradients[i]) for i in self.program.opaque]
 
     def sum(self, leaves: Arrays, inputs: Arrays, limits: _ByPart) -> tuple[Arrays, Arrays]:
-        """Returns the sums of all parameters within the limits, and the outputs of the loss."""
+        """Returns the sums of parameters within the limits, and outputs of the loss."""
 
         def function(use: _LimitedUse) -> BatchFunction:
             kind = jax.ShapeDtypeStruct(use.use.rule.layout.split, jnp.float32)
@@ -201,7 +201,7 @@ class _LimitedUses:
     def clip_whole(
         self, packed: _ByPart, groups: list[int], mask: jax.Array
     ) -> tuple[_ByPart, jax.Array, jax.Array]:
-        """Returns the limits of all parts, the norms of the first group, and the used examples."""
+        """Returns limits of all parts, norms of the first group, and used examples."""
         norms = [PartNorms.unpack(x.reshape(mask.shape[0], -1, 2)) for x in packed]
         by_leaf: dict[int, list[PartNorms]] = collections.defaultdict(list)
         for (leaf, _), part in zip(self.parts, norms, strict=True):

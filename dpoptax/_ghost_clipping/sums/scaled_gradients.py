@@ -1,7 +1,7 @@
-"""Divides per-example gradients by powers of two, as factors or formed.
+"""Divides per-example gradients by powers of two.
 
-Each example has its own powers of two, so that its largest entries are about 1 and squares neither
-overflow nor underflow.
+The gradients are represented by factors or formed. Each example has its own powers of two, so that
+its largest entries are about 1 and squares neither overflow nor underflow.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class UseOperands(NamedTuple):
 class LargestEntries(NamedTuple):
     """Holds the largest entries of a piece's two sides, (B,) each.
 
-    `operand_varies` says whether parameters change the operands.
+    `operand_varies` says whether the operands depend on parameters.
     """
 
     operand: jax.Array
@@ -54,13 +54,13 @@ class LargestEntries(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledGradients:
-    """Holds per-example gradients divided by powers of two: products first, then formed ones.
+    """Holds per-example gradients divided by powers of two.
 
     Attributes:
-      products: the factors and fixed terms of each product; no entry is above 2.
-      formed: (B, entries) each, the gradients of a bundle of parameters side by side.
+      products: the factors and fixed terms of each product. No entry is above 2.
+      formed: the concatenated gradients of each bundle of parameters, (B, entries).
       norm_bounds: the norm bounds of `formed`.
-      scales: the divisors of all; `None` without gradients.
+      scales: the divisors, first of products, then of bundles; `None` without gradients.
       bundles: the parameters in each of `formed`.
     """
 
@@ -80,14 +80,14 @@ def scale_gradients(
     differences: bool,
     factor_dtype: DTypeLike | None,
 ) -> ScaledGradients:
-    """Returns the per-example gradients Σ_j w_j G_j (plus the tangent's part), by parameter.
+    """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
 
-    With `differences`, products at several points are written with the first point's operand and
-    differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
+    With `differences`, products at several points are written in terms of the first point's operand
+    and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
     cancel then multiply small numbers, at the cost of more passes over memory.
 
-    `factor_dtype` is the dtype that factors are rounded to, `None` for no rounding. The rounded
-    factors are then the gradients that are clipped.
+    `factor_dtype` is the dtype that factors are rounded to; `None` for no rounding. The gradients
+    given by the rounded factors are clipped.
     """
     linear_map = passes.points.linear_map
     maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
@@ -100,7 +100,7 @@ def scale_gradients(
     formed = materialize(formed)
     operands_of = [collect_operands(product, passes, differences) for product in plan.products]
     tops = [largest_entries(uses) for uses in operands_of]
-    # A formed gradient has one side. It takes the place of the cotangent, next to an operand of 1.
+    # A formed gradient counts as a cotangent with an operand of 1.
     tops += [
         LargestEntries(operand=jnp.ones_like(top), operand_varies=True, cotangent=top)
         for top in map(bounds.largest_entry, formed)
@@ -127,7 +127,7 @@ def scale_gradients(
     if moved:
         places, exponents, kept = zip(*moved, strict=True)
         scales = scales._replace(
-            # Maps and pulling back divide once more, by powers of two that are known only now.
+            # Maps and pulling back divide a second time, by powers of two that are known only now.
             exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
             finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
         )
@@ -158,7 +158,7 @@ def collect_operands(product: Product, passes: Passes, differences: bool) -> lis
 
 
 def largest_entries(uses: list[UseOperands]) -> LargestEntries:
-    """Returns the largest entries of operands and cotangents over the uses of a product."""
+    """Returns the largest entries of operands and cotangents over a product's uses."""
     cotangent_tops = [bounds.largest_entry(use.cotangent) for use in uses]
     ones = jnp.ones_like(cotangent_tops[0])
     operand_tops = [
@@ -177,8 +177,9 @@ def make_product_scales(
 ) -> tuple[Scales, list[Exponents]]:
     """Returns the scales of all gradients, and the exponents of the two sides of each.
 
-    Operands that no parameter changes get their scales in a separate call. If `jax.vmap` maps a
-    step over many parameters, these operands and their quotients then stay unmapped.
+    Scales of operands that do not depend on parameters are computed in a separate call. If
+    `jax.vmap` maps a step over many parameters, these operands and their quotients then stay
+    unmapped.
     """
     one = jnp.ones_like(tops[0].operand)
     data_exponents, data = bounds.make_scales(
@@ -208,8 +209,7 @@ def scale_segment(
     operand_tops, cotangent_tops = sides
     if _has_magnitude(member.use, operand):
         operand = bounds.divide_by_power(operand, operand_tops)
-        # Stored: XLA would compute it for the norm and again for the sum, as two arrays of this
-        # size.
+        # Otherwise XLA would compute it twice, for the norm and for the sum, as two large arrays.
         operand = materialize(operand) if operand.size > COSTS.stored_entries else operand
     else:
         cotangent_tops = cotangent_tops + operand_tops
@@ -223,7 +223,7 @@ def _pull_back_uses(
     fixed: list[FixedArrays],
     differences: bool,
 ) -> tuple[list[OuterSum], list[FixedTerm]]:
-    """Returns the gradients by a parameter behind used values, at all points."""
+    """Returns the gradients of a parameter behind used values, at all points."""
     outers: list[OuterSum] = []
     terms: list[FixedTerm] = []
     for member in product.members:
@@ -240,7 +240,10 @@ def _pull_back_uses(
 
 
 def _has_magnitude(use: Use, operand: jax.Array) -> bool:
-    """Returns whether an operand's magnitude enters its factor; not if it is one-hot or unused."""
+    """Returns whether the magnitude of an operand enters its factor.
+
+    It does not if the factor is one-hot or the rule does not read data.
+    """
     return use.rule.reads_data and not jnp.issubdtype(operand.dtype, jnp.integer)
 
 

@@ -1,20 +1,20 @@
-"""Clips and sums each use of a parameter during the backward pass, without keeping its factors.
+"""Clips and sums each use of a parameter during the backward pass.
 
-With the clip `per_layer_clip(…, streaming=True)`, the norm of one part of the gradient needs no
-other part. So the derivative by a used value is replaced. Where automatic differentiation would sum
-the gradients of all examples, `use_clip.UseClip` clips and sums them. A scan stacks the results
-as it would stack gradients, and `jax.checkpoint` computes operands again. A step then needs
-little more memory than one without privacy.
+With the clip `per_layer_clip(…, streaming=True)`, the norm of one part of the gradient does not
+depend on other parts, so factors are not kept. Automatic differentiation would sum the gradients of
+all examples. Instead, `use_clip.UseClip` clips and sums them. A scan stacks the results as it would
+stack gradients, and `jax.checkpoint` computes operands again. A step then needs little more memory
+than one without privacy.
 
 The bound of the whole sum follows from the bounds of its parts:
 
-- Leaves of a layer, and slices of a scan over stacked parameters, share no coordinate: their bounds
-  add up as squares.
-- Uses of one parameter share coordinates: their bounds add up.
-- Sums of several uses round once more for each addition.
+- Leaves of a layer, and slices of a scan over stacked parameters, share no coordinate, so the
+  squares of their bounds add up.
+- Uses of one parameter share coordinates, so their bounds add up.
+- Adding several uses rounds once more for each addition.
 
 Source: He et al., "Exploring the Limits of Differentially Private Deep Learning with Group-wise
-Clipping", 2023. The bounds of rounding, and the reading of arbitrary programs are new here.
+Clipping", 2023. The bounds on rounding and the support for arbitrary programs are new here.
 """
 
 import collections
@@ -55,16 +55,17 @@ def streamed_sum(
     specs: PyTree = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[UseTotal, PyTree]:
-    """Computes the clipped sum of a batch; arguments as for `ghost_clipped_sum`.
+    """Computes the clipped sum of a batch.
 
-    `devices` share the batch, and `specs` says how each parameter is sharded over them.
+    The arguments are those of `ghost_clipped_sum`, the `devices` that share the batch, and `specs`,
+    which describe how each parameter is sharded over them.
 
     Returns:
       The sum, shaped like the parameters, and the auxiliary outputs, `None` without `has_aux`.
 
     Raises:
-      ValueError: there are several gradient points, or the loss computes on a parameter before the
-        parameter meets data.
+      ValueError: there are several gradient points, or the loss transforms a parameter before
+        combining it with data.
     """
     params = points.points[0]
     program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
@@ -105,7 +106,7 @@ def streamed_sum(
 def _split_bounds(
     program: Program, clip: PerLayerClip, params: PyTree, added: Counter[int]
 ) -> tuple[dict[int, Part], dict[int, Part]]:
-    """Returns the part of each use and, by leaf, of each opaque parameter."""
+    """Returns the parts of uses, by index, and of opaque parameters, by leaf."""
     groups = clip.groups(params)
     leaves_of = collections.Counter(groups)
 

@@ -40,19 +40,19 @@ from dpoptax._points import weigh
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize, round_to_dtype
 
-# Larger sums that devices share are computed in slices of up to this size. Each slice reads the
-# factors again. A layer of a billion parameters is smaller, and a table of a vocabulary larger.
+# Sums that devices share and that are larger than this are computed in slices. Each slice reads the
+# factors again. A layer of a model with a billion parameters is smaller, a vocabulary table larger.
 _SLICE_ENTRIES = 2**24
 
 
 class MeasuredUse(NamedTuple):
-    """Holds the gradients of a use of some examples, as factors, and their size.
+    """Holds the gradients of a use for some examples, as factors, and their size.
 
     Attributes:
       piece: the factors.
-      layout: their layout.
-      scales: the powers of two that they are divided by.
-      size: bounds of the norms of the divided gradients.
+      layout: the layout of the factors.
+      scales: the powers of two by which they are divided.
+      size: bounds on the norms of the divided gradients.
     """
 
     piece: FactoredGradients
@@ -83,9 +83,9 @@ class UseSum:
     Attributes:
       use: the use.
       bound: an upper bound of the norm of a weighted gradient.
-      factor_dtype: the dtype that factors are rounded to, `None` for no rounding.
+      factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
       devices: the devices that share the batch.
-      spec: how the sum, cut by the rule of the use, is sharded over them.
+      spec: how the sum is sharded over the devices, with the axes of the rule's layout.
     """
 
     use: Use
@@ -95,11 +95,11 @@ class UseSum:
     spec: P
 
     def coefficients(self, measured: MeasuredUse, given: PyTree) -> jax.Array:
-        """Returns the weights of the gradients, (B,), from arrays (B, …) given for each example."""
+        """Returns the weights of the gradients, (B,), from given arrays (B, …)."""
         raise NotImplementedError
 
     def batch_sum(self, operand: jax.Array, cotangent: jax.Array, given: PyTree) -> jax.Array:
-        """Returns the weighted sum, cut by the rule, in float32, from arrays (B, …)."""
+        """Returns the weighted sum in float32, with the axes of the rule's layout."""
         arrays = operand, cotangent, given
         slices = self._slices()
         if slices is None:
@@ -125,12 +125,12 @@ class UseSum:
         return MeasuredUse(piece, step.layout, scales, measure_product(product, piece))
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
-        """Returns how one example changes the rounding of the sum.
+        """Bounds how one example changes the rounding of the sum.
 
-        Blocks are those of one device's examples. The totals of devices are added afterwards.
+        Each block has examples of one device. The totals of devices are added afterwards.
         """
-        # Slices share no entry. Blocks bound each of them by the same number as all of them. The
-        # rounding of lookups grows with the number of columns, so all of these count.
+        # Slices share no entry, and blocks have the same bound for one slice as for all slices. The
+        # rounding of lookups grows with the number of columns, so all columns count.
         slices = None if isinstance(self.use.rule, Lookup) else self._slices()
         sliced = _Slicing(measured.layout, slices)
         return weighted_products.product_rounding(
@@ -138,10 +138,11 @@ class UseSum:
         )
 
     def _slices(self) -> tuple[int, int] | None:
-        """Returns the axis of the sum to cut in slices, and their number, `None` for no slices.
+        """Returns the axis along which to slice the sum, and the number of slices.
 
-        A large sum that devices share is computed in slices, so that no device holds all of it. The
-        axis is the only one of the rows or of the columns, and these are not one-hot.
+        The result is `None` for no slices. A large sum that devices share is computed in slices, so
+        that no device holds all of it. The axis must be the only axis of the rows or columns, and
+        these must not be one-hot.
         """
         layout = self.use.rule.layout
         entries = math.prod(layout.split)
@@ -164,7 +165,7 @@ class UseSum:
         *,
         slices: tuple[int, int] | None = None,
     ) -> Callable[..., jax.Array]:
-        """Returns `total(index)`: the sum over the examples of a device, or a slice of it."""
+        """Returns `total(index)`, the sum over a device's examples, or a slice of it."""
         measured = self.measure(operand, cotangent)
         sliced = _Slicing(measured.layout, slices)
         coefficients = self.coefficients(measured, given)
@@ -188,18 +189,21 @@ class UseSum:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Holds the clip of one part of the gradient, and how many parts are added to each entry."""
+    """Holds the clip of one part of the gradient.
+
+    `added` is the number of parts that are added to each entry.
+    """
 
     clip: Clip
     added: int
 
     def tau(self, whole: WholeBatch, *roundings: block_sums.Rounding) -> float:
-        """Returns τ of the sum of the part, with room for the additions of the other parts."""
+        """Returns τ of the sum of the part, with room for adding the other parts."""
         return tau_of_parts(whole, roundings, self.added)
 
 
 def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:
-    """Returns τ of sums with these roundings, of which up to `added` are added to each entry."""
+    """Returns τ of sums, if up to `added` of them are added to each entry."""
     own = block_sums.tau(whole, roundings, shared=added > 1)
     room = block_sums.parts_rounding(added, whole.examples)
     return (own + room) / (1.0 - room)
@@ -207,7 +211,9 @@ def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], ad
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UseClip(UseSum):
-    """Sums the gradients of one use, each clipped by itself. The mask (B,) is given for each.
+    """Clips and sums the gradients of one use, separately from other uses.
+
+    `given` is the mask, (B,).
 
     Attributes:
       part: the clip.
@@ -233,7 +239,7 @@ class UseClip(UseSum):
 
 
 class _Slicing:
-    """Cuts the sum of a use in slices along one axis, or leaves it whole.
+    """Cuts the sum of a use into slices along one axis, or leaves it whole.
 
     Attributes:
       layout: the layout of a slice.

@@ -1,4 +1,4 @@
-"""Places sums that are computed use by use in their parameters."""
+"""Places the sums of uses in the parameters."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ from dpoptax._ghost_clipping.trace.views import View
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, float32_at_least
 
-# The clipped sum like the parameters, and the sum of the geometry's statistic if it has one.
+# The clipped sum, shaped like the parameters, and the sum of the geometry's statistic, if any.
 UseTotal: TypeAlias = tuple[PyTree, jax.Array | None]
 
 
@@ -27,7 +27,7 @@ class UsePlaces:
     Attributes:
       leaves: the parameters.
       specs: how each parameter is sharded.
-      added: for each parameter, the number of sums that are added.
+      added: the number of sums that are added for each parameter.
     """
 
     def __init__(self, program: Program, leaves: Arrays, specs: PyTree) -> None:
@@ -39,11 +39,11 @@ class UsePlaces:
         self._axes = {u.index: _parameter_axes(u, self._shapes[leaf_of(u)]) for u in program.uses}
 
     def spec(self, use: Use) -> P:
-        """Returns how the sum of a use in one step of its scans is sharded."""
+        """Returns how the sum of a use is sharded, in one step of its scans."""
         return _use_spec(use, self._axes[use.index], self.specs)
 
     def join(self, sums: ByIndex, opaque: ByIndex) -> Arrays:
-        """Returns the sum of each parameter from those of the uses and of opaque parameters."""
+        """Returns the sums of parameters from those of uses and opaque parameters."""
         found = collections.defaultdict(list)
         for use in self._uses:
             leaf = leaf_of(use)
@@ -57,18 +57,18 @@ class UsePlaces:
         ]
 
     def zeros(self) -> Arrays:
-        """Returns the sums without examples."""
+        """Returns sums of zero."""
         return [jnp.zeros(x.shape, float32_at_least(x)) for x in self.leaves]
 
 
 def leaf_of(use: Use) -> int:
-    """Returns the one parameter of a use."""
+    """Returns the only parameter of a use."""
     (leaf,) = use.value.leaves
     return leaf
 
 
 def check_uses(program: Program, points: GradientPoints, option: str) -> None:
-    """Raises an error if a sum cannot be computed use by use. `option` is what asked for it."""
+    """Raises an error if uses cannot be summed separately, as `option` requires."""
     params = points.points[0]
     # A weight of 1.0 is a number at trace time; see `clipped_grad`.
     weighted = len(points.weights) > 1 or not isinstance(points.weights[0], float)
@@ -94,9 +94,9 @@ def check_uses(program: Program, points: GradientPoints, option: str) -> None:
 
 
 def _parameter_axes(use: Use, shape: tuple[int, ...]) -> list[int | None] | None:
-    """Returns the parameter's axis for each axis of the sum of a use, `None` for size 1.
+    """Returns the parameter's axis for each axis of a use's sum, `None` for size 1.
 
-    The result is `None` if the sum is not the parameter with its axes permuted.
+    The result is `None` if the sum is not the parameter with permuted axes.
     """
     axes = View.identity(0, shape).axes
     (planned,) = read_use(use)
@@ -108,7 +108,7 @@ def _parameter_axes(use: Use, shape: tuple[int, ...]) -> list[int | None] | None
 
 
 def _use_spec(use: Use, axes: list[int | None] | None, leaf_specs: list[P]) -> P:
-    """Returns how the sum of a use in one step of its scans is sharded."""
+    """Returns how the sum of a use is sharded, in one step of its scans."""
     if axes is None:
         return P()
     spec = leaf_specs[leaf_of(use)]
@@ -120,7 +120,7 @@ def _place(
     use: Use, total: jax.Array, axes: list[int | None] | None, shape: tuple[int, ...]
 ) -> jax.Array:
     """Returns the sum of a use in the shape of its parameter."""
-    if axes is not None:  # without reshapes, which would gather sharded axes
+    if axes is not None:  # a transposition, since reshapes would gather sharded axes
         unit = tuple(i for i, axis in enumerate(axes) if axis is None)
         kept = [axis for axis in axes if axis is not None]
         order = sorted(range(len(kept)), key=kept.__getitem__)

@@ -1,4 +1,7 @@
-"""Runs a loss so that derivatives by probes are results of the batch, computed use by use."""
+"""Runs a loss whose derivatives compute functions of whole batches.
+
+The derivative with respect to the probe of a use is the result of its `BatchFunction`.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,11 +25,11 @@ from dpoptax._tree import PyTree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchFunction:
-    """Describes what to compute from the operands and cotangents of a use.
+    """Computes an array from the operands and cotangents of a use.
 
     Attributes:
       function: `function(operand, cotangent, own)` of arrays (B, …).
-      result: the type of its result in one step of the scans, without an axis of examples.
+      result: the type of the result in one step of the scans, without an axis of examples.
       mapped: whether the result has a row for each example.
     """
 
@@ -36,14 +39,15 @@ class BatchFunction:
 
 
 class UseRunner(Interpreter):
-    """Runs a loss whose derivative by a probe is the result of a `BatchFunction`.
+    """Runs a loss whose derivatives are the results of `BatchFunction`s.
 
-    Where automatic differentiation would sum the gradients of all examples, this function is
-    called. A scan stacks its results as it would stack gradients, and `jax.checkpoint` computes its
-    operands again.
+    The derivative with respect to a use's probe is the result of its function. Automatic
+    differentiation calls this function instead of summing the gradients of all examples. A scan
+    stacks its results as it would stack gradients, and `jax.checkpoint` computes its operands
+    again.
 
-    `by_use` holds (probe, own): zeros in the shape of the result, with the steps of scans as
-    leading axes, and the use's own input of the function.
+    `by_use` holds (probe, own). The probe has zeros in the shape of the result, with the steps of
+    scans as leading axes. `own` is the input of the function for this use.
     """
 
     def __init__(
@@ -75,13 +79,13 @@ def run_uses(
       program: the loss of one example.
       params: the parameters.
       inputs: the examples, arrays (B, …).
-      functions: what to compute, by use.
+      functions: the function of each use.
       own: the input of each function, a tree of arrays (B, steps of the use's scans, …).
       axes: the mesh axes that the examples are sharded over.
 
     Returns:
-      The results by use, with the steps of scans as leading axes (behind B for results with rows
-      for examples); the gradients by opaque parameters, (B, …); and the outputs of the loss.
+      The results by use, with the steps of scans as leading axes (after B if results have a row for
+      each example); the gradients of opaque parameters, (B, …); and the outputs of the loss.
     """
     examples = inputs[0].shape[0]
 
@@ -110,10 +114,10 @@ def run_uses(
 
 
 def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array]:
-    """Returns `apply(operands, probe, own)`: the output of a use of one example.
+    """Returns `apply(operands, probe, own)`, the output of a use for one example.
 
-    Its derivative by the data operand is that of the operation. By the probe, it is the result of
-    the function of all examples that `jax.vmap` maps it over.
+    The derivative with respect to the data operand is that of the operation. The derivative with
+    respect to the probe is the function's result for all examples that `jax.vmap` maps over.
     """
 
     @jax.custom_batching.custom_vmap

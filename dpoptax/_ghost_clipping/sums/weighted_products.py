@@ -1,4 +1,4 @@
-"""Sums gradients held as factors, with a coefficient for each example; bounds the rounding.
+"""Sums gradients given by factors, with coefficients, and bounds the rounding.
 
 The coefficient of an example multiplies one of its factors. The sum is then one contraction over
 examples and positions for each dense segment, and an integer sum for one-hot segments.
@@ -20,13 +20,13 @@ from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
-# Errors of a coefficient times a factor, with room for the rounding of these numbers.
+# Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
 FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
 
 def sum_error(factored: FactoredGradients) -> float:
-    """Returns the error of one weighted summand relative to S, before any sum over examples.
+    """Returns the error of one weighted summand, relative to S.
 
     A weighted factor is rounded once, and in bfloat16 a second time.
     """
@@ -35,7 +35,7 @@ def sum_error(factored: FactoredGradients) -> float:
 
 
 class SumParts(NamedTuple):
-    """Splits a sum of gradients: each dense segment by itself, one-hot ones together.
+    """Splits a sum of gradients: dense segments separately, one-hot segments together.
 
     Attributes:
       dense: segments without one-hot factors.
@@ -43,8 +43,8 @@ class SumParts(NamedTuple):
       column_lookups: segments with one-hot columns, swapped.
       number: the number of parts, including fixed terms.
       ratio: M, such that f S ≤ M C.
-      longest: the most products that an example adds to one entry of a dense segment.
-      block: the number of examples that are summed in one piece.
+      longest: the maximum number of products that an example adds to an entry of a dense segment.
+      block: the number of examples in a block.
     """
 
     dense: list[Segment]
@@ -57,7 +57,10 @@ class SumParts(NamedTuple):
 
     @property
     def largest_summand(self) -> float:
-        """Returns the largest summand of an example in a part, relative to C. Parts may cancel."""
+        """Returns an upper bound of an example's summand in a part, relative to C.
+
+        It exceeds 1 if there are several parts, which may cancel.
+        """
         return 1.0 if self.number == 1 else self.ratio
 
 
@@ -75,7 +78,7 @@ def split_sum(factored: FactoredGradients, sizes: Sizes, examples: int) -> SumPa
 
 
 def absolute_ratio(factored: FactoredGradients) -> float:
-    """Returns M: the parts of a clipped gradient are together at most M times its bound."""
+    """Returns M, such that the parts of a clipped gradient are together at most M C."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
     return largest_ratio(positions + len(factored.terms))
 
@@ -88,11 +91,11 @@ def sum_products(
     bound: float,
     examples: int,
 ) -> jax.Array:
-    """Returns Σ_i coefficients[i] G_i, (K, R, D) in float32 at least, for coefficients (B,).
+    """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
 
-    No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
-    `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
-    rounding.
+    The result is in float32 at least. The norm of a summand must be at most `bound`, and its parts
+    together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
+    whole batch changes the rounding.
     """
     cut = split_sum(factored, sizes, examples)
     found = [_sum_segment(segment, coefficients, cut.block) for segment in cut.dense]
@@ -110,7 +113,7 @@ def sum_products(
 def product_rounding(
     factored: FactoredGradients, sizes: Sizes, examples: int
 ) -> block_sums.Rounding:
-    """Returns how much one example changes the rounding of `sum_products`."""
+    """Bounds how one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, sizes, examples)
     found = [
         block_sums.lookup_rounding(
@@ -132,8 +135,8 @@ def product_rounding(
             ratio=cut.ratio,
             largest_summand=cut.largest_summand,
         )
-    # All parts of an example are M C together, so the largest part counts. Fixed terms count once
-    # more, for the product of their sums with the fixed arrays.
+    # All parts of an example are together at most M C, so the largest part counts. Fixed terms add
+    # one rounding, for the product of their sums with the fixed arrays.
     joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
     joined += max(each.joined for each in [rounding, *found])
     own = sum(each.own for each in found)
@@ -142,7 +145,7 @@ def product_rounding(
 
 
 def _weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Returns values (B, …) times the coefficient of their example, (B,)."""
+    """Multiplies values (B, …) by the coefficients of their examples, (B,)."""
     return widen(value) * broadcast_examples(coefficients, value)
 
 

@@ -1,6 +1,6 @@
 """Finds the steps of a program through which a gradient flows.
 
-Auxiliary outputs, comparisons and `stop_gradient` have no gradient. Operands that reach only those
+Auxiliary outputs, comparisons and `stop_gradient` have no gradient. Operands that only reach these
 must not be used: an infinite operand times a cotangent of zero is NaN.
 """
 
@@ -24,7 +24,7 @@ def carries_gradient(aval: ShapedArray) -> bool:
 class GradientFlow:
     """Collects the values and steps, at any depth, through which a gradient flows.
 
-    It stops at `zeros`, values that are zero for every example.
+    The flow stops at `zeros`, which are values that are zero for every example.
     """
 
     zeros: set[PrivateValue] = dataclasses.field(default_factory=set)
@@ -32,7 +32,7 @@ class GradientFlow:
     steps: set[Step] = dataclasses.field(default_factory=set)
 
     def scanned(self, step: Step) -> tuple[list[bool], list[bool]]:
-        """Returns through which outputs of a scan, and of its carry, a gradient flows."""
+        """Returns whether a gradient flows through each output, and each carry, of a scan."""
         carry = step.carry
         outputs = [v in self.values for v in step.outputs]
         kept = [v in self.values for i, v in step.entries() if carry.start <= i < carry.stop]
@@ -65,7 +65,7 @@ class GradientFlow:
         if step.scan_id is None:
             self.flow_through(step.body, [v in self.values for v in step.outputs])
             return
-        # A fixed point: a carry may pass a gradient on from turn to turn.
+        # Iterate to a fixed point, since a carry may pass a gradient from one step to the next.
         known = -1
         while known < len(self.values) and step.eqn.params["length"]:
             known = len(self.values)

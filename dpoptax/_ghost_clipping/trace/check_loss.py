@@ -1,4 +1,4 @@
-"""Checks the parameters and the loss that a user gave."""
+"""Checks the user's parameters and loss."""
 
 import warnings
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ def check_parameters(params: PyTree) -> None:
 
 
 def _check_variables(params: PyTree) -> None:
-    """Raises if a flax.nnx variable is not trained, such as a statistic of BatchNorm.
+    """Raises an error if a flax.nnx variable is not trained, such as a BatchStat.
 
-    A user's own kinds of variables are accepted.
+    Kinds of variables that a user defines are accepted.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable):
         kind = type(leaf).__name__
@@ -48,7 +48,7 @@ def _check_variables(params: PyTree) -> None:
 
 
 def check_scalar(shapes: PyTree, has_aux: bool) -> None:
-    """Raises if the returned shapes are not those of a scalar, or of (scalar, aux)."""
+    """Raises an error if the returned shapes are not a scalar, or (scalar, aux)."""
     if has_aux and not (isinstance(shapes, tuple | list) and len(shapes) == 2):
         raise TypeError(
             "`loss_fn` must return a pair (loss, aux) for has_aux=True, got "
@@ -69,7 +69,7 @@ def check_scalar(shapes: PyTree, has_aux: bool) -> None:
 
 
 def constant_bytes(closed: ClosedJaxpr) -> int:
-    """Returns the size of the arrays that a traced loss closes over, each counted once."""
+    """Returns the size of the arrays that a loss closes over, counting each once."""
     found = {id(x): x for x in _constants(closed) if not isinstance(x, jax.core.Tracer)}
     return sum(getattr(x, "nbytes", 0) for x in found.values())
 
@@ -95,7 +95,7 @@ def warn_of_constants(size: int) -> None:
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
-    """Returns a hint for a failing loss: it may expect a batch, or a key."""
+    """Returns a hint for a failing loss, which may expect a batch or a key."""
     if type(error).__name__ == "TraceContextError":
         return (
             "dpoptax: A module in `loss_fn` changes its own state, but the loss must be a function "

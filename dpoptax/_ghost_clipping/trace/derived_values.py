@@ -1,4 +1,4 @@
-"""Computes the types of derived values: their parameters, and the views that they are."""
+"""Describes derived values by their parameters and views."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, 
 Operands: TypeAlias = tuple[DerivedValue, ...]
 
 _MOST_INTEGERS = 1 << 20  # computed while the loss is traced
-# Operations that compute the same anywhere, unlike those that read a mesh, a platform or a host.
+# Operations with the same results everywhere. Others may read a mesh, a platform or a host.
 _INTEGER_OPERATIONS = {
     "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "expand_dims",
     "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "neg", "rem", "reshape", "rev", "select_n",
@@ -57,7 +57,7 @@ def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
 
 
 def _nonlinear(eqn: JaxprEqn) -> str:
-    """Returns the name of an operation whose derivative may not be linear, or an empty string."""
+    """Names an operation whose derivative may not be linear; otherwise returns ""."""
     name = eqn.primitive.name
     if name in CUSTOM_DERIVATIVE_CALLS:
         return name
@@ -70,13 +70,13 @@ def _nonlinear(eqn: JaxprEqn) -> str:
 
 
 def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
-    """Returns, for each result, the view of a parameter that it is, or `None`."""
+    """Returns the view of a parameter for each result, or `None` if it is not one."""
     name = eqn.primitive.name
     unknown: list[View | None] = [None] * len(eqn.outvars)
     moved = [v for v in operands if v.leaves]
     if len(moved) != 1 or moved[0].view is None:
         return unknown
-    # Of non-commutative operations, only the first operand is moved through.
+    # Only `mul` may have the moved value as its second operand.
     if moved[0] is not operands[0] and name != "mul":
         return unknown
     if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):
@@ -97,7 +97,7 @@ def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
 
 
 def _known_integers(value: DerivedValue) -> np.ndarray | None:
-    """Returns integers that depend on nothing, such as those of `jnp.arange`, or `None`."""
+    """Returns constant integers, such as those of `jnp.arange`, or `None`."""
     origin = value.origin
     whole = jnp.issubdtype(value.aval.dtype, jnp.integer) or value.aval.dtype == bool
     if not whole or value.aval.size > _MOST_INTEGERS or value.scans:
@@ -124,7 +124,7 @@ def _find_tiles(eqn: JaxprEqn, operands: Operands) -> tuple[int, tuple[View, ...
 
 
 def _add_scan_axes(steps: tuple[int, ...], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of an operation for all steps of the enclosing scans at once."""
+    """Returns the parameters of an operation for all steps of the enclosing scans."""
     lead, params = len(steps), dict(params)
     front = tuple(range(lead))
     if name == "reshape":
@@ -146,7 +146,7 @@ def _add_scan_axes(steps: tuple[int, ...], name: str, params: Mapping[str, Any])
 
 
 def open_program(program: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list[DerivedValue]]:
-    """Returns a program within a program, and its constants as derived values."""
+    """Returns an inner program, and its constants as derived values."""
     consts = program.consts if isinstance(program, ClosedJaxpr) else ()
     return _inner_jaxpr(program), [constant_value(value) for value in consts]
 

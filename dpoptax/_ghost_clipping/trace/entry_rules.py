@@ -1,4 +1,4 @@
-"""Gives the rules of parameters that are looked up, or added to or concatenated with data."""
+"""Defines the rules for lookups, and for additions to or concatenations with data."""
 
 import dataclasses
 import math
@@ -15,18 +15,18 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Rule):
-    """Reads whole rows of a table at positions that the data choose.
+    """Reads whole rows of a table at positions that depend on the data.
 
-    Covers every `gather` and `dynamic_slice` that takes one window of rows along one axis and all
-    entries along the others, from one table or from several stacked ones.
+    This covers every `gather` and `dynamic_slice` that reads one window of rows along one axis, and
+    all entries along the others, from one or several stacked tables.
 
     Attributes:
       layout: the tables, the axis that is indexed, and the axes along a row.
-      positions: the number of rows read from each table, `window` for each lookup.
+      positions: the number of rows read from each table; each lookup reads `window` rows.
       window: the number of consecutive rows that one lookup reads.
       index_axes: the axes of the indices in the order tables, lookups, components.
       component: the component of an index that belongs to the indexed axis.
-      last: the largest start inside the table for each component, 0 along whole axes.
+      last: the largest start inside the table for each component; 0 along whole axes.
       output_axes: the axes of the output in the order tables, lookups, window, row.
       drop: whether a lookup outside the table has no gradient; otherwise it is clamped.
     """
@@ -56,8 +56,8 @@ class Lookup(Rule):
         positions = window * math.prod(lookups[i] for i in lookup_axes)
         if not _saves_work(window, positions, shape):
             return None
-        # The output has the axes of the indices and, at `offset_dims`, those axes of the operand
-        # that are neither collapsed nor stacked tables.
+        # The output has the axes of the indices. At `offset_dims` it has the axes of the operand,
+        # except collapsed axes and those of stacked tables.
         out = range(len(lookups) + len(d.offset_dims))
         index_positions = [i for i in out if i not in d.offset_dims]
         kept = [i for i in range(len(shape)) if i not in (*d.collapsed_slice_dims, *tables)]
@@ -92,11 +92,11 @@ class Lookup(Rule):
         columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
         lookups = self.positions // self.window
         starts = operand.transpose(self.index_axes).reshape(tables, lookups, len(self.last))
-        # Clamped in the dtype of the indices: a narrower one would wrap around.
+        # Clamping in the dtype of the indices avoids wrapping around in a narrower dtype.
         most = int(jnp.iinfo(starts.dtype).max)
         clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
         if self.drop:
-            # An index is inside of the table if clamping does not change it.
+            # An index is inside the table if clamping does not change it.
             inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
             columns = jnp.where(inside[..., None], columns, 0)
         first = clamped[..., self.component].astype(jnp.int32)
@@ -107,7 +107,7 @@ class Lookup(Rule):
 def _indexed_axis(
     shape: tuple[int, ...], sizes: Sequence[int], tables: tuple[int, ...], indexed: Sequence[int]
 ) -> int | None:
-    """Returns the axis along which whole rows are read, or `None` for other slices."""
+    """Returns the axis along which whole rows are read; `None` for other slices."""
     cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
     # If a slice holds the whole table, the axis with the fewest rows costs least.
     axes = cut or sorted(map(int, indexed), key=lambda i: sizes[i])[:1]
@@ -117,10 +117,10 @@ def _indexed_axis(
 
 
 def _saves_work(window: int, positions: int, shape: tuple[int, ...]) -> bool:
-    """Returns whether the rows of windows are worth reading one by one.
+    """Returns whether reading rows one by one is cheaper than forming gradients.
 
-    Their norm takes one comparison for each pair of positions. If that exceeds the number of
-    entries of the table, the per-example gradient is cheaper.
+    The norm takes one comparison for each pair of positions. If there are more pairs than entries
+    of the table, the per-example gradient is cheaper.
     """
     return window == 1 or positions**2 <= math.prod(shape)
 
@@ -133,9 +133,9 @@ def _table_layout(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) ->
 
 @dataclasses.dataclass(frozen=True)
 class Addition(Rule):
-    """Adds a part of a parameter to data, or subtracts it: the cotangent is its gradient.
+    """Adds a part of a parameter to data, or subtracts it.
 
-    The cotangent is summed over the axes along which the part is repeated.
+    The gradient is the cotangent, summed over the axes along which the part is repeated.
     """
 
     layout: FactorLayout
@@ -155,14 +155,17 @@ class Addition(Rule):
         return cls(FactorLayout.entrywise(shape), sign, repeated, name=name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.repeated:  # stored, since XLA may round a sum differently each time it computes it
+        if self.repeated:  # stored, since XLA may compute it twice, with different rounding
             cotangent = materialize(jnp.sum(cotangent, axis=self.repeated))
         return jnp.full((1, 1, 1), self.sign, cotangent.dtype), cotangent.reshape(1, 1, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Concatenation(Rule):
-    """Concatenates a part of a parameter with data: its gradient is a slice of the cotangent."""
+    """Concatenates a part of a parameter with data.
+
+    The gradient is a slice of the cotangent.
+    """
 
     layout: FactorLayout
     axis: int

@@ -1,9 +1,9 @@
 """Checks that a loss keeps examples separate when it is mapped over a batch.
 
-The contribution of an example must depend on that example only. `jax.vmap` guarantees it for all
+The contribution of an example must depend on that example only. `jax.vmap` guarantees this for all
 operations except a few, which define their own batching. These may appear in the loss, or in the
-derivative given by the author of a `jax.custom_vjp` or `jax.custom_jvp`. No program shows the
-latter before it is differentiated, so the check differentiates.
+derivative of a `jax.custom_vjp` or `jax.custom_jvp`. A program shows such a derivative only after
+differentiation, so the check differentiates it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,14 @@ from dpoptax._jaxprs import (
     type_of,
 )
 
-# JAX draws the bits of a batch of such keys from the first key, by position in the batch.
+# For a batch of such keys, JAX draws bits from the first key, by position in the batch.
 _POSITIONAL_KEYS = ("key<rbg>", "key<urbg>")
 _RANDOM_PRIMITIVES = ("random_bits", "random_fold_in", "random_split")
-# A host function is then called with one example at a time.
+# With these methods, a host function is called with one example at a time.
 _SEQUENTIAL_METHODS = ("sequential", "sequential_unrolled")
-# Effects of a `jax.Ref`. Of a whole loss, they belong to one that was made outside.
+# Effects of a `jax.Ref`. If a whole loss has them, the reference was created outside.
 _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
-# Operations of `HIJAX_CALL` in these modules are JAX's own, which keep examples separate.
+# `HIJAX_CALL` operations from these modules are part of JAX and keep examples separate.
 _JAX_MODULE = "jax._src.numpy."
 _JOINT_ON_TPU = ("eigh", "svd")
 _CONSEQUENCE = (
@@ -47,9 +47,9 @@ def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> N
 
     Args:
       program: the traced loss.
-      shared: the number of leading operands that are parameters. They are equal for all examples,
-        and the loss is differentiated by them.
-      derivatives: how many derivatives are taken one after the other.
+      shared: the number of leading operands that are parameters. They are the same for all
+        examples, and the loss is differentiated with respect to them.
+      derivatives: the order of the derivatives that are taken.
     """
     private = [i >= shared for i in range(len(program.jaxpr.invars))]
     _check_program(program, private, [not own for own in private], derivatives)
@@ -73,7 +73,7 @@ def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags, deriva
 def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
     """Checks a program whose `private` operands depend on the example.
 
-    `active` operands depend on the parameters.
+    Its `active` operands depend on the parameters.
     """
     owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
     flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
@@ -90,7 +90,7 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
         for inner in subprograms(eqn.params):
             # The custom rule replaces the derivative of the inner program.
             through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in flows]
-            # Of other inner programs any operand may reach any input.
+            # In other inner programs, any operand may reach any input.
             called = name in PROGRAM_CALLS and len(inner.invars) == len(own)
             flags = [(any(own), any(through))] * len(inner.invars)
             given = list(zip(own, through, strict=True)) if called else flags
@@ -125,12 +125,12 @@ def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags, derivative
 
 
 def named_axes(effects: Iterable[Any]) -> list[str]:
-    """Returns the mesh axes over which an operation or a program communicates."""
+    """Returns the mesh axes over which an operation or program communicates."""
     return [str(e.name) for e in effects if type(e).__name__ == "NamedAxisEffect"]
 
 
 def has_positional_keys(eqn: JaxprEqn) -> bool:
-    """Returns whether an operation gets keys that a batch uses by position."""
+    """Returns whether an operation gets keys that depend on positions in a batch."""
     return any(str(getattr(v.aval, "dtype", "")) in _POSITIONAL_KEYS for v in eqn.invars)
 
 
@@ -153,8 +153,8 @@ def _check_hijax(eqn: JaxprEqn) -> None:
 def converges_jointly(name: str) -> bool:
     """Returns whether a batch is iterated until its last example has converged.
 
-    Each further iteration changes the last digits of all examples: by small terms for `betainc`, by
-    rotations for XLA's Jacobi eigenvalues on TPU.
+    Each additional iteration changes the last digits of all examples, by small terms for `betainc`
+    and by rotations for XLA's Jacobi eigenvalues on TPU.
     """
     if name == "regularized_incomplete_beta":
         return jax.__version_info__ < (0, 12)
@@ -162,7 +162,7 @@ def converges_jointly(name: str) -> bool:
 
 
 def converges_jointly_on_tpu(program: Jaxpr) -> bool:
-    """Returns whether a program for TPU would iterate a batch until its last example converges."""
+    """Returns whether a program would iterate a batch jointly if compiled for TPU."""
     return any(
         eqn.primitive.name in _JOINT_ON_TPU
         or any(map(converges_jointly_on_tpu, subprograms(eqn.params)))
@@ -171,7 +171,7 @@ def converges_jointly_on_tpu(program: Jaxpr) -> bool:
 
 
 def _check_operation(eqn: JaxprEqn) -> None:
-    """Raises for an operation on private operands that `jax.vmap` does not map one by one."""
+    """Raises an error if `jax.vmap` does not map an operation example by example."""
     name = eqn.primitive.name
     if name == "rng_bit_generator" or (name in _RANDOM_PRIMITIVES and has_positional_keys(eqn)):
         raise TypeError(

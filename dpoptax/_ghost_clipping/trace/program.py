@@ -1,4 +1,4 @@
-"""Defines the types of a read loss: its values, its steps, and the uses of parameters."""
+"""Defines types for a traced loss: values, steps, and uses of parameters."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from dpoptax._jaxprs import scan_parts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An equation whose operands are all derived."""
+    """Describes an equation whose operands are all derived."""
 
     eqn: JaxprEqn
     operands: tuple["DerivedValue", ...]
@@ -25,21 +25,21 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
-    """The origin of a value that is a parameter, given by the number of its leaf."""
+    """Describes the origin of a value that is a parameter, by its leaf number."""
 
     leaf: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """The origin of a value that the trace knows."""
+    """Describes the origin of a value that is a constant of the trace."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """The origin of a value that is a result of an operation, given by its number."""
+    """Describes the origin of a value that is result `index` of an operation."""
 
     operation: Operation
     index: int
@@ -47,7 +47,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScanSlices:
-    """The origin of the slices that a scan takes of a value; all steps together are `whole`."""
+    """Describes the origin of slices for the steps of a scan, cut from `whole`."""
 
     whole: "DerivedValue"
 
@@ -67,10 +67,11 @@ class DerivedValue:
       origin: the parameter, constant, operation or scan that the value comes from.
       leaves: the parameters that its gradient flows to.
       varies: whether the value depends on parameters, even behind a `stop_gradient`.
-      nonlinear: the operation, if any, whose derivative is not linear in the cotangent. This is a
-        `custom_vjp` or a rounding to few bits. Uses then cannot be pulled back one by one.
-      scans: the scans that it is stacked over.
-      view: the entries of one parameter that it holds, if it holds no others.
+      nonlinear: the name of an operation whose derivative is not linear in the cotangent, such as a
+        `custom_vjp` or a rounding to few bits; otherwise empty. Uses then cannot be pulled back
+        separately.
+      scans: the scans over which it is stacked.
+      view: the entries of the parameter that it holds, if it only holds entries of one parameter.
       tiles: an axis, counted with those of `scans`, and the views concatenated along it.
     """
 
@@ -101,17 +102,17 @@ Value: TypeAlias = DerivedValue | PrivateValue
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """Records one operation in which a derived value meets data under a rule.
+    """Records an operation on a derived value and data that has a rule.
 
     Attributes:
       index: its number among the uses.
-      rule: how operand and cotangent become factors.
+      rule: maps operand and cotangent to factors.
       value: the derived value.
       output: the type of the result for one example.
       loops: (length, stacked) of each enclosing scan. `stacked` says whether the value has a slice
         for each step.
-      operand_varies: whether the data operand may change with the parameters, and the gradient
-        reads it.
+      operand_varies: whether the gradient reads the data operand, and the operand may depend on
+        parameters.
     """
 
     index: int
@@ -140,7 +141,8 @@ class Use:
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the factors (K, L, R) and (K, L, D) of one example.
 
-        Steps of scans become positions L, or groups K if the value has a slice for each step.
+        Steps of scans become positions L. If the value has a slice for each step, they become
+        groups K.
         """
         factors = self.rule.factors
         for _ in self.loops:
@@ -152,7 +154,7 @@ class Use:
         lead = len(self.loops)
         stacked = [i for i, (_, s) in enumerate(self.loops) if s]
         shared = [i for i, (_, s) in enumerate(self.loops) if not s]
-        # Scans over stacked parameters give groups, all others positions, outermost first.
+        # Scans over stacked parameters give groups and all others positions, outermost first.
         order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
         groups, _, _ = self.layout.sizes
         trailing = factor.shape[lead + 2 :]
@@ -161,18 +163,19 @@ class Use:
 
 @dataclasses.dataclass(eq=False)
 class Block:
-    """Holds a list of steps with its inputs and results."""
+    """Holds a list of steps, with inputs and results."""
 
     inputs: list[PrivateValue]
     steps: list["Step"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
 
     def needs(self) -> dict[tuple[DerivedValue, bool], None]:
-        """Returns the derived values read, each with whether the read is of shifted parameters.
+        """Returns the derived values that steps read, each with a flag.
 
-        Uses read unshifted ones; see `passes.run_passes`.
+        The flag says whether the value is computed from shifted parameters. Uses read unshifted
+        parameters; see `passes.run_passes`.
         """
-        # Not a set: the order of its entries, and so of the program, would differ between runs.
+        # Not a set, because its order, and so the order of the program, would differ between runs.
         found = [(v, True) for v in self.results if isinstance(v, DerivedValue)]
         for step in self.steps:
             found += [(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)]
@@ -192,10 +195,11 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """Holds one operation on private values; scans and `jax.checkpoint` have a body.
+    """Holds one operation on private values. Scans and `jax.checkpoint` have a body.
 
-    `loops` are (scan_id, length) of each enclosing scan, outermost first. `data` is the position of
-    the operand that is recorded for a use. `scan_id` is the number of a scan, `None` otherwise.
+    `loops` are (scan_id, length) of each enclosing scan, outermost first. For a use, `data` is the
+    position of the operand that is recorded. For a scan, `scan_id` is its number; otherwise it is
+    `None`.
     """
 
     eqn: JaxprEqn
@@ -208,7 +212,7 @@ class Step:
     scan_id: int | None = None
 
     def entries(self) -> list[tuple[int, PrivateValue]]:
-        """Returns each input of a scan's body with the position of the operand it starts as."""
+        """Returns the inputs of a scan's body, each with the position of its operand."""
         assert self.body is not None
         carry = self.carry
         into = [
@@ -227,21 +231,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Holds a traced loss after reading.
+    """Holds the steps of a traced loss and its uses of parameters.
 
     Attributes:
       block: the steps.
-      parameters: the parameters' shapes and dtypes.
-      uses: the operations in which they meet data under a rule.
-      opaque: the parameters that meet data in other operations, with these. Automatic
-        differentiation gives their per-example gradients.
-      elementwise: the opaque parameters that are only added to, multiplied with or concatenated
-        with data of at least their size, such as biases and scales. Nothing is cheaper than their
-        per-example gradients.
+      parameters: the shapes and dtypes of the parameters.
+      uses: the operations on parameters and data that have a rule.
+      opaque: the parameters that other operations combine with data, and the names of these
+        operations. Automatic differentiation gives their per-example gradients.
+      elementwise: the opaque parameters that are only added to, multiplied by or concatenated with
+        data of at least their size, such as biases and scales. Forming their per-example gradients
+        is cheapest.
       result_tree: the structure of (loss, aux).
-      vanishing: the parameters whose gradients are zero for every example. An example is a value
-        minus its own mean over axes of size one.
-      zeros: descriptions of these values.
+      vanishing: the parameters whose gradients are zero for every example, because a value minus
+        its own mean over axes of size one is zero.
+      zeros: descriptions of such values.
       constant_bytes: the size of the arrays that the loss closes over, without traced ones.
       joint_on_tpu: whether TPUs would iterate a batch until its last example has converged.
     """
@@ -258,10 +262,10 @@ class Program:
     joint_on_tpu: bool
 
     def separate(self, mask: jax.Array) -> jax.Array:
-        """Returns the mask (B,) of the examples that count: none if the platform mixes them.
+        """Returns the mask (B,), all False if the platform mixes examples.
 
-        The default platform is checked earlier, with an error. A program may be compiled for
-        another one.
+        For the default platform, an error is raised earlier. A program may be compiled for another
+        platform.
         """
         if not self.joint_on_tpu:
             return mask

@@ -1,9 +1,9 @@
-"""Reads a traced loss: which values depend on parameters only, and where they meet data.
+"""Reads a traced loss, and finds operations that combine parameters with data.
 
-Every value of the program is either *derived* (a function of parameters and constants, equal for
-all examples) or *private* (it may depend on the example). An operation on both is a *use* if a rule
-knows it and a gradient flows through it. Otherwise the parameters behind it become *opaque*: their
-per-example gradients come from automatic differentiation.
+Every value of the program is either *derived* (a function of parameters and constants, the same for
+all examples) or *private* (it may depend on the example). An operation on both is a *use* if it has
+a rule and a gradient flows through it. Otherwise the parameters behind it become *opaque*:
+automatic differentiation gives their per-example gradients.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ Values: TypeAlias = Sequence[Value]
 # (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
-# Here the gradient of a parameter has at most the size of a part of the output.
+# For these, the gradient of a parameter is at most as large as a part of the output.
 _ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
 _CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
     "dot_general": Dot,
@@ -91,11 +91,12 @@ def read_program(
     has_aux: bool,
     has_tangent: bool = False,
 ) -> Program:
-    """Traces `loss_fn(params, example[, key])` and reads it; raises if it may mix examples.
+    """Traces `loss_fn(params, example[, key])` and reads the program.
 
-    The arguments are arrays or shape structs of one example. `key` is `None` for a loss without
-    randomness. `has_tangent` says whether a Hessian-vector product is added, as `disk(gamma=0)`
-    does. The gradient is then differentiated once more.
+    Raises an error if the loss may mix examples. The arguments are arrays or shape structs of one
+    example. `key` is `None` for a loss without randomness. `has_tangent` says whether a
+    Hessian-vector product is added, as for `disk(gamma=0)`. The gradient is then differentiated
+    once more.
     """
     check_parameters(params)
     inputs = (example,) if key is None else (example, key)
@@ -120,10 +121,9 @@ def read_program(
     vanishing, zeros = find_vanishing(block, active, to_loss)
     finder = _UseFinder(parameters, active)
     finder.find(block)
-    # A loss that depends on parameters only is a derived value. No step of it meets data, so no use
-    # gives its gradient.
+    # A loss that depends on parameters only is a derived value without uses.
     finder.mark_opaque(block.results[:1], "the loss itself")
-    if reader.references:  # values do not show that one step writes what another reads
+    if reader.references:  # the values do not show that one step writes and another reads
         finder.mark_opaque(args, "a jax.Ref")
     return Program(
         block,
@@ -147,7 +147,7 @@ def _trace_loss(
     has_aux: bool,
     derivatives: int,
 ) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
-    """Returns the checked program of a loss, and the shapes of its results, (loss, aux)."""
+    """Returns the checked program of a loss, and the shapes of (loss, aux)."""
 
     def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         try:
@@ -164,7 +164,7 @@ def _trace_loss(
 
 
 class _Reader:
-    """Sorts the values of a jaxpr into derived and private ones, and its equations into steps."""
+    """Sorts the values of a jaxpr into derived and private, and turns it into steps."""
 
     def __init__(self) -> None:
         self.scan_count = 0
@@ -232,8 +232,7 @@ class _Reader:
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
-            # A carry may depend on the example after the first turn, so it is private from the
-            # start.
+            # A carry may depend on the example after the first step, so it is always private.
             if n_consts <= i < n_consts + n_carry:
                 args.append(PrivateValue(type_of(var)))
             elif isinstance(outer, PrivateValue):
@@ -253,12 +252,12 @@ class _Reader:
 
 
 class _UseFinder:
-    """Finds the uses of parameters among steps, and the opaque parameters.
+    """Finds the uses of parameters, and the opaque parameters.
 
     Attributes:
       uses: the uses found.
-      opaque: the parameters that meet data elsewhere, with the operations.
-      beyond_elementwise: those among them that do more than scale and shift data.
+      opaque: the parameters that operations without a rule combine with data, and these operations.
+      beyond_elementwise: the opaque parameters that do more than scale and shift data.
     """
 
     def __init__(self, parameters: tuple[ShapedArray, ...], active: GradientFlow) -> None:
@@ -269,7 +268,7 @@ class _UseFinder:
         self.uses: list[Use] = []
 
     def mark_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
-        """Records that parameters meet data without a rule, in an output of `reach` entries."""
+        """Records that an operation with `reach` output entries makes parameters opaque."""
         for value in values:
             if isinstance(value, DerivedValue):
                 for leaf in value.leaves:
@@ -280,7 +279,7 @@ class _UseFinder:
                         self.beyond_elementwise.add(leaf)
 
     def find(self, block: Block) -> None:
-        """Records the use of each step that has one, and opaque parameters."""
+        """Records the uses and opaque parameters of a block."""
         block.steps = [self.visit(s) if s in self.active.steps else s for s in block.steps]
 
     def visit(self, step: Step) -> Step:
@@ -297,7 +296,7 @@ class _UseFinder:
         return step
 
     def find_use(self, step: Step) -> Step:
-        """Returns the step with its use, or marks its parameters opaque."""
+        """Returns the step with its use, or marks its parameters as opaque."""
         eqn, operands = step.eqn, step.operands
         flowing = [i for i, v in enumerate(operands) if isinstance(v, DerivedValue) and v.leaves]
         if not flowing:
@@ -333,7 +332,7 @@ class _UseFinder:
 def _find_rule(
     eqn: JaxprEqn, private: list[bool], parts: list[bool]
 ) -> tuple[Rule, int, int] | None:
-    """Returns the rule of a use, and the positions of the parameter and of the data operand.
+    """Returns a use's rule, and the positions of the parameter and the data operand.
 
     `private[i]` says whether operand i depends on data. `parts[i]` says whether it holds some but
     not all entries of one parameter.
@@ -352,9 +351,10 @@ def _find_rule(
     elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
         parameter, data = 0, private.index(True)
         rule = Lookup.build_slice(eqn, data - 1)
-    # Only parts of a parameter have the last two rules: their gradient is smaller than that of the
-    # whole parameter, which an opaque one needs for each example. If a whole parameter is added or
-    # concatenated, its gradient is no larger than the cotangent, so a rule would save nothing.
+    # The last two rules only apply to parts of a parameter. The gradient of a part is smaller than
+    # that of the whole parameter, which an opaque parameter would need for each example. If a whole
+    # parameter is added or concatenated, its gradient is at most as large as the cotangent, so a
+    # rule would save nothing.
     elif name in ("add", "sub") and any(parts):
         parameter = parts.index(True)
         data = 1 - parameter

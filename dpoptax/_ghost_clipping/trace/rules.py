@@ -1,13 +1,13 @@
-"""Defines rules: operations whose gradient by a parameter is a sum of outer products.
+"""Defines rules for operations whose gradients are sums of outer products.
 
-A rule brings a use to one normal form. For one example, the gradient by the derived operand z, cut
-into (K, R, D) by its `FactorLayout`, is
+A rule brings a use to one normal form. For one example, the gradient with respect to the derived
+operand z, read as (K, R, D) by its `FactorLayout`, is
 
     G[k, r, d] = Σ_t rows[k, t, r] · columns[k, t, d].
 
 `rows` comes from the data operand and `columns` from the cotangent of the output. L is the number
-of positions: tokens, pixels or steps. If z is a table that is looked up, `rows` is one-hot and held
-as integers, (K, L). The rules of contractions are here, all others in `entry_rules`.
+of positions, such as tokens, pixels or steps. If z is a lookup table, `rows` is one-hot and
+represented by integers, (K, L). The rules for contractions are here, all others in `entry_rules`.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ Sizes: TypeAlias = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class FactorLayout:
-    """Says how z is read as an array (K, R, D) of groups, rows and columns.
+    """Describes how z is read as an array (K, R, D) of groups, rows and columns.
 
-    z is reshaped to `split`, and the others are the axes of `split` that go to each side. Groups
-    are matrices side by side, such as the heads of an einsum.
+    z is reshaped to `split`. `groups`, `rows` and `columns` are the axes of `split` for each side.
+    Groups are separate matrices, such as the heads of an einsum.
     """
 
     split: tuple[int, ...]
@@ -41,7 +41,7 @@ class FactorLayout:
 
     @classmethod
     def entrywise(cls, shape: tuple[int, ...]) -> "FactorLayout":
-        """Returns the layout with one row, in which each entry is a column."""
+        """Returns the layout with one row, whose columns are the entries."""
         return cls(shape, (), (), tuple(range(len(shape))))
 
     @property
@@ -54,7 +54,7 @@ class FactorLayout:
         return groups, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Returns a gradient (K, R, D) in the shape of z."""
+        """Reshapes a gradient (K, R, D) to the shape of z."""
         order = (*self.groups, *self.rows, *self.columns)
         cut = gradient.reshape([self.split[i] for i in order])
         return cut.transpose([order.index(i) for i in range(len(order))]).reshape(shape)
@@ -66,7 +66,7 @@ class FactorLayout:
 
 
 class Rule:
-    """Base of rules; subclasses are frozen dataclasses of static facts."""
+    """Base class for rules. Subclasses are frozen dataclasses of static values."""
 
     name: str
     layout: FactorLayout
@@ -74,13 +74,16 @@ class Rule:
     reads_data: bool = True  # whether the gradient depends on the data operand
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns `rows` (K, L, R), or integers (K, L), and `columns` (K, L, D) of one example."""
+        """Returns `rows` and `columns` of one example.
+
+        Rows are (K, L, R), or integers (K, L). Columns are (K, L, D).
+        """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Dot(Rule):
-    """Gives the factors of a `dot_general` whose one operand is the parameter."""
+    """Gives the factors of a `dot_general` of the parameter and data."""
 
     layout: FactorLayout
     positions: int
@@ -117,7 +120,7 @@ class Dot(Rule):
 class Convolution(Rule):
     """Gives the factors of a `conv_general_dilated` whose kernel is the parameter.
 
-    `rows` are the patches of the input that each output position reads, as in im2col.
+    `rows` are the patches of the input for each output position, as in im2col.
     """
 
     layout: FactorLayout
@@ -148,7 +151,7 @@ class Convolution(Rule):
         )
 
     def shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
-        """Returns the input as each kernel offset reads it: a list of (N, *out, features)."""
+        """Returns the part of the input for each kernel offset, (N, *out, features)."""
         strides, interior, dilation = self.window
         lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
         x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
@@ -182,7 +185,7 @@ def is_real(dtype: DTypeLike) -> bool:
 
 
 def is_narrow(dtype: DTypeLike) -> bool:
-    """Returns whether a dtype is a float of fewer than 16 bits, not enough for gradients."""
+    """Returns whether a dtype is a float of fewer than 16 bits, too few for gradients."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
 
 

@@ -1,8 +1,8 @@
-"""Describes which entries of a parameter a derived value holds, and in what order.
+"""Describes which entries of a parameter a derived value holds, and their order.
 
-A reshape, a transposition, a slice or a scaling moves entries without mixing them. The gradient of
-such a view has the same norm as the gradient of the parameter, and two uses of a parameter can be
-compared entry by entry.
+A reshape, a transposition, a slice or a scaling moves entries without mixing them. Except for the
+scale, the gradient of such a view has the same norm as the gradient of the parameter, and two uses
+of a parameter can be compared entry by entry.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _IDENTITY_PRIMITIVES = frozenset(
         "reduce_precision", "sharding_constraint",
     }
 )  # fmt: skip
-# Larger or smaller scales may overflow where the values do not.
+# Scales beyond this range may overflow or underflow although the values do not.
 _MINIMUM_SCALE = 2.0**-60
 
 
@@ -42,7 +42,7 @@ def merge_runs(runs: AxisRuns) -> AxisRuns:
 
 
 def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
-    """Removes `size` entries from the front of the runs; returns `None` if they do not divide."""
+    """Removes `size` entries from the front of runs; `None` if they do not divide."""
     taken = []
     while size > 1:
         run, stride = runs[0]
@@ -61,7 +61,10 @@ def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Describes entries of one parameter: scale · parameter.ravel()[offset + strides · index]."""
+    """Describes entries of one parameter.
+
+    The entries are scale · parameter.ravel()[offset + strides · index].
+    """
 
     leaf: int
     axes: tuple[AxisRuns, ...]
@@ -112,7 +115,7 @@ class View:
         return dataclasses.replace(self, axes=tuple(axes), offset=offset)
 
     def gather(self, params: Mapping[str, Any], indices: np.ndarray) -> "View | None":
-        """Returns the rows at evenly spaced, increasing indices along one axis, or `None`."""
+        """Returns the view after a gather of evenly spaced, increasing rows, or `None`."""
         d, shape = params["dimension_numbers"], self.shape
         axes, rows = tuple(d.start_index_map), indices.reshape(-1).tolist()
         if len(axes) != 1 or axes != tuple(d.collapsed_slice_dims) or d.operand_batching_dims:
@@ -142,7 +145,10 @@ class View:
         return pieces
 
     def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
+        """Adds `values`, shaped like the view, to zeros of the given shape.
+
+        This is the transpose of reading the view.
+        """
         runs = self.runs(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
         # A permutation of all entries is a transposition, which is faster than a scatter.
@@ -156,7 +162,7 @@ class View:
         return flat.at[positions].add(values.ravel()).reshape(shape)
 
     def entries_of(self, entries: np.ndarray) -> np.ndarray:
-        """Returns the view's part of an array flattened like the parameter, with shared memory."""
+        """Returns the view's part, not a copy, of an array flattened like the parameter."""
         runs = self.runs(tuple(range(len(self.axes))))
         strides = [stride * entries.itemsize for _, stride in runs]
         first = entries[self.offset :]
@@ -166,9 +172,9 @@ class View:
 def view_of_result(
     view: View, name: str, params: Mapping[str, Any], constants: Sequence[Any]
 ) -> View | None:
-    """Returns the view after one operation, or `None` if it does more than move entries.
+    """Returns the view after one operation; `None` if it does more than move entries.
 
-    `constants` holds the values of the other operands, `None` for unknown ones.
+    `constants` holds the values of the other operands, `None` for unknown values.
     """
     if name in _IDENTITY_PRIMITIVES:
         return view

@@ -1,9 +1,9 @@
 """Finds the parameters whose gradients are exactly zero for every example.
 
 A value minus its own mean over axes of size one is zero for every example, and so is its
-derivative. Batch normalization computes this inside a loss of one example, unless it has spatial
-axes to average over. Parameters that reach the loss through such values only receive noise. The
-result is only used in messages: no norm, bound or sum depends on it.
+derivative. Batch normalization computes this in a loss of one example, unless it averages over
+spatial axes. Parameters that reach the loss only through such values receive only noise. The result
+is used only in messages. Norms, bounds and sums do not depend on it.
 """
 
 import warnings
@@ -26,9 +26,9 @@ from dpoptax._ghost_clipping.trace.program import (
 from dpoptax._ghost_clipping.trace.rules import is_real
 from dpoptax._tree import PyTree
 
-# The result is zero, with derivatives of zero, if any operand is.
+# The result and its derivatives are zero if any operand is.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-# The result is zero, with derivatives of zero, if the first operand is.
+# The result and its derivatives are zero if the first operand is.
 _LINEAR_MAPS = frozenset(
     {
         "broadcast_in_dim", "convert_element_type", "copy", "div", "neg", "reduce_sum", "reshape",
@@ -41,17 +41,18 @@ _LISTED_NAMES = 8  # of parameters and places in a message
 
 
 class _ZeroFinder:
-    """Follows values forward to those that are zero.
+    """Finds values that are zero for every example.
 
     Attributes:
       zeros: the values that are zero for every example.
-      differences: the steps that subtract from a value its own mean.
+      differences: the steps that subtract the mean of a value from the value.
     """
 
     def __init__(self) -> None:
         self.zeros: set[PrivateValue] = set()
         self.differences: list[Step] = []
-        # Values equal to an earlier one except for axes of size one, and whether by a mean.
+        # Values that equal an earlier value except for axes of size one, and whether a mean was
+        # taken.
         self.equal: dict[PrivateValue, tuple[PrivateValue, bool]] = {}
 
     def follow(self, block: Block) -> None:
@@ -103,7 +104,7 @@ class _ZeroFinder:
         return a is b and averaged and is_real(value.aval.dtype)
 
     def _source(self, step: Step) -> PrivateValue | None:
-        """Returns the operand that equals the output except for axes of size one, if any."""
+        """Returns the operand, if any, that equals the output except for axes of size one."""
         eqn, operands = step.eqn, step.operands
         private = [v for v in operands if isinstance(v, PrivateValue)]
         if len(private) != 1 or len(step.outputs) != 1:
@@ -150,12 +151,12 @@ def _can_represent(wide: np.dtype, narrow: np.dtype) -> bool:
 def find_vanishing(
     block: Block, active: GradientFlow, results: list[bool]
 ) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Finds the parameters that reach the loss only through values that are always zero.
+    """Finds the parameters that reach the loss only through values that are zero.
 
     Args:
       block: the steps of a loss.
-      active: where its gradient flows, judged by the operations only.
-      results: the results of the block that it flows from.
+      active: the values and steps through which its gradient flows, according to the operations.
+      results: whether the gradient flows from each result of the block.
 
     Returns:
       The parameters, and descriptions of the zeros.
@@ -193,7 +194,7 @@ def _reached_parameters(block: Block, active: GradientFlow) -> set[int]:
 
 
 def describe_vanishing(program: Program, params: PyTree) -> str:
-    """Describes the parameters whose gradients are zero, and the remedy; empty if none."""
+    """Describes the parameters whose gradients are zero, and the remedy, if any."""
     if not program.vanishing:
         return ""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
