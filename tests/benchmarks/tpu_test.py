@@ -12,9 +12,13 @@ from jax import lax
 
 from benchmarks.tpu import __main__ as command
 from benchmarks.tpu import hlo
-from benchmarks.tpu.architectures import gpt2, vit_s
+from benchmarks.tpu.architectures import gpt2, resnet_18, vit_s
 from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.plan import make_plan
+from dpoptax._ghost_clipping.trace.read_program import read_program
 
 # Passes of the private step over those of the plain step.
 LIMIT = 1.15
@@ -40,6 +44,24 @@ def test_a_private_step_takes_few_passes(name, size):
 def test_per_example_gradients_take_the_passes_of_the_plain_step():
     case = dataclasses.replace(CASES["gpt2"], batch_size=8)
     assert 1.0 <= ratio(case, Options(method="vmap")) < 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [resnet_18, vit_s, lambda: gpt2(1024, layers=2)])
+def test_ways_to_the_norm_hardly_depend_on_the_cost_of_memory(model, monkeypatch):
+    model = model()
+    program = read_program(
+        model.loss_fn, model.params, model.example, None, has_aux=False, has_tangent=False
+    )
+    found = []
+    for factor in (1, 0.25, 12, 1000):
+        costs = {name: factor * getattr(COSTS, name) for name in ("kept_entry", "factor_entry")}
+        monkeypatch.setattr(factor_products, "COSTS", COSTS._replace(**costs))
+        plan = make_plan(program, 32, 1)
+        ways = dict.fromkeys(plan.formed, "kept")
+        found.append(ways | {product.leaf: product.method for product in plan.products})
+    changes = [sum(ways[leaf] != way for leaf, way in found[0].items()) for ways in found[1:]]
+    assert max(changes[:2]) <= 1 <= changes[2]
 
 
 def _matrix(*shape, dtype=jnp.float32):
