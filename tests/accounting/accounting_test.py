@@ -716,7 +716,7 @@ class TestEdges:
         with pytest.raises(ValueError, match="accountant 'rdp' does not support.*Try.*'pld'"):
             event_epsilon(poisson, DELTA, accountant="rdp", neighboring_relation="replace-one")
         without = dpa.SampledWithoutReplacementDpEvent(100, 10, gaussian)
-        with pytest.raises(ValueError, match="neighboring relation that the sampler states"):
+        with pytest.raises(ValueError, match="neighboring relation of the sampler"):
             event_epsilon(without, DELTA, accountant="rdp")
         # Its sampling event is not halved inside, so it cannot be priced.
         other = dpa.dp_event.SampledWithReplacementDpEvent(100, 10, gaussian)

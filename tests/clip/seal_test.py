@@ -472,7 +472,7 @@ def test_an_example_moves_many_accumulated_parts_by_the_bound():
         for each in (more, sums)
     ]
     assert 0.5 < np.linalg.norm(totals[0] - totals[1]) <= CLIP.sensitivity
-    with pytest.raises(ValueError, match="take smaller batches"):
+    with pytest.raises(ValueError, match="Use smaller batches"):
         dpoptax.accumulate(
             *(dpoptax.extend.trust_clipped(x, CLIP, examples=2**20) for x in sums[:3])
         )

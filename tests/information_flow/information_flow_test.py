@@ -1118,7 +1118,7 @@ def test_a_step_of_nnx_is_followed_as_a_function_of_values():
         return nnx.as_pure(nnx.state((model, optimizer)))
 
     args = BATCH, MASK
-    with pytest.raises(TypeError, match=r"flax.nnx Model.*nnx\.as_pure\(states\)"):
+    with pytest.raises(TypeError, match=r"flax.nnx objects, got a Model.*nnx\.as_pure\(states\)"):
         information_flow(step, model, optimizer, *args, private_argnums=(2, 3))
     flow = information_flow(of_values, nnx.as_pure(states), *args, private_argnums=(1, 2))
     assert flow.private == ()

@@ -224,7 +224,7 @@ def test_counts_of_more_examples_than_are_added_exactly_are_refused():
         grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip, **options)
         return grad_fn(points, batch).sum
 
-    with pytest.raises(ValueError, match="exactly, and this batch has 65537"):
+    with pytest.raises(ValueError, match="exactly, got 65537"):
         jax.eval_shape(lambda batch: total(batch, microbatch_size=2**10), batch)
     jax.eval_shape(lambda batch: total(batch, method="vmap"), batch)
 
