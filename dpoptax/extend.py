@@ -1,6 +1,6 @@
 """Building blocks for new methods: points, linear maps, clips, and state types.
 
-A training loop does not need them. `docs/guides/method.md` builds a method from them.
+A training loop does not need them. `docs/guides/extend.md` builds a method from them.
 """
 
 from dpoptax._clip.clip_per_example import clip_per_example as clip_per_example

@@ -316,7 +316,7 @@ def test_a_traced_bound_is_refused_as_such():
 
 
 def test_a_loss_over_a_bound_has_the_sum_over_it_and_clips_there():
-    """Checks the recipe of docs/guides/schedules.md for a scheduled clipping bound."""
+    """Checks the recipe of docs/guides/clipping.md for a scheduled clipping bound."""
     batch = jnp.array([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0]])
     points = dpoptax.gradient_points((), jnp.zeros(2))
 

@@ -1,4 +1,4 @@
-"""Tests that prose avoids unidiomatic constructions (docs/developers/style.md)."""
+"""Tests that prose avoids unidiomatic constructions (docs/developers/testing.md)."""
 
 import ast
 import io
