@@ -461,6 +461,7 @@ def test_a_compiler_that_reorders_sums_gets_a_sum_of_zeros(options):
     [
         ("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true"),
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math"),
+        ("XLA_FLAGS", "--xla_gpu_default_to_alg_dot_bf16_bf16_f32=true"),
         ("NVIDIA_TF32_OVERRIDE", "1"),
         ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
     ],
@@ -470,6 +471,40 @@ def test_settings_that_break_the_bound_are_refused(name, value, monkeypatch):
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), CLIP)
     with pytest.raises(RuntimeError, match="restart Python"):
         grad_fn(dpoptax.gradient_points((), jnp.ones(3)), jnp.ones((2, 3)))
+
+
+def test_flags_in_a_file_are_refused_as_well(tmp_path, monkeypatch):
+    """XLA reads the file that `XLA_FLAGS` names."""
+    (tmp_path / "flags").write_text("--xla_dump_to=x\n--xla_cpu_enable_fast_math=true\n")
+    monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
+    with pytest.raises(RuntimeError, match="sets `--xla_cpu_enable_fast_math=true`"):
+        check_settings()
+
+
+_COMPILERS = {
+    "excess precision": {"xla_allow_excess_precision": False},
+    "maxima without NaN": {"xla_cpu_enable_fast_min_max": True},
+    "no simplification": {"xla_disable_hlo_passes": "algsimp"},
+    "no fusion": {"xla_disable_hlo_passes": "fusion"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "vmap", "recompute", "streaming"])
+@pytest.mark.parametrize("name", _COMPILERS)
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for XLA on CPU")
+def test_options_of_the_compiler_that_the_proof_covers(name, kind):
+    loss, shapes, data = programs.MODELS["LoRA"]
+    params = programs.parameters(shapes)
+    grad_fn = dpoptax.clipped_grad(
+        lambda p, e: loss(jax.tree.map(lambda x: x * 8.0, p), e), **{"clip": CLIP} | _OPTIONS[kind]
+    )
+    total = jax.jit(
+        lambda batch, mask: _stacked(grad_fn(params, batch, mask).sum),
+        compiler_options=_COMPILERS[name],
+    )
+    move, example = largest_move(total, data)
+    assert move <= 1, example
 
 
 @pytest.mark.parametrize(
