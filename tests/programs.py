@@ -336,3 +336,8 @@ MODELS = {
         _SEQUENCES,
     ),
 }
+# Programs whose kernels are computed from parameters. Sums by uses refuse them.
+COMPUTED_KERNELS = (
+    "standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque",
+    "weight standardised",
+)  # fmt: skip

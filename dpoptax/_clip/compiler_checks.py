@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ from jax import lax
 
 # With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
 # operands of products that need full precision.
-_FORBIDDEN_FLAGS = ("xla_cpu_enable_fast_math", "xla_enable_fast_math")
+_FORBIDDEN_FLAGS = (
+    "xla_cpu_enable_fast_math", "xla_enable_fast_math", "xla_gpu_default_to_alg_dot_bf16_bf16_f32",
+)  # fmt: skip
 _FORBIDDEN_VARIABLES = {"NVIDIA_TF32_OVERRIDE": ("0",), "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",)}
 
 
@@ -20,14 +23,14 @@ def check_settings() -> None:
       RuntimeError: a flag or variable is set that makes arithmetic less exact than the clipping
         bound assumes.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags = _xla_flags()
     for name in _FORBIDDEN_FLAGS:
         found = re.search(rf"--{name}(?:=(\S*))?(?:\s|$)", flags)
         if found and (found[1] or "true").lower() not in ("false", "0"):
             raise RuntimeError(
-                f"XLA_FLAGS sets `{found[0].strip()}`, under which the compiler may reorder sums "
-                "and ignore NaN, so the sensitivity of a clipped sum would not hold. Remove the "
-                "flag and restart Python."
+                f"XLA_FLAGS sets `{found[0].strip()}`, under which the compiler may reorder "
+                "sums, ignore NaN or round operands, so the sensitivity of a clipped sum would not "
+                "hold. Remove the flag and restart Python."
             )
     for name, allowed in _FORBIDDEN_VARIABLES.items():
         value = os.environ.get(name)
@@ -36,6 +39,14 @@ def check_settings() -> None:
                 f"`{name}={value}` lets products round their operands, so the sensitivity of a "
                 "clipped sum would not hold. Unset the variable and restart Python."
             )
+
+
+def _xla_flags() -> str:
+    """Returns the flags in `XLA_FLAGS`, or in the file that it names."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-") and Path(flags).is_file():
+        return Path(flags).read_text("utf-8", "replace")
+    return flags
 
 
 def keeps_order(values: jax.Array) -> jax.Array:

@@ -515,10 +515,8 @@ POINTS = {
     "opposite": ((1.0, 1.0), 0.0, -1),
     "all but opposite": ((1.0, 1.0), 1e-6, -1),
 }
-# Kernels that are computed from parameters.
-_NAMES = ("standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque")
 _DATA = [(16, 4), (16, 4)]
-DERIVED = {name: PROGRAMS[name] for name in _NAMES} | {
+DERIVED = {name: PROGRAMS[name] for name in programs.COMPUTED_KERNELS if name in PROGRAMS} | {
     "tied and standardised": (programs.tied_and_standardised, [(4, 4), (4,)], _DATA),
     "standardised, squared": (programs.standardised_squared, [(4, 4)], _DATA),
     "merged, squared": (programs.merged_squared, [(4, 4), (4, 2), (2, 4)], _DATA),

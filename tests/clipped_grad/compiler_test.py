@@ -6,6 +6,7 @@ non-finite.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,17 @@ CLIP = dpoptax.l2_clip(0.1)
 EVERY = programs.PROGRAMS | programs.MODELS
 CONSTANTS = (2.0**20, 10.0, 2.0**-20, 512**0.5, 3.0)
 METHODS = ("auto", "vmap")
+STREAM = dpoptax.per_layer_clip(0.1, streaming=True)
+# Ways to sum besides `method="auto"`, as options of `clipped_grad`.
+SUMS = {
+    "vmap": {"method": "vmap"},
+    "recompute": {"method": "recompute"},
+    "streaming": {"clip": STREAM},
+    "in parts": {"microbatch_size": 2},
+    "bfloat16": {"precision": "bfloat16"},
+    "recompute in bfloat16": {"method": "recompute", "precision": "bfloat16"},
+    "streaming in bfloat16": {"clip": STREAM, "precision": "bfloat16"},
+}
 SIZE = 4
 
 
@@ -41,6 +53,7 @@ EXAMPLES = {
     "zero data": lambda x, d: (0 * x, 1e4 * d),
     "subnormal cotangent": lambda x, d: (x, 1e-41 * d),
     "subnormal product": lambda x, d: (2.0**-70 * x, 2.0**-70 * d),
+    "large cotangent": lambda x, d: (x, 1e4 * d),
     "outlier": lambda x, d: (1e4 * x, 1e4 * d),
     "one entry": lambda x, d: (1e4 * x, np.where(np.arange(d.size).reshape(d.shape) == 0, 1e4, 0)),
 }
@@ -79,7 +92,7 @@ def _stacked(*sums):
     return jax.tree.map(lambda *x: jnp.stack(x), *sums)
 
 
-def compiled(name, way, turn=0, weights=None, **options):
+def compiled(name, way, turn=0, weights=None, clip=CLIP, **options):
     """Compiles the sums of a program whose parameters are multiplied by constants.
 
     Args:
@@ -87,6 +100,7 @@ def compiled(name, way, turn=0, weights=None, **options):
       way: the way to compile it.
       turn: the rotation that assigns constants to parameters.
       weights: the weights of gradient points; one point with weight 1 by default.
+      clip: the clip, of the same sensitivity as `CLIP`.
       options: options of `clipped_grad`.
     """
     loss, shapes, _ = EVERY[name]
@@ -103,7 +117,7 @@ def compiled(name, way, turn=0, weights=None, **options):
 
         there = (params,) if weights is None else (params, *[nearby] * (len(weights) - 1))
         points = dpoptax.GradientPoints(there, weights or (1.0,), **more)
-        return dpoptax.clipped_grad(scaled, CLIP, **options)(points, batch, mask).sum
+        return dpoptax.clipped_grad(scaled, clip, **options)(points, batch, mask).sum
 
     def one(batch, mask):
         return _stacked(total(params, batch, mask))
@@ -170,6 +184,7 @@ def test_no_constant_moves_a_sum_by_more_than_the_bound(program, way):
     quick = (program, way) in _QUICK or program in programs.MODELS
     for turn in (0,) if quick else (0, 1):
         move, example = largest_move(compiled(program, way, turn), EVERY[program][2])
+        print(f"| {program} | auto, {way} | {move:.5f} | {example} |")
         assert move <= 1, (turn, example)
 
 
@@ -193,11 +208,25 @@ def test_no_weight_of_a_point_moves_a_sum_by_more_than_the_bound(program, way, w
     assert move <= 1, example
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"precision": "bfloat16"}], ids=str)
-@pytest.mark.parametrize("program", EVERY)
-def test_no_constant_does_in_parts_or_with_narrow_factors(program, options):
-    move, example = largest_move(compiled(program, "constants", **options), EVERY[program][2])
+_QUICK_SUMS = {("scanned", "recompute", "unrolled"), ("tied", "streaming", "vmapped")}
+
+
+def _other_sums():
+    """Returns each program, with each way to sum it, and ways to compile it."""
+    for program, kind in itertools.product(EVERY, SUMS):
+        by_use = kind.startswith(("recompute", "streaming"))
+        if by_use and program in programs.COMPUTED_KERNELS:
+            continue  # refused
+        more = kind in ("recompute", "streaming") and program in programs.PROGRAMS
+        for way in ("constants", *(("unrolled", "scan", "vmapped") if more else ())):
+            quick = (program, kind, way) in _QUICK_SUMS
+            yield pytest.param(program, kind, way, marks=[pytest.mark.slow] * (not quick))
+
+
+@pytest.mark.parametrize(("program", "kind", "way"), list(_other_sums()))
+def test_no_constant_moves_another_sum_by_more_than_the_bound(program, kind, way):
+    move, example = largest_move(compiled(program, way, **SUMS[kind]), EVERY[program][2])
+    print(f"| {program} | {kind}, {way} | {move:.5f} | {example} |")
     assert move <= 1, example
 
 
@@ -291,9 +320,10 @@ def _assert_finite(*trees):
 _SLOW_TRIGGERS = {
     "x @ (w / 0.1)", "(w.T * 8) @ x", "tied", "cast", "negation", "concatenation", "slice",
 }  # fmt: skip
-_OPTIONS = {
-    "whole": {}, "in parts": {"microbatch_size": 2}, "bfloat16": {"precision": "bfloat16"}
-}  # fmt: skip
+_OPTIONS = {"whole": {}} | SUMS
+_QUICK_OPTIONS = ("whole", "in parts", "bfloat16", "recompute", "streaming")
+# The kernel is concatenated before it meets data.
+_REFUSED = {("concatenation", kind) for kind in SUMS if kind.startswith(("recompute", "streaming"))}
 
 
 @pytest.mark.parametrize(
@@ -302,12 +332,14 @@ _OPTIONS = {
         pytest.param(name, _OPTIONS[kind], marks=[pytest.mark.slow] * slow, id=f"{name}-{kind}")
         for i, name in enumerate(TRIGGERS)
         for kind in _OPTIONS
-        for slow in [name in _SLOW_TRIGGERS or (kind != "whole" and i > 0)]
+        if (name, kind) not in _REFUSED
+        for quick in [kind == "whole" or (i == 0 and kind in _QUICK_OPTIONS)]
+        for slow in [name in _SLOW_TRIGGERS or not quick]
     ],
 )
 def test_a_finite_example_leaves_the_sum_finite(name, options):
     params, batch, masked = _outlier()
-    grad_fn = dpoptax.clipped_grad(TRIGGERS[name], CLIP, **options)
+    grad_fn = dpoptax.clipped_grad(TRIGGERS[name], **{"clip": CLIP} | options)
     total = jax.jit(lambda p, b, m: grad_fn(dpoptax.gradient_points((), p), b, m).sum)
     # Parameters in a closure are also constants.
     known = jax.jit(lambda b, m: grad_fn(dpoptax.gradient_points((), params), b, m).sum)
@@ -429,6 +461,7 @@ def test_a_compiler_that_reorders_sums_gets_a_sum_of_zeros(options):
     [
         ("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true"),
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math"),
+        ("XLA_FLAGS", "--xla_gpu_default_to_alg_dot_bf16_bf16_f32=true"),
         ("NVIDIA_TF32_OVERRIDE", "1"),
         ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
     ],
@@ -438,6 +471,40 @@ def test_settings_that_break_the_bound_are_refused(name, value, monkeypatch):
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), CLIP)
     with pytest.raises(RuntimeError, match="restart Python"):
         grad_fn(dpoptax.gradient_points((), jnp.ones(3)), jnp.ones((2, 3)))
+
+
+def test_flags_in_a_file_are_refused_as_well(tmp_path, monkeypatch):
+    """XLA reads the file that `XLA_FLAGS` names."""
+    (tmp_path / "flags").write_text("--xla_dump_to=x\n--xla_cpu_enable_fast_math=true\n")
+    monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
+    with pytest.raises(RuntimeError, match="sets `--xla_cpu_enable_fast_math=true`"):
+        check_settings()
+
+
+_COMPILERS = {
+    "excess precision": {"xla_allow_excess_precision": False},
+    "maxima without NaN": {"xla_cpu_enable_fast_min_max": True},
+    "no simplification": {"xla_disable_hlo_passes": "algsimp"},
+    "no fusion": {"xla_disable_hlo_passes": "fusion"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "vmap", "recompute", "streaming"])
+@pytest.mark.parametrize("name", _COMPILERS)
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for XLA on CPU")
+def test_options_of_the_compiler_that_the_proof_covers(name, kind):
+    loss, shapes, data = programs.MODELS["LoRA"]
+    params = programs.parameters(shapes)
+    grad_fn = dpoptax.clipped_grad(
+        lambda p, e: loss(jax.tree.map(lambda x: x * 8.0, p), e), **{"clip": CLIP} | _OPTIONS[kind]
+    )
+    total = jax.jit(
+        lambda batch, mask: _stacked(grad_fn(params, batch, mask).sum),
+        compiler_options=_COMPILERS[name],
+    )
+    move, example = largest_move(total, data)
+    assert move <= 1, example
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def _scaled(params):
     return jax.tree.map(lambda p: p * 8.0, params)
 
 
-def _bundle(name, points=1, **options):
+def _bundle(name, points=1, clip=CLIP, **options):
     """Returns a program whose parameters are multiplied by 8, and the shapes of its arguments."""
     loss, shapes, data = (programs.PROGRAMS | programs.MODELS)[name]
     params = programs.parameters(shapes)
@@ -78,7 +78,7 @@ def _bundle(name, points=1, **options):
         # Equal points would be merged by the compiler.
         places = tuple(jax.tree.map(lambda p, j=j: p * (1.0 + j), params) for j in range(points))
         there = dpoptax.GradientPoints(places, weights)
-        grad_fn = dpoptax.clipped_grad(lambda p, e: loss(_scaled(p), e), CLIP, **options)
+        grad_fn = dpoptax.clipped_grad(lambda p, e: loss(_scaled(p), e), clip, **options)
         return grad_fn(there, batch).sum
 
     arguments = params, jnp.ones(points), *(jnp.ones((SIZE, *s)) for s in data)
@@ -92,6 +92,8 @@ PROGRAMS = {
     "points": lambda: _bundle("regression", points=2),
     "bfloat16": lambda: _bundle("regression", precision="bfloat16"),
     "tied": lambda: _bundle("tied"),
+    "recompute": lambda: _bundle("scanned", method="recompute"),
+    "streaming": lambda: _bundle("scanned", clip=dpoptax.per_layer_clip(0.1, streaming=True)),
 }
 
 
