@@ -37,6 +37,17 @@ PARTS = {
     ),
 }
 """For each comparison, parts of the difference from DP-SGD: name, with and without the part."""
+_MARKERS = {
+    "step length": ("o", COLOURS[0]),
+    "normalization": ("o", COLOURS[0]),
+    "averaging": ("s", COLOURS[2]),
+    "past point and filter": ("s", COLOURS[2]),
+    "second point": ("v", COLOURS[5]),
+    "missing noise": ("^", COLOURS[1]),
+    "all": ("D", "black"),
+    "the paper's algorithm": ("x", "gray"),
+}
+"""Marker and color of each part in the figure."""
 
 
 def price_row(setting: Setting) -> tuple[str, ...]:
@@ -161,31 +172,37 @@ def parts_table(comparison: str, shown: Sequence[Column]) -> str:
 
 
 def draw(shown: Sequence[Column], path: Path) -> None:
-    """Draws the parts of each method's difference from DP-SGD, a row for each column."""
-    figure = Figure(figsize=(10.0, 2.0 + 0.47 * len(shown)), layout="constrained")
+    """Draws the parts of each method's difference from DP-SGD, a group for each column."""
+    figure = Figure(figsize=(10.0, 2.0 + 0.75 * len(shown)), layout="constrained")
     axes_of = figure.subplots(1, 2, sharey=True)
     for axes, (comparison, parts) in zip(axes_of, PARTS.items(), strict=True):
-        bars = parts[: [name for name, _, _ in parts].index("all")]
-        for row, column in enumerate(shown):
-            left = 0.0
-            for i, (name, with_part, without) in enumerate(bars):
-                mean, half = column.difference(comparison, with_part, without)
-                once = name if row == 0 else None
-                colour = COLOURS[1] if name == "missing noise" else COLOURS[(0, 2, 5)[i]]
-                axes.barh(
-                    row, mean, left=left, xerr=half, color=colour, label=once, capsize=2, height=0.6
-                )
-                left += mean
-            mean, half = column.difference(comparison, "paper", "DP-SGD")
-            once = "the paper's algorithm" if row == 0 else None
+        drawn = [part for part in parts if part[0] in _MARKERS]
+        places = np.linspace(-0.32, 0.32, len(drawn))
+        for place, (name, with_part, without) in zip(places, drawn, strict=True):
+            found = [column.difference(comparison, with_part, without) for column in shown]
+            means, halves = zip(*found, strict=True)
+            marker, colour = _MARKERS[name]
             axes.errorbar(
-                mean, row, xerr=half, fmt="D", color="black", markersize=5, label=once, zorder=4
+                means,
+                place + np.arange(len(shown)),
+                xerr=halves,
+                fmt=marker,
+                color=colour,
+                label=name,
+                markersize=5,
+                capsize=2,
             )
+        axes.axvline(0.0, color="black", linewidth=0.8)
         axes.set_yticks(range(len(shown)), [column.title for column in shown])
         axes.set_title(comparison, fontsize="medium")
-        label(axes, "points of accuracy above DP-SGD", "")
+        label(axes, "points of accuracy", "")
         axes.legend(
-            frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3
+            frameon=False,
+            fontsize=8,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.14),
+            ncol=3,
+            columnspacing=1,
         )
     axes_of[0].invert_yaxis()
     figure.savefig(path, dpi=150)

@@ -101,14 +101,18 @@ def _runs(accuracies):
     ]
 
 
-def test_differences_are_from_the_best_held_out_runs():
-    runs = _runs({"dp_sgd_cosine": 0.6, "adam": 0.7, "normalized": 0.65})
-    lines = tuned_table(runs).splitlines()
-    assert "difference from DP-SGD, cosine" in lines[0]
-    assert "difference from Adam" in lines[0]
-    (row,) = [line for line in lines if line.startswith("| normalized steps ")]
-    assert "+5.00 ± 0.00" in row
-    assert "−5.00 ± 0.00" in row
+def test_differences_are_from_runs_with_the_same_schedule():
+    accuracies = {"dp_sgd": 0.6, "dp_sgd_cosine": 0.7, "normalized": 0.65, "normalized_cosine": 0.8}
+    rows = [line.split("|")[1:] for line in tuned_table(_runs(accuracies)).splitlines()]
+    cells = {row[0].strip(): [cell.strip() for cell in row[2:6]] for row in rows}
+    same = ["+5.00 ± 0.00", "+15.00 ± 0.00", "+15.00 ± 0.00"]
+    assert cells["normalized steps"] == ["65.00 ± 0.00", *same]
+    assert cells["normalized steps, cosine"][1:3] == ["+10.00 ± 0.00", "+30.00 ± 0.00"]
+    assert cells["DP-SGD, cosine"][1] == ""
+    overview = tuned_section({"digits": _runs(accuracies)}).split("###")[0]
+    assert ["normalized steps, cosine", "80.00 ± 0.00"] in [
+        [cell.strip() for cell in line.split("|")[1:3]] for line in overview.splitlines()
+    ]
 
 
 def test_a_rate_at_the_edge_of_its_grid_is_marked():
@@ -117,7 +121,7 @@ def test_a_rate_at_the_edge_of_its_grid_is_marked():
     assert tuned_table(_runs({"adam": 0.15})).count("edge of the grid") == 1
 
 
-@pytest.mark.parametrize("data", ["mnist"])
+@pytest.mark.parametrize("data", ["mnist", "cifar10", "digits"])
 def test_no_recorded_rate_is_at_the_edge_of_its_grid(data):
     runs = tuning.read(RECORDS / f"normalized-{data}.jsonl")
     assert runs
