@@ -2,8 +2,13 @@ r"""Compares normalized steps and DP-SAT with DP-SGD, momentum and Adam on the d
 
 The learning rate of each run is constant or decays by cosine. All runs have the same factors:
 
-    dpoptax compare configs/normalized_steps.py --steps 120 --epsilon 1 --trial-seeds 1 \
-      --factors 0.125 0.25 0.5 1 2 4 8 --workdir runs/normalized-120
+    dpoptax compare configs/normalized_steps.py --steps 120 --epsilon 1 --trial-seeds 3 \
+      --factors 0.125 0.25 0.5 1 2 4 8 16 32 64 --workdir runs/normalized-120
+    python -m experiments record runs/normalized-120 \
+      --output experiments/results/released-code/normalized-digits.jsonl
+
+The second setting has `--steps 15 --epsilon 3`. `python -m experiments released-code` compares them
+on MNIST and CIFAR-10.
 
 All are tuned alike, and have the ε of DP-SGD: normalization and ascent use releases only.
 """

@@ -37,8 +37,8 @@ commands:
   record WORKDIR --output FILE
         adds the runs of `dpoptax compare` in WORKDIR to a file, one line each
   released-code [--data-dir DIR] [--folder FOLDER] [--seeds N]
-        the true ε of the papers' released code; with data, also trains a
-        linear model with its update rules
+        the true ε of the papers' released code; with data, also trains linear
+        models with its update rules and with tuned optimizers
   digits NAME --output FILE
         a table measured on digits; NAME is `batches` or `public`
   image-benchmark FOLDER [--output FILE]

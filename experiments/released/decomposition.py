@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -14,10 +15,9 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.run import records
 from experiments.released import rules
 from experiments.released.linear_model import Data, Training, load
+from experiments.released.problems import Problem
 from experiments.released.rules import Average, LowPass, Rule
 
-EPSILONS = (1.0, 3.0, 8.0)
-EXAMPLES = 60_000
 FILTER = functools.partial(LowPass, (0.1,), (-0.9,))
 GAIN = functools.partial(LowPass, (0.1,), (-0.9,), "first")
 KAPPA, GAMMA = 0.7, 0.5
@@ -61,15 +61,16 @@ def warmup_cosine(t: int, steps: int) -> float:
     return (1 + math.cos(math.pi * (t - warmup) / (steps - warmup))) / 2
 
 
-def comparisons() -> Mapping[str, Comparison]:
+def comparisons(problem: Problem) -> Mapping[str, Comparison]:
     """Returns the comparisons of DP-PMLF and of DiSK."""
+    examples = problem.examples
     pmlf, pmlf_gain = rules.released_pmlf(2, FILTER), rules.released_pmlf(2, GAIN)
     disk, missing = rules.released_disk(KAPPA, GAMMA), _noise_share(KAPPA, GAMMA)
     average = functools.partial(Average, KAPPA)
-    steps = 40 * EXAMPLES // 5000
-    return {
+    steps = problem.disk_epochs * examples // 5000
+    found = {
         "DP-PMLF": Comparison(
-            Training(1000, 25 * EXAMPLES // 1000, 0.01),
+            Training(1000, problem.pmlf_epochs * examples // 1000, 0.01),
             "rdp",
             (
                 Arm("DP-SGD", rules.dp_sgd(), 0.5),
@@ -96,6 +97,12 @@ def comparisons() -> Mapping[str, Comparison]:
                 Arm("DP-SGD, rate × 20", rules.dp_sgd(), 5.0),
             ),
         ),
+    }
+    return {
+        name: comparison._replace(
+            arms=tuple(arm for arm in comparison.arms if arm.name not in problem.left_out)
+        )
+        for name, comparison in found.items()
     }
 
 
@@ -139,36 +146,33 @@ def read(path: Path) -> list[Record]:
     return [Record(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def compare(data_dir: Path, output: Path, *, seeds: int = 5) -> list[Record]:
+def compare(problem: Problem, data_dir: Path, output: Path, *, seeds: int = 5) -> list[Record]:
     """Trains all runs that the file of records does not have yet, and adds them to it.
 
-    The runs of one seed of a comparison are trained together and written together.
+    The runs of one seed of a comparison at one ε are trained together and written together.
     """
     found = read(output)
-    done = {(record.comparison, record.seed) for record in found}
+    done = {(record.comparison, record.stated_epsilon, record.seed) for record in found}
     output.parent.mkdir(parents=True, exist_ok=True)
-    planned = [
-        (name, seed) for seed in range(seeds) for name in comparisons() if (name, seed) not in done
-    ]
-    data = load(data_dir) if planned else None
-    for name, seed in Bar(planned, unit="seed", disable=not planned):
+    every = itertools.product(comparisons(problem), problem.epsilons, range(seeds))
+    planned = [run for run in every if run not in done]
+    data = load(problem.data(data_dir)) if planned else None
+    for name, epsilon, seed in Bar(planned, unit="seed", disable=not planned):
         assert data is not None
-        comparison = comparisons()[name]
-        new = _train(name, comparison, data, seed)
+        new = _train(problem, name, epsilon, data, seed)
         with open(output, "a", encoding="utf-8") as file:
             file.writelines(records.to_json(record) + "\n" for record in new)
         found += new
     return found
 
 
-def _train(name: str, comparison: Comparison, data: Data, seed: int) -> list[Record]:
+def _train(problem: Problem, name: str, epsilon: float, data: Data, seed: int) -> list[Record]:
+    comparison = comparisons(problem)[name]
     training, arms = comparison.training, comparison.arms
-    sigmas = [
-        _sigma(comparison.accountant, training.batch_size, training.steps, epsilon)
-        for epsilon in EPSILONS
-    ]
+    examples, accountant = problem.examples, comparison.accountant
+    sigma = calibrate(accountant, examples, training.batch_size, training.steps, epsilon)
     rules_and_rates = [(arm.rule, arm.rate) for arm in arms]
-    accuracies = training.accuracies(data, rules_and_rates, sigmas, seed=seed)
+    accuracies = training.accuracies(data, rules_and_rates, [sigma], seed=seed)
     return [
         Record(
             comparison=name,
@@ -181,18 +185,19 @@ def _train(name: str, comparison: Comparison, data: Data, seed: int) -> list[Rec
             accuracy=float(accuracy),
             versions=records.versions(),
         )
-        for arm, row in zip(arms, accuracies, strict=True)
-        for epsilon, sigma, accuracy in zip(EPSILONS, sigmas, row, strict=True)
+        for arm, (accuracy,) in zip(arms, accuracies, strict=True)
     ]
 
 
 @functools.cache
-def _sigma(accountant: Accountant, batch_size: int, steps: int, epsilon: float) -> float:
+def calibrate(
+    accountant: Accountant, examples: int, batch_size: int, steps: int, epsilon: float
+) -> float:
     """Returns the calibrated noise multiplier at δ = N^−1.1."""
     return accounting.calibrate_noise_multiplier(
         epsilon=epsilon,
-        delta=EXAMPLES**-1.1,
+        delta=examples**-1.1,
         steps=steps,
-        sampling_probability=batch_size / EXAMPLES,
+        sampling_probability=batch_size / examples,
         accountant=accountant,
     )

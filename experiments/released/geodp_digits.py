@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.data.published_data import PublishedSpec
 from experiments.released.geodp import clip_mean, dp_branch, geodp_branch
 from experiments.released.linear_model import load
 from experiments.released.rules import Array
@@ -26,7 +27,7 @@ def rows(data_dir: Path) -> list[tuple[str, ...]]:
     The updates are both branches as released, the baseline without clipping, and GeoDP with the
     baseline's clipping, all with the same noise.
     """
-    data = load(data_dir)
+    data = load(PublishedSpec("mnist", data_dir))
     kept = data.labels < 2
     updates: list[Update] = []
     for _, size, beta in CURVES:

@@ -1,25 +1,24 @@
-"""Trains a linear model on MNIST with an update rule, in NumPy."""
+"""Trains a linear model on images or their features with an update rule, in NumPy."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import PUBLISHED
+from experiments.data.published_data import PublishedSpec
 from experiments.released.rules import Array, ClippedSums, Points, Rule, run
 
 _CLASSES = 10
 
 
 class Data(NamedTuple):
-    """Rows of pixels with a 1 at the end, and labels.
+    """Rows of pixels or features with a 1 at the end, and labels.
 
     Attributes:
-        inputs: (N, 785).
+        inputs: (N, d + 1).
         labels: (N,).
-        test_inputs: (M, 785).
+        test_inputs: (M, d + 1).
         test_labels: (M,).
     """
 
@@ -29,9 +28,9 @@ class Data(NamedTuple):
     test_labels: Array
 
 
-def load(data_dir: Path) -> Data:
-    """Reads MNIST."""
-    dataset = PUBLISHED["mnist"].load(data_dir)
+def load(spec: PublishedSpec) -> Data:
+    """Reads a data set of images, or its features."""
+    dataset = spec.load()
     parts = []
     for split in (dataset.train, dataset.test):
         rows = np.reshape(split["inputs"], (len(split["inputs"]), -1))

@@ -7,8 +7,10 @@ from pathlib import Path
 from dpoptax.training.bars import Bar
 from dpoptax.training.run.records import check_count, markdown_table
 from experiments.figure_files import shrink
-from experiments.released import decomposition, geodp_digits, tables
+from experiments.released import decomposition, geodp_digits, tables, tuning
 from experiments.released.noise import settings
+from experiments.released.problems import PROBLEMS, TUNED
+from experiments.released.tuned_tables import tuned_section
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +18,7 @@ class ReleasedCode:
     """Options of `released-code`.
 
     Attributes:
-        data_dir: Folder with MNIST. Without it, only the table of prices is printed.
+        data_dir: Folder with MNIST and CIFAR-10. Without it, only the table of prices is printed.
         folder: Folder of the records. Finished work in it is not repeated. The page is next to it.
         seeds: Number of repetitions.
     """
@@ -32,12 +34,23 @@ def write_report(given: ReleasedCode) -> str:
     prices = _prices(given.folder / "prices.jsonl")
     if given.data_dir is None:
         return markdown_table(tables.PRICE_HEADER, prices)
-    path = given.folder / "linear-mnist.jsonl"
-    records = decomposition.compare(given.data_dir, path, seeds=given.seeds)
-    text = tables.page(records, prices, geodp_digits.rows(given.data_dir))
+    runs = {
+        name: decomposition.compare(
+            problem, given.data_dir, given.folder / f"{name}.jsonl", seeds=given.seeds
+        )
+        for name, problem in PROBLEMS.items()
+    }
+    tuned = {
+        problem.title: tuning.tune(
+            problem, given.data_dir, given.folder / f"{name}.jsonl", seeds=given.seeds
+        )
+        for name, problem in TUNED.items()
+    }
+    tuned["digits"] = tuning.read(given.folder / "normalized-digits.jsonl")
+    text = tables.page(runs, prices, geodp_digits.rows(given.data_dir)) + tuned_section(tuned)
     page, figure = given.folder.with_suffix(".md"), given.folder / "parts.png"
     page.write_text(text, encoding="utf-8")
-    tables.draw(records, figure)
+    tables.draw(tables.shown_in_figure(runs), figure)
     shrink(figure, figure)
     return f"Written to {page}"
 

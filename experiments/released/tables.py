@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,10 +12,12 @@ from scipy import stats
 
 from dpoptax.training.run.figures import COLOURS, label, signed
 from dpoptax.training.run.records import markdown_table
-from experiments.released.decomposition import EPSILONS, Record, comparisons
+from experiments.released.decomposition import Record, comparisons
 from experiments.released.noise import Setting, measure
+from experiments.released.problems import PROBLEMS
 
 Rows = Iterable[Sequence[str]]
+EPSILONS = (1.0, 3.0, 8.0)
 PARTS = {
     "DP-PMLF": (
         ("step length", "DP-SGD, rate × 2", "DP-SGD"),
@@ -34,6 +37,17 @@ PARTS = {
     ),
 }
 """For each comparison, parts of the difference from DP-SGD: name, with and without the part."""
+_MARKERS = {
+    "step length": ("o", COLOURS[0]),
+    "normalization": ("o", COLOURS[0]),
+    "averaging": ("s", COLOURS[2]),
+    "past point and filter": ("s", COLOURS[2]),
+    "second point": ("v", COLOURS[5]),
+    "missing noise": ("^", COLOURS[1]),
+    "all": ("D", "black"),
+    "the paper's algorithm": ("x", "gray"),
+}
+"""Marker and color of each part in the figure."""
 
 
 def price_row(setting: Setting) -> tuple[str, ...]:
@@ -60,86 +74,148 @@ PRICE_HEADER = (
 )
 
 
-def accuracy_table(records: Sequence[Record], comparison: str) -> str:
-    """Returns mean accuracies ± standard deviations over seeds, in percent."""
-    rows = []
-    for arm in comparisons()[comparison].arms:
-        cells = []
-        for epsilon in EPSILONS:
-            values = list(_accuracies(records, comparison, arm.name, epsilon).values())
-            cells.append(f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}")
-        rows.append((arm.name, f"{arm.rate:g}", "yes" if arm.private else "no", *cells))
-    header = "update", "rate", "ε holds", *(f"ε = {epsilon:g}" for epsilon in EPSILONS)
-    return markdown_table(header, rows)
+class Column(NamedTuple):
+    """A column of a table: the runs on one problem at one ε.
+
+    Attributes:
+        problem: Name of the problem.
+        epsilon: The stated ε.
+        records: The runs on the problem.
+    """
+
+    problem: str
+    epsilon: float
+    records: Sequence[Record]
+
+    @property
+    def title(self) -> str:
+        """Its header."""
+        return f"{PROBLEMS[self.problem].title}, ε = {self.epsilon:g}"
+
+    def accuracies(self, comparison: str, arm: str) -> dict[int, float]:
+        """Returns the accuracies of an arm by seed, in percent."""
+        where = comparison, arm, self.epsilon
+        return {
+            record.seed: 100 * record.accuracy
+            for record in self.records
+            if (record.comparison, record.arm, record.stated_epsilon) == where
+        }
+
+    def difference(self, comparison: str, arm: str, other: str) -> tuple[float, float]:
+        """Returns the mean difference of two arms, paired by seed, and half its 95 % interval."""
+        ours, theirs = (self.accuracies(comparison, name) for name in (arm, other))
+        return paired_difference(ours, theirs)
 
 
-def parts_table(records: Sequence[Record], comparison: str) -> str:
-    """Returns differences in points with 95 % intervals, paired by seed."""
-    rows = []
-    for name, with_part, without in PARTS[comparison]:
-        cells = []
-        for epsilon in EPSILONS:
-            mean, half = difference(records, comparison, with_part, without, epsilon)
-            cells.append(f"{signed(mean, 2)} ± {half:.2f}")
-        rows.append((name, f"{with_part} − {without}", *cells))
-    header = "part", "difference of", *(f"ε = {epsilon:g}" for epsilon in EPSILONS)
-    return markdown_table(header, rows)
-
-
-def difference(
-    records: Sequence[Record], comparison: str, arm: str, other: str, epsilon: float
+def paired_difference(
+    ours: Mapping[int, float], theirs: Mapping[int, float]
 ) -> tuple[float, float]:
-    """Returns the mean difference, paired by seed, and half its 95 % interval."""
-    ours, theirs = (_accuracies(records, comparison, name, epsilon) for name in (arm, other))
+    """Returns the mean difference over seeds and half its 95 % interval."""
     values = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     quantile = float(stats.t.ppf(0.975, len(values) - 1))
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), half
 
 
-def _accuracies(
-    records: Sequence[Record], comparison: str, arm: str, epsilon: float
-) -> dict[int, float]:
-    where = comparison, arm, epsilon
-    return {
-        record.seed: 100 * record.accuracy
-        for record in records
-        if (record.comparison, record.arm, record.stated_epsilon) == where
-    }
+def mean_and_deviation(values: Iterable[float]) -> str:
+    """Returns the mean ± the standard deviation."""
+    values = list(values)
+    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
-def draw(records: Sequence[Record], path: Path) -> None:
-    """Draws the parts of each method's difference from DP-SGD, at each stated ε."""
-    figure = Figure(figsize=(10.0, 3.4), layout="constrained")
-    for axes, (comparison, parts) in zip(figure.subplots(1, 2), PARTS.items(), strict=True):
-        shown = parts[: [name for name, _, _ in parts].index("all")]
-        for row, epsilon in enumerate(EPSILONS):
-            left = 0.0
-            for i, (name, with_part, without) in enumerate(shown):
-                mean, half = difference(records, comparison, with_part, without, epsilon)
-                once = name if row == 0 else None
-                colour = COLOURS[1] if name == "missing noise" else COLOURS[(0, 2, 5)[i]]
-                axes.barh(
-                    row, mean, left=left, xerr=half, color=colour, label=once, capsize=2, height=0.6
-                )
-                left += mean
-            mean, half = difference(records, comparison, "paper", "DP-SGD", epsilon)
-            once = "the paper's algorithm" if row == 0 else None
-            axes.errorbar(
-                mean, row, xerr=half, fmt="D", color="black", markersize=5, label=once, zorder=4
-            )
-        axes.set_yticks(range(len(EPSILONS)), [f"stated ε = {e:g}" for e in EPSILONS])
-        axes.invert_yaxis()
-        axes.set_title(comparison, fontsize="medium")
-        label(axes, "points of accuracy above DP-SGD", "")
-        axes.legend(
-            frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3
+def mean_and_interval(mean: float, half: float) -> str:
+    """Returns a difference ± half its interval."""
+    return f"{signed(mean, 2)} ± {half:.2f}"
+
+
+def columns(runs: Mapping[str, Sequence[Record]]) -> list[Column]:
+    """Returns a column for each problem and ε."""
+    return [
+        Column(name, epsilon, records)
+        for name, records in runs.items()
+        for epsilon in PROBLEMS[name].epsilons
+    ]
+
+
+def shown_in_figure(runs: Mapping[str, Sequence[Record]]) -> list[Column]:
+    """Returns the columns of MNIST, and those of ε = 1 of other problems."""
+    return [c for c in columns(runs) if c.problem == "linear-mnist" or c.epsilon == 1.0]
+
+
+def accuracy_table(comparison: str, shown: Sequence[Column]) -> str:
+    """Returns mean accuracies ± standard deviations over seeds, in percent."""
+    arms = comparisons(PROBLEMS[shown[0].problem])[comparison].arms
+    rows = [
+        (
+            *(arm.name, f"{arm.rate:g}", "yes" if arm.private else "no"),
+            *(mean_and_deviation(c.accuracies(comparison, arm.name).values()) for c in shown),
         )
+        for arm in arms
+    ]
+    header = "update", "rate", "ε holds", *(column.title for column in shown)
+    return markdown_table(header, rows)
+
+
+def parts_table(comparison: str, shown: Sequence[Column]) -> str:
+    """Returns differences in points with 95 % intervals, paired by seed."""
+    known = {arm.name for arm in comparisons(PROBLEMS[shown[0].problem])[comparison].arms}
+    rows = [
+        (
+            *(name, f"{with_part} − {without}"),
+            *(mean_and_interval(*c.difference(comparison, with_part, without)) for c in shown),
+        )
+        for name, with_part, without in PARTS[comparison]
+        if {with_part, without} <= known
+    ]
+    header = "part", "difference of", *(column.title for column in shown)
+    return markdown_table(header, rows)
+
+
+def draw(shown: Sequence[Column], path: Path) -> None:
+    """Draws the parts of each method's difference from DP-SGD, a group for each column."""
+    figure = Figure(figsize=(10.0, 2.0 + 0.75 * len(shown)), layout="constrained")
+    axes_of = figure.subplots(1, 2, sharey=True)
+    for axes, (comparison, parts) in zip(axes_of, PARTS.items(), strict=True):
+        drawn = [part for part in parts if part[0] in _MARKERS]
+        places = np.linspace(-0.32, 0.32, len(drawn))
+        for place, (name, with_part, without) in zip(places, drawn, strict=True):
+            found = [column.difference(comparison, with_part, without) for column in shown]
+            means, halves = zip(*found, strict=True)
+            marker, colour = _MARKERS[name]
+            axes.errorbar(
+                means,
+                place + np.arange(len(shown)),
+                xerr=halves,
+                fmt=marker,
+                color=colour,
+                label=name,
+                markersize=5,
+                capsize=2,
+            )
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        axes.set_yticks(range(len(shown)), [column.title for column in shown])
+        axes.set_title(comparison, fontsize="medium")
+        label(axes, "points of accuracy", "")
+        axes.legend(
+            frameon=False,
+            fontsize=8,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.14),
+            ncol=3,
+            columnspacing=1,
+        )
+    axes_of[0].invert_yaxis()
     figure.savefig(path, dpi=150)
 
 
-def page(records: Sequence[Record], prices: Rows, geodp: Rows) -> str:
-    """Returns the record of all measurements in Markdown."""
+def page(runs: Mapping[str, Sequence[Record]], prices: Rows, geodp: Rows) -> str:
+    """Returns the record of all measurements in Markdown.
+
+    Args:
+        runs: The runs by the name of their problem.
+        prices: Rows of the table of prices.
+        geodp: Rows of the table on GeoDP.
+    """
     parts = [
         "# Measurements of the papers' released code",
         "`python -m experiments released-code --data-dir DIR` writes this page. "
@@ -148,15 +224,17 @@ def page(records: Sequence[Record], prices: Rows, geodp: Rows) -> str:
         "δ = N^−1.1. The true ε holds for adding or removing an example under Poisson sampling.",
         markdown_table(PRICE_HEADER, prices),
     ]
-    for comparison in comparisons():
-        seeds = len({record.seed for record in records if record.comparison == comparison})
-        parts += [
-            f"## {comparison}: a linear model on MNIST",
-            f"Test accuracy in percent over {seeds} seeds, ± standard deviation.",
-            accuracy_table(records, comparison),
-            "Differences in points, paired by seed, with 95 % intervals.",
-            parts_table(records, comparison),
-        ]
+    for data, prefix in (("MNIST", "MNIST"), ("CIFAR-10 (JPEG)", "CIFAR")):
+        shown = [column for column in columns(runs) if column.title.startswith(prefix)]
+        seeds = len({record.seed for record in shown[0].records})
+        for comparison in PARTS:
+            parts += [
+                f"## {comparison}: a linear model on {data}",
+                f"Test accuracy in percent over {seeds} seeds, ± standard deviation.",
+                accuracy_table(comparison, shown),
+                "Differences in points, paired by seed, with 95 % intervals.",
+                parts_table(comparison, shown),
+            ]
     header = (
         *("σ", "B", "β", "DP as released", "GeoDP as released"),
         *("DP, not clipped", "GeoDP, clipped"),

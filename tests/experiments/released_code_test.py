@@ -10,6 +10,7 @@ import pytest
 from dpoptax import accounting, auditing
 from experiments.command_line import main
 from experiments.released import decomposition, geodp, linear_model, noise, rules, tables
+from experiments.released.problems import PROBLEMS, Halved
 from tests.oracles import disk as disk_oracle
 from tests.oracles import pmlf as pmlf_oracle
 
@@ -248,23 +249,25 @@ def test_sums_of_a_linear_model_are_those_of_its_examples():
         np.testing.assert_allclose(second[run], wanted)
 
 
-def _records(seeds=3):
+def _records(problem, seeds=3):
     return [
         decomposition.Record(name, arm.name, epsilon, arm.private, seed, 1.0, arm.rate, 0.8, {})
-        for name, comparison in decomposition.comparisons().items()
+        for name, comparison in decomposition.comparisons(problem).items()
         for arm in comparison.arms
-        for epsilon in decomposition.EPSILONS
+        for epsilon in problem.epsilons
         for seed in range(seeds)
     ]
 
 
 def test_the_page_has_every_arm_and_every_part(tmp_path):
-    records = _records()
-    text = tables.page(records, [("DP-SGD", *["1"] * 7)], [("1", *["2"] * 6)])
-    for comparison in decomposition.comparisons().values():
-        assert all(f"| {arm.name} " in text for arm in comparison.arms)
+    runs = {name: _records(problem) for name, problem in PROBLEMS.items()}
+    text = tables.page(runs, [("DP-SGD", *["1"] * 7)], [("1", *["2"] * 6)])
+    for problem in PROBLEMS.values():
+        assert f"| {problem.title}, ε = 1 " in text
+        for comparison in decomposition.comparisons(problem).values():
+            assert all(f"| {arm.name} " in text for arm in comparison.arms)
     assert "+0.00 ± 0.00" in text
-    tables.draw(records, tmp_path / "parts.png")
+    tables.draw(tables.shown_in_figure(runs), tmp_path / "parts.png")
     assert (tmp_path / "parts.png").stat().st_size > 1000
 
 
@@ -277,18 +280,29 @@ def test_the_figure_of_the_results_is_that_of_its_record():
 
 def test_finished_seeds_are_not_trained_again(tmp_path, monkeypatch):
     path, trained = tmp_path / "records.jsonl", []
-    records = _records(1)
+    problem = PROBLEMS["linear-mnist"]._replace(epsilons=(1.0, 3.0))
+    records = _records(problem, 1)
 
-    def train(name, comparison, data, seed):
-        trained.append((name, seed))
-        return [r for r in records if r.comparison == name]
+    def train(problem, name, epsilon, data, seed):
+        trained.append((name, epsilon, seed))
+        return [r for r in records if (r.comparison, r.stated_epsilon) == (name, epsilon)]
 
     monkeypatch.setattr(decomposition, "_train", train)
-    monkeypatch.setattr(decomposition, "load", lambda data_dir: data_dir)
-    found = decomposition.compare(tmp_path, path, seeds=1)
-    assert trained == [("DP-PMLF", 0), ("DiSK", 0)]
-    assert decomposition.compare(tmp_path, path, seeds=1) == found == decomposition.read(path)
-    assert len(trained) == 2
+    monkeypatch.setattr(decomposition, "load", lambda spec: spec)
+    found = decomposition.compare(problem._replace(epsilons=(1.0,)), tmp_path, path, seeds=1)
+    assert trained == [("DP-PMLF", 1.0, 0), ("DiSK", 1.0, 0)]
+    found = decomposition.compare(problem, tmp_path, path, seeds=1)
+    assert trained[2:] == [("DP-PMLF", 3.0, 0), ("DiSK", 3.0, 0)]
+    assert decomposition.compare(problem, tmp_path, path, seeds=1) == found
+    assert decomposition.read(path) == found
+    assert len(trained) == 4
+
+
+def test_halved_images_are_means_of_four_pixels():
+    images = np.arange(2 * 4 * 4 * 3, dtype=np.float32).reshape(2, 4, 4, 3)
+    found = Halved().transform((4, 4, 3))(images)
+    assert found.shape[1:] == Halved().shape((4, 4, 3)) == (2, 2, 3)
+    np.testing.assert_allclose(found[1, 0, 1], images[1, :2, 2:].mean(axis=(0, 1)))
 
 
 def test_the_command_refuses_no_seeds(tmp_path, capsys):

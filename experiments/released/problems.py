@@ -1,0 +1,92 @@
+"""Lists the training problems on which the released update rules are compared."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import jax
+
+from experiments.data.dictionary import Dictionary
+from experiments.data.features import FeatureMap
+from experiments.data.published_data import PUBLISHED, PublishedSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """Means over 2 × 2 pixels; a `FeatureMap`."""
+
+    name: ClassVar[str] = "halved"
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of half the height and width."""
+        height, width, colours = shape
+        return height // 2, width // 2, colours
+
+    def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+        """Returns the compiled map from images (N, *shape) to means."""
+        height, width, colours = self.shape(shape)
+        return jax.jit(
+            lambda images: images.reshape(-1, height, 2, width, 2, colours).mean(axis=(2, 4))
+        )
+
+
+class Problem(NamedTuple):
+    """A linear model on images or their features, with the epochs of two papers.
+
+    Attributes:
+        title: Its name in tables.
+        dataset: Name of the data set.
+        pmlf_epochs: Epochs of DP-PMLF.
+        disk_epochs: Epochs of DiSK.
+        features: Map that replaces the images. None: the images themselves.
+        epsilons: Stated values of ε.
+        left_out: Names of arms that are not trained.
+    """
+
+    title: str
+    dataset: str
+    pmlf_epochs: int
+    disk_epochs: int
+    features: FeatureMap | None = None
+    epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def examples(self) -> int:
+        """N."""
+        return PUBLISHED[self.dataset].train_size
+
+    def data(self, data_dir: Path) -> PublishedSpec:
+        """Returns the specification of the data."""
+        return PublishedSpec(self.dataset, data_dir, progress=True, features=self.features)
+
+
+_CIFAR = Problem(
+    "CIFAR-10, images",
+    "cifar10",
+    pmlf_epochs=20,
+    disk_epochs=80,
+    features=Halved(),
+    epsilons=(1.0,),
+    left_out=(
+        "DP-SGD, filter",
+        "DP-SGD, rate × 20",
+        "released, filter gain 10",
+        "paper, normalized",
+    ),
+)
+PROBLEMS = {
+    "linear-mnist": Problem("MNIST", "mnist", pmlf_epochs=25, disk_epochs=40),
+    "linear-cifar10": _CIFAR,
+    "dictionary-cifar10": _CIFAR._replace(title="CIFAR-10, dictionary", features=Dictionary(50)),
+}
+"""The problems by the name of their file of records.
+
+Images of CIFAR-10 are halved, and its dictionary is small, to save time: 768 and 900 numbers.
+"""
+TUNED = {
+    "normalized-mnist": PROBLEMS["linear-mnist"],
+    "normalized-cifar10": PROBLEMS["dictionary-cifar10"]._replace(epsilons=(1.0, 3.0, 8.0)),
+}
+"""Problems on which learning rates are tuned, by the name of their file of records."""
