@@ -27,6 +27,7 @@ from dpoptax._clipped_grad.sharding import (
 from dpoptax._clipped_grad.streaming import check_streaming, streaming_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
@@ -166,14 +167,12 @@ def clipped_grad(
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
     # From the inside out: a micro-batch, a device, all devices, and the returned function.
-    def microbatch_sum(
-        points: GradientPoints, examples: tuple[PyTree, PyTree], mask: jax.Array, whole: WholeBatch
-    ) -> tuple[PyTree, PyTree]:
-        given = loss_fn, clip, points, examples[0], mask, examples[1]
+    def microbatch_sum(points: GradientPoints, examples: Examples) -> tuple[PyTree, PyTree]:
+        given = loss_fn, clip, points, examples
         if by_examples:
-            return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
+            return per_example_sum(*given, has_aux=has_aux, grid=grid)
         dtype = _factor_dtype(precision, mesh)
-        return ghost_clipped_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
+        return ghost_clipped_sum(*given, has_aux=has_aux, factor_dtype=dtype)
 
     def device_sum(
         points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
@@ -183,7 +182,10 @@ def clipped_grad(
         whole = WholeBatch(devices * mask.shape[0], devices)
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         sums = in_microbatches(
-            lambda examples, mask: microbatch_sum(points, examples, mask, whole), microbatch_size
+            lambda inputs, mask: microbatch_sum(
+                points, Examples(inputs[0], mask, inputs[1], whole)
+            ),
+            microbatch_size,
         )
         total, aux = sums((batch, keys), mask)
         if not by_examples:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clip_per_example import sum_clipped
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree
@@ -17,12 +17,9 @@ def per_example_sum(
     loss_fn: Callable[..., PyTree],
     clip: Clip,
     points: GradientPoints,
-    batch: PyTree,
-    mask: jax.Array,
-    keys: jax.Array | None,
+    examples: Examples,
     *,
     has_aux: bool,
-    whole: WholeBatch | None = None,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Computes the clipped sum from per-example gradients.
@@ -31,7 +28,8 @@ def per_example_sum(
     multiples of it, and the sum is in units of it.
     """
     # Raises an error for a loss that mixes examples.
-    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
+    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
+    keys = examples.keys
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         args = (example,) if key is None else (example, key)
@@ -51,9 +49,8 @@ def per_example_sum(
             aux = aux_here[0] if j == 0 and has_aux else aux
         return total, aux
 
-    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
+    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(examples.batch, keys)
     if points.linear_map is not None:
         grads = jax.vmap(points.linear_map.forward)(grads)
-    counted = program.separate(mask)
-    total = sum_clipped(clip, grads, counted, points.reference, grid=grid, whole=whole)
-    return total, aux
+    mask, whole = program.separate(examples.mask), examples.whole
+    return sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole), aux

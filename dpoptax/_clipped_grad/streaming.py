@@ -25,6 +25,7 @@ from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunct
 from dpoptax._ghost_clipping.sums.recomputed_sum import recomputed_sum
 from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
 from dpoptax._ghost_clipping.sums.use_places import UseTotal
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
@@ -86,19 +87,20 @@ def streaming_sum(
         points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         batch, ids = records
-        whole = WholeBatch(mask.shape[0], 1 if layout is None else layout.shards)
-        devices, specs = BatchDevices(), None
+        whole, devices = WholeBatch(mask.shape[0]), BatchDevices()
         if layout is not None:
             layout.check_batch(mask.shape[0])
-            devices = MeshDevices(layout, whole, clip.sensitivity)
+            whole = WholeBatch(mask.shape[0], layout.shards)
             specs = layout.specs(points.points[0])
+            devices = MeshDevices(layout, whole, clip.sensitivity, specs)
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         by_use = functools.partial(
             use_sum, loss_fn, clip, points,
-            has_aux=has_aux, whole=whole, devices=devices, specs=specs, factor_dtype=factor_dtype(),
+            has_aux=has_aux, devices=devices, factor_dtype=factor_dtype(),
         )  # fmt: skip
         (total, statistic), aux = in_microbatches(
-            lambda examples, mask: by_use(examples[0], mask, examples[1]), microbatch_size
+            lambda inputs, mask: by_use(Examples(inputs[0], mask, inputs[1], whole)),
+            microbatch_size,
         )((batch, keys), mask)
         if layout is not None:
             total = layout.constrain(total, points.points[0])
@@ -117,6 +119,7 @@ class MeshDevices(BatchDevices):
     layout: Layout
     whole: WholeBatch
     bound: float
+    specs: PyTree = None
 
     @property
     def axes(self) -> tuple[str, ...]:

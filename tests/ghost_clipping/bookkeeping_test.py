@@ -12,6 +12,7 @@ from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._ghost_clipping.trace.examples import Examples
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 
@@ -35,7 +36,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 @functools.lru_cache(maxsize=4)
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
-        sums, _ = method(loss, clip, points, batch, mask, keys, has_aux=False)
+        sums, _ = method(loss, clip, points, Examples(batch, mask, keys), has_aux=False)
         return join_sums(clip, points.points[0], sums) if method is ghost_clipped_sum else sums
 
     return jax.jit(total, compiler_options=QUICK)
@@ -211,9 +212,8 @@ def test_a_gradient_of_one_position_is_never_formed():
     def total(params, x):
         points = dpoptax.GradientPoints((params,), (1.0,))
         mask = jnp.ones(8, bool)
-        return ghost_clipped_sum(loss, dpoptax.l2_clip(1.0), points, x, mask, None, has_aux=False)[
-            0
-        ]
+        clip = dpoptax.l2_clip(1.0)
+        return ghost_clipped_sum(loss, clip, points, Examples(x, mask), has_aux=False)[0]
 
     shapes = (
         jax.ShapeDtypeStruct((512, 1024), jnp.float32),
@@ -319,7 +319,8 @@ def test_inside_shard_map(name):
     def total(points, batch):
         ones = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
         clip = dpoptax.l2_clip(0.3)
-        own, _ = ghost_clipped_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
+        examples = Examples(batch, ones)
+        own, _ = ghost_clipped_sum(network.loss, clip, points, examples, has_aux=False)
         return jax.lax.psum(join_sums(clip, points.points[0], own), "data")
 
     sharded = jax.shard_map(

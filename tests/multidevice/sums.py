@@ -14,6 +14,7 @@ import dpoptax
 from dpoptax._clip import block_sums
 from dpoptax._clip.clipped_sum import is_intact
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax.auditing import _worst_example as adversary
 from tests.helpers import floats, no_room
 from tests.multidevice.problem import (
@@ -222,7 +223,7 @@ def test_replicated_types_would_clip_whole_shards_and_ours_clips_examples(batch)
     points = dpoptax.gradient_points((), conv_params())
 
     def local(points, batch, mask):
-        total, _ = per_example_sum(conv_loss, CLIP, points, batch, mask, None, has_aux=False)
+        total, _ = per_example_sum(conv_loss, CLIP, points, Examples(batch, mask), has_aux=False)
         return lax.psum(total, "data")
 
     naive = jax.shard_map(

@@ -5,11 +5,19 @@ from collections.abc import Callable
 import jax
 from jax.sharding import PartitionSpec as P
 
+from dpoptax._tree import PyTree
+
 DeviceFunction = Callable[..., jax.Array]
 
 
 class BatchDevices:
-    """Describes the devices that share a batch; here one device."""
+    """Describes the devices that share a batch; here one device.
+
+    Attributes:
+      specs: how each parameter is sharded, a tree of `PartitionSpec`; `None` if it is not.
+    """
+
+    specs: PyTree = None
 
     @property
     def axes(self) -> tuple[str, ...] | None:

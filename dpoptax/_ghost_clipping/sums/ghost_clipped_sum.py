@@ -31,6 +31,7 @@ from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
 from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, float32_at_least
@@ -74,12 +75,9 @@ def ghost_clipped_sum(
     loss_fn: Callable[..., PyTree],
     clip: Clip,
     points: GradientPoints,
-    batch: PyTree,
-    mask: jax.Array,
-    keys: jax.Array | None,
+    examples: Examples,
     *,
     has_aux: bool,
-    whole: WholeBatch | None = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[ClippedTotal, PyTree]:
     """Computes the clipped sum of one micro-batch, as `per_example_sum` does.
@@ -90,11 +88,8 @@ def ghost_clipped_sum(
       loss_fn: the loss of one example.
       clip: the geometry.
       points: the gradient points x_j and their weights w_j.
-      batch: the examples ξ_i, leaves (B, …).
-      mask: (B,), True for examples and False for padding.
-      keys: one key for each example, or `None`.
+      examples: the examples ξ_i, with mask_i.
       has_aux: whether the loss returns (loss, aux).
-      whole: the batch of all micro-batches and devices; `None` for this micro-batch only.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
 
     Returns:
@@ -102,8 +97,8 @@ def ghost_clipped_sum(
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
     params = points.points[0]
-    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
-    mask, batch_size = program.separate(mask), mask.shape[0]
+    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
+    mask, batch_size = program.separate(examples.mask), examples.mask.shape[0]
     plan = make_plan(
         program,
         batch_size,
@@ -113,7 +108,7 @@ def ghost_clipped_sum(
     )
 
     passes, results = run_passes(
-        program, points, jax.tree.leaves((batch, keys)), batch_size, factor_dtype=factor_dtype
+        program, points, examples.inputs, batch_size, factor_dtype=factor_dtype
     )
 
     def make_total(differences: bool) -> ClippedTotal:
@@ -125,9 +120,7 @@ def ghost_clipped_sum(
             differences=differences,
             factor_dtype=factor_dtype,
         )
-        return _clip_and_sum(
-            clip, points.reference, params, plan, pieces, mask, whole or WholeBatch(batch_size)
-        )
+        return _clip_and_sum(clip, points.reference, params, plan, pieces, mask, examples.whole)
 
     cancel = _weights_cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers

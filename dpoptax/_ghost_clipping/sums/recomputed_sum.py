@@ -43,6 +43,7 @@ from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
 from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
 from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.program import Program
 from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints
@@ -57,14 +58,10 @@ def recomputed_sum(
     loss_fn: Callable[..., PyTree],
     clip: Clip,
     points: GradientPoints,
-    batch: PyTree,
-    mask: jax.Array,
-    keys: jax.Array | None,
+    examples: Examples,
     *,
     has_aux: bool,
-    whole: WholeBatch,
     devices: BatchDevices,
-    specs: PyTree = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[UseTotal, PyTree]:
     """Computes the clipped sum of a batch. The arguments are those of `streamed_sum`.
@@ -78,14 +75,14 @@ def recomputed_sum(
         combining it with data.
     """
     params = points.points[0]
-    leaves, inputs = jax.tree.leaves(params), jax.tree.leaves((batch, keys))
-    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
-    mask = program.separate(mask)
+    leaves, inputs = jax.tree.leaves(params), examples.inputs
+    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
+    mask, whole = program.separate(examples.mask), examples.whole
     check_uses(program, points, "`method='recompute'`")
     uses = _LimitedUses(
         clip.scaling(points.reference),
         program,
-        UsePlaces(program, leaves, specs),
+        UsePlaces(program, leaves, devices.specs),
         whole,
         devices,
         factor_dtype,

@@ -35,6 +35,7 @@ from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
 from dpoptax._ghost_clipping.sums.use_clip import Part, UseClip
 from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._ghost_clipping.trace.read_program import read_batch_program
 from dpoptax._points import GradientPoints
@@ -45,20 +46,15 @@ def streamed_sum(
     loss_fn: Callable[..., PyTree],
     clip: PerLayerClip,
     points: GradientPoints,
-    batch: PyTree,
-    mask: jax.Array,
-    keys: jax.Array | None,
+    examples: Examples,
     *,
     has_aux: bool,
-    whole: WholeBatch,
     devices: BatchDevices,
-    specs: PyTree = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[UseTotal, PyTree]:
     """Computes the clipped sum of a batch.
 
-    The arguments are those of `ghost_clipped_sum`, the `devices` that share the batch, and `specs`,
-    which describe how each parameter is sharded over them.
+    The arguments are those of `ghost_clipped_sum` and the `devices` that share the batch.
 
     Returns:
       The sum, shaped like the parameters, and the auxiliary outputs, `None` without `has_aux`.
@@ -68,10 +64,10 @@ def streamed_sum(
         combining it with data.
     """
     params = points.points[0]
-    program = read_batch_program(loss_fn, points, batch, keys, has_aux=has_aux)
-    mask = program.separate(mask)
+    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
+    mask, whole = program.separate(examples.mask), examples.whole
     check_uses(program, points, "`per_layer_clip(streaming=True)`")
-    places = UsePlaces(program, jax.tree.leaves(params), specs)
+    places = UsePlaces(program, jax.tree.leaves(params), devices.specs)
     parts, opaque_parts = _split_bounds(program, clip, params, places.added)
 
     def function(use: Use) -> BatchFunction:
@@ -89,7 +85,7 @@ def streamed_sum(
     sums, gradients, results = run_uses(
         program,
         places.leaves,
-        jax.tree.leaves((batch, keys)),
+        examples.inputs,
         {use.index: function(use) for use in program.uses},
         own={use.index: live(use) for use in program.uses},
         axes=devices.axes,

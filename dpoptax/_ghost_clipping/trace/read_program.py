@@ -31,6 +31,7 @@ from dpoptax._ghost_clipping.trace.example_separation import (
     converges_jointly_on_tpu,
     touches_reference,
 )
+from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -65,16 +66,17 @@ _CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
 def read_batch_program(
     loss_fn: Callable[..., PyTree],
     points: GradientPoints,
-    batch: PyTree,
-    keys: jax.Array | None,
+    examples: Examples,
     *,
     has_aux: bool,
 ) -> Program:
-    """Reads the program of one example of a batch.
+    """Reads the program of one of the examples.
 
     Warns of gradients that are always zero, and of large constants.
     """
-    example, key = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    example, key = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
+    )
     params, has_tangent = points.points[0], points.tangent is not None
     program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
     warn_of_vanishing(program, params)
