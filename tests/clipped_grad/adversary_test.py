@@ -713,7 +713,7 @@ def test_a_grid_goes_with_its_noise(no_room):
         release(clipped, fixed_point=False)
     with pytest.raises(ValueError, match="fixed_point_grid` returns for this stage's"):
         release(clipped, noise_multiplier=9.0)
-    with pytest.raises(ValueError, match="padding included"):
+    with pytest.raises(ValueError, match="size of the padded batch"):
         dpoptax.clipped_grad(loss, clip, grid=2.0**-29)(points, batch)
     with pytest.raises(ValueError, match="a power of two"):
         dpoptax.clipped_grad(loss, clip, grid=1e-6)

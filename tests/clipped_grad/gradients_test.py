@@ -257,7 +257,7 @@ def test_a_loss_that_takes_no_key_is_told_that_it_gets_one():
     with pytest.raises(TypeError) as raised:
         grad_fn(points, jnp.ones((4, 3)), key=key, ids=jnp.arange(4))
     (note,) = (note for note in raised.value.__notes__ if note.startswith("dpoptax"))
-    assert "called as loss_fn(params, example, key)" in note
+    assert "`loss_fn(params, example, key)` gets one example" in note
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

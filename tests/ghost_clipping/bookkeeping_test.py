@@ -335,10 +335,10 @@ def test_inside_shard_map(name):
     ("returned", "has_aux", "message"),
     [
         (lambda row: row, False, r"scalar for one example.*shape \(4,\)"),
-        (lambda row: (row[0], row), False, "scalar for one example.*is a tuple.*has_aux=True"),
+        (lambda row: (row[0], row), False, "scalar for one example, got a tuple.*has_aux=True"),
         (lambda row: (row, row[0]), True, r"scalar for one example.*shape \(4,\)"),
-        (jnp.argmax, False, "a real number, but its value is of int32"),
-        (lambda row: row[0], True, r"loss_fn returned no pair \(loss, aux\)"),
+        (jnp.argmax, False, "a real float, got int32"),
+        (lambda row: row[0], True, r"a pair \(loss, aux\) for has_aux=True"),
     ],
 )
 def test_a_loss_that_is_no_scalar(returned, has_aux, message, method):
