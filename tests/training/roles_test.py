@@ -16,8 +16,9 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
 from dpoptax.training.roles import Part, Role, field, role_of
 from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.feeding import Resident
+from dpoptax.training.run.resolved import build_step
 from dpoptax.training.run.seeds import Keys
-from dpoptax.training.run.step import Resident, build_step
 from dpoptax.training.search import settings
 
 OWNERS = (Role.KEPT, Role.PLANNED, Role.CHANGEABLE)

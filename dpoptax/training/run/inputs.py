@@ -114,9 +114,3 @@ def checked_data(
     if place.mesh is None:
         return data
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
-
-
-def resident(data: streaming.Source, place: Devices) -> bool:
-    """Returns whether the data are on the only device, where the step can gather its batch."""
-    columns = streaming.columns(data)
-    return place.mesh is None and all(isinstance(column, jax.Array) for column in columns)

@@ -15,9 +15,9 @@ from dpoptax.training.data.dataset import Shapes
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.feeding import Loaded
 from dpoptax.training.run.privacy import RunPlan, make_plan
-from dpoptax.training.run.resolved import ResolvedRun, resolve
-from dpoptax.training.run.step import Loaded, build_step
+from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
 
 
 @dataclasses.dataclass(frozen=True)
