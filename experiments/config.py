@@ -89,12 +89,13 @@ class ExperimentConfig(TrainConfig):
         """Returns the specification of the data, with its tokenizer and its features."""
         return PublishedSpec(self.dataset, self.data_dir, progress, self.tokens, self.feature_map)
 
-    def build_model(self, num_classes: int) -> nn.Module:
+    def build_model(self, num_classes: int | None) -> nn.Module:
         """Builds the model that `model` names, with LoRA if `lora_rank` is given.
 
         Raises:
             ConfigError: The model does not fit the data or the checkpoint.
         """
+        assert num_classes is not None
         known = PUBLISHED.get(self.dataset)
         check_kind(self.model, self.dataset, "images" if known is None else known.kind)
         if self.model in PUBLISHED_MODELS:

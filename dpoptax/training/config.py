@@ -190,7 +190,7 @@ class TrainConfig:
         """Specifies the data of the run. `progress` shows how far reading it is."""
         return DatasetSpec(self.dataset, self.data_dir, progress)
 
-    def build_model(self, num_classes: int) -> "nn.Module":
+    def build_model(self, num_classes: int | None) -> "nn.Module":
         """Builds the flax module that `model` names."""
         from dpoptax.training import models  # flax takes a second to import
 

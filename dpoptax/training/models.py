@@ -85,21 +85,29 @@ class VisionTransformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionModel:
-    """A model of any library, or with your own loss, for a config's `model`.
+    """A model of any library, with your own loss and metrics, for a config's `model`.
 
     A config names the function of `num_classes` that returns it: MODULE:FUNCTION, or a name that
-    `register_model` registers. Metrics are the cross-entropy and the accuracy of the logits.
+    `register_model` registers. One of `logits` and `loss` is required.
 
     Attributes:
         initial: `initial(key, inputs)` returns the parameters, for inputs of one example.
         logits: `logits(params, inputs)` returns those of one example.
-        loss: `loss(params, example)` returns the loss of one example, a dict of "inputs" and
-            "labels"; by default the cross-entropy of the logits.
+        loss: `loss(params, example)` returns the loss of one example, a dict of "inputs", "labels"
+            and other columns; by default the cross-entropy of the logits.
+        metrics: `metrics(params, example)` returns numbers of one example by name, whose means are
+            recorded. `dpoptax compare` and `sweep` choose by "accuracy", which must be in [0, 1].
+            By default, the cross-entropy and the accuracy of the logits, or the loss without them.
     """
 
     initial: Callable[[jax.Array, jax.Array], Params]
-    logits: Callable[[Params, jax.Array], jax.Array]
+    logits: Callable[[Params, jax.Array], jax.Array] | None = None
     loss: Callable[[Params, Any], jax.Array] | None = None
+    metrics: Callable[[Params, Any], dict[str, jax.Array]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.logits is None and self.loss is None:
+            raise ConfigError("a FunctionModel needs `logits` or `loss`; give one of them")
 
     # As a flax module.
 
@@ -109,6 +117,7 @@ class FunctionModel:
 
     def apply(self, variables: dict[str, Params], inputs: jax.Array) -> jax.Array:
         """Returns the logits of one example."""
+        assert self.logits is not None
         return self.logits(variables["params"], inputs)
 
 
@@ -126,7 +135,7 @@ register_model("cnn", CNN)
 register_model("transformer", lambda n: VisionTransformer(n, patch=2, width=32, depth=2, heads=2))
 
 
-def build_model(name: str, num_classes: int) -> nn.Module:
+def build_model(name: str, num_classes: int | None) -> nn.Module:
     """Builds the model that is registered under `name`, or that MODULE:FUNCTION builds.
 
     Raises:
@@ -169,7 +178,9 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
 
 def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
     """Returns the error for a model that does not take an example, with a line of its file."""
-    called = model.logits if isinstance(model, FunctionModel) else type(model).__call__
+    called: Any = type(model).__call__
+    if isinstance(model, FunctionModel):
+        called = model.logits or model.initial
     path = getattr(getattr(inspect.unwrap(called), "__code__", None), "co_filename", "")
     line = line_in(path, error)
     where = f" ({path}{line})" if line else ""
@@ -243,3 +254,35 @@ def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, A
         return jnp.sum(jnp.where(used, losses, 0.0)) / jnp.maximum(jnp.sum(used), 1)
 
     return loss
+
+
+def has_own_metrics(model: nn.Module) -> bool:
+    """Returns whether the metrics of a model are not those of its logits."""
+    own = isinstance(model, FunctionModel)
+    return own and (model.metrics is not None or model.logits is None)
+
+
+def example_metrics(
+    model: nn.Module, variables: Variables, example: Any
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Computes the metrics of one example: a sum and the number of its terms by name.
+
+    They are the cross-entropy ("loss") and the accuracy over the labels, or a model's own.
+    """
+    one = jnp.ones([], jnp.int32)
+    if has_own_metrics(model):
+        own: Any = model
+        measure = own.metrics or (lambda *args: {"loss": example_loss(model)(*args)})
+        found = {name: jnp.asarray(x) for name, x in measure(variables.params, example).items()}
+        if wrong := sorted(name for name, value in found.items() if value.shape):
+            raise ConfigError(f"metrics {', '.join(wrong)} of one example are not numbers")
+        if "accuracy" in found:  # a sweep adds noise for a change of one right answer
+            found["accuracy"] = jnp.clip(jnp.nan_to_num(found["accuracy"]), 0.0, 1.0)
+        return {name: (value, one) for name, value in found.items()}
+    losses, logits, used = token_losses(model, variables, example)
+    correct = used & (jnp.argmax(logits, axis=-1) == example["labels"])
+    count = jnp.sum(used)
+    return {
+        "loss": (jnp.sum(jnp.where(used, losses, 0.0)), count),
+        "accuracy": (jnp.sum(correct), count),
+    }

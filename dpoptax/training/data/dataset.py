@@ -34,17 +34,17 @@ class Shapes(NamedTuple):
     Attributes:
         units: Number of training examples, or of users if ε protects users.
         example: Shapes and types of one example.
-        num_classes: Number of classes; 0 if each token of an example has a label.
+        num_classes: As for `Dataset`.
     """
 
     units: int
     example: dict[str, jax.ShapeDtypeStruct]
-    num_classes: int
+    num_classes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set for classification of examples or of their tokens.
+    """A data set, for classification of examples or of their tokens or for a loss of your own.
 
     Attributes:
         name: The name it is registered under.
@@ -52,7 +52,7 @@ class Dataset:
             be larger than memory, because a step reads its batch only.
         test: Held-out examples. They are assumed to be public: metrics on them cost no privacy.
         num_classes: Labels are 0, ..., num_classes - 1. It is 0 if labels are rows (N, L) with a
-            label for each token.
+            label for each token, and None for a model with its own loss and any columns.
         mixed: Whether the order repeats nothing, so that every fifth example is a fair sample.
         owners: Owner of each training example, (N,), numbers or texts. None if unknown.
         computed_from: Checksums by name of the data that training examples were computed from.
@@ -62,7 +62,7 @@ class Dataset:
     name: str
     train: streaming.Source
     test: streaming.Source
-    num_classes: int
+    num_classes: int | None
     mixed: bool = False
     owners: np.ndarray | None = None
     computed_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -246,7 +246,8 @@ def _check_examples(name: str, dataset: object) -> None:
         split = getattr(dataset, which)
         if not isinstance(split, Mapping):
             continue  # a source that reads one record at a time
-        if not {"inputs", "labels"} <= split.keys():
+        needed = {"inputs"} if dataset.num_classes is None else {"inputs", "labels"}
+        if not needed <= split.keys():
             raise ConfigError(
                 f"dataset={name!r}, {which} has {', '.join(map(repr, split)) or 'nothing'}; give "
                 "'inputs' and 'labels'"
@@ -258,6 +259,8 @@ def _check_examples(name: str, dataset: object) -> None:
                     f"dataset={name!r}, {which}[{key!r}] is a {type(values).__name__} of length "
                     f"{size}; give equally long arrays, with a row for each example"
                 )
+        if dataset.num_classes is None:
+            continue
         labels = split["labels"]
         if dataset.num_classes == 0 and len(labels.shape) == 2:
             continue

@@ -36,7 +36,7 @@ class Job:
         secrets: The seed, and other values that a later start needs.
         fingerprint: Returns a keyed hash of the examples and the frozen arrays.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
-        code: Hash of the user's code. None: that of the compiled step.
+        code: Hashes of the user's code by name. None: the hash of the compiled step.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
         patience: Seconds without a progress bar.
@@ -55,7 +55,7 @@ class Job:
     checkpoint_every: int
     users: UserTable | None = None
     exact: bool = False
-    code: str | None = None
+    code: dict[str, str] | None = None
     patience: float = 0.0
 
 
@@ -119,7 +119,8 @@ class Course:
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         hashed = ""
         if checkpoints is not None:
-            arithmetic["training step"] = program.digest if job.code is None else job.code
+            code = {"training step": program.digest} if job.code is None else job.code
+            arithmetic |= code
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
         return resume.Identity(job.fields, hashed, arithmetic, job.secrets)

@@ -95,7 +95,7 @@ def resolve(
     config: TrainConfig,
     plan: RunPlan,
     *,
-    num_classes: int,
+    num_classes: int | None,
     keys: Keys | None = None,
 ) -> ResolvedRun:
     """Resolves a config within its plan.
@@ -103,7 +103,7 @@ def resolve(
     Args:
         config: The config.
         plan: From `make_plan`, of this config.
-        num_classes: Of the data; 0 for labels of tokens.
+        num_classes: Of the data.
         keys: That the steps begin with; None: those that follow from the run's seed.
 
     Raises:
