@@ -29,6 +29,7 @@ from dpoptax.training.methods import (
     NonPrivate,
 )
 from dpoptax.training.run import chain
+from dpoptax.training.run.course import Course
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
@@ -394,7 +395,7 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
     )  # fmt: skip
     assert not seen.violated
     monkeypatch.setattr(auditing, "audit", lambda *args, **kwargs: seen)
-    monkeypatch.setattr(auditing, "audit_one_run", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(audit, "_train", lambda *args, **kwargs: seen)
     monkeypatch.setattr(audit, "_worst_example", lambda run: None)
     rows = audit.audit_config(config)
     assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 3
@@ -402,16 +403,32 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
     assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
 
 
-def test_a_config_of_a_ciphers_seed_is_audited():
-    """The audit's model starts from the same initialization as the config's."""
+@pytest.mark.parametrize("changes", [{}, {"method": Augmented()}], ids=["l2", "augmented"])
+def test_an_audit_takes_the_steps_of_the_training_loop(changes, monkeypatch):
+    """It sees each release, the same initialization, and no canary whose coin left it out."""
     dataset = load_dataset("digits")
-    config = tiny(generator="chacha20", seed=2**255)
+    config = tiny(generator="chacha20", seed=2**255, noise_multiplier=0.1, epsilon=None, **changes)
     plan = make_plan(config, dataset.train_size)
     own = resolve(config, plan, num_classes=10)
-    game = audit._model(own, dataset)
+    courses, drawn, advance = [], [], Course.advance
+
+    def watched(course, batch):
+        if not drawn:
+            courses.append(jax.tree.map(np.array, course.state.params))
+        drawn.append(batch[0].indices[batch[1]])
+        advance(course, batch)
+
+    monkeypatch.setattr(Course, "advance", watched)
+    found = audit._train(own, dataset, jax.random.key(0), delta=1e-5, confidence=0.999)
+    assert len(drawn) == plan.permitted_steps
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
     want = models.init_variables(own.model, first, own.init_key).params
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), game.params, want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), courses[0], want)
+    out = np.flatnonzero(~found.canaries.included) + dataset.train_size - 1000
+    assert len(np.concatenate(drawn)) > 50
+    assert not set(np.concatenate(drawn)) & set(out)
+    scores, included = found.canaries
+    assert scores[included].mean() > scores[~included].mean() + 3 * scores.std() / np.sqrt(500)
 
 
 def test_what_claims_nothing_is_not_audited():

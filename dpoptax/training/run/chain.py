@@ -90,17 +90,21 @@ class TrainingChain:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        """The release, direction, learning rate, and the parameters' average if any."""
+        """The release, and the transforms that follow it."""
+        return optax.chain(self.release, *self.following)
+
+    @functools.cached_property
+    def following(self) -> list[optax.GradientTransformation]:
+        """Direction, learning rate, and the parameters' average if any."""
         config, method = self.config, self.config.method
         own_direction = method.direction(self.filtered_stddev) if method.private else None
-        return optax.chain(
-            self.release,
+        return [
             *([step_keys(self.keys.random)] if method.random else []),
             _direction(config.optimizer) if own_direction is None else own_direction,
             optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
             optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate),
             *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
-        )
+        ]
 
     def begin(self, params: Any) -> Any:
         """The optimizer's state before any step, of parameters on one device, by one program."""
