@@ -403,6 +403,7 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
     assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"method": Augmented()}], ids=["l2", "augmented"])
 def test_an_audit_takes_the_steps_of_the_training_loop(changes, monkeypatch):
     """It sees each release, the same initialization, and no canary whose coin left it out."""
@@ -427,8 +428,7 @@ def test_an_audit_takes_the_steps_of_the_training_loop(changes, monkeypatch):
     out = np.flatnonzero(~found.canaries.included) + dataset.train_size - 1000
     assert len(np.concatenate(drawn)) > 50
     assert not set(np.concatenate(drawn)) & set(out)
-    scores, included = found.canaries
-    assert scores[included].mean() > scores[~included].mean() + 3 * scores.std() / np.sqrt(500)
+    assert found.canaries.auc > 0.55
 
 
 def test_what_claims_nothing_is_not_audited():
