@@ -27,6 +27,7 @@ from dpoptax.training.methods import (
     Method,
     NonPrivate,
 )
+from experiments import models as models  # registers "transformer"
 from experiments.methods import Muon, ScaleThenPrivatize
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}

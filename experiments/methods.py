@@ -13,6 +13,30 @@ from dpoptax.training.roles import Role, field
 
 
 @dataclasses.dataclass(frozen=True)
+class GeoDP(Method):
+    """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
+
+    name: ClassVar[str] = "GeoDP"
+
+    beta: float = field(0.1, Role.UNPRICED)
+    """Factor of the noise on the angles, in (0, 1]."""
+
+    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+        """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
+        del clip, steps
+        return dpoptax.contrib.geodp(self.beta, **release)
+
+    def unproven(self) -> str:
+        """What its ledger says too."""
+        return (
+            "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
+            "gradient are not a mean: one example can turn a small mean gradient around by π, "
+            "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
+            "dpoptax.gaussian_noise for a proven guarantee"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class InnerOuter(Method):
     """Per-example momentum and outer momentum, neither normalized (Xiao et al., 2023)."""
 

@@ -36,13 +36,12 @@ from dpoptax.training.methods import (
     CorrelatedNoise,
     Disk,
     Doppler,
-    GeoDP,
     LPAdam,
     Method,
     NonPrivate,
 )
 from experiments.config import ExperimentConfig
-from experiments.methods import InnerOuter
+from experiments.methods import GeoDP, InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),

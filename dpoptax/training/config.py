@@ -53,12 +53,12 @@ class TrainConfig:
     """Method, which decides where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = field("digits", Role.KEPT)
-    """Name of a data set: digits, image_folder, or one that the config file registers."""
+    """Name of a data set: digits, or one that the config file registers."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set; digits needs none."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, transformer, one that the config file registers, or
-    MODULE:FUNCTION, which returns a flax module or a FunctionModel for a number of classes."""
+    """Name of a model: linear, mlp, cnn, one that the config file registers, or MODULE:FUNCTION,
+    which returns a flax module or a FunctionModel for a number of classes."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
     """Unit that ε protects: example, or user. A user's examples are one example to the clip, with
@@ -143,15 +143,11 @@ class TrainConfig:
                 "dpoptax.training.methods.DPSGD()"
             )
         check(self)
-        if self.fixed_point and not self.method.fixed_point:
+        stronger = self.fixed_point or self.generator == "chacha20"
+        if stronger and (not self.method.private or self.method.unproven() is not None):
             raise ConfigError(
-                f"fixed_point=True is not for method={self.method.name}, whose noise is not the "
-                "same Gaussian for every number of each release; give fixed_point=False"
-            )
-        if self.generator == "chacha20" and not self.method.ciphered:
-            raise ConfigError(
-                f"generator='chacha20' is not for method={self.method.name}, whose noise comes "
-                "from threefry only; give generator='threefry'"
+                f"fixed_point=True and generator='chacha20' strengthen a guarantee, and are not "
+                f"for method={self.method.name}, which has none; leave them out"
             )
         if self.generator == "chacha20" and self.sampling == "min_separation":
             raise ConfigError(

@@ -11,5 +11,4 @@ from dpoptax.training.methods.releases import AdamBC as AdamBC
 from dpoptax.training.methods.releases import AdaptiveClip as AdaptiveClip
 from dpoptax.training.methods.releases import Augmented as Augmented
 from dpoptax.training.methods.releases import CorrelatedNoise as CorrelatedNoise
-from dpoptax.training.methods.releases import GeoDP as GeoDP
 from dpoptax.training.methods.releases import LPAdam as LPAdam

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import optax
 import optax.contrib
@@ -18,32 +18,6 @@ from dpoptax.training.roles import Role, field
 
 
 @dataclasses.dataclass(frozen=True)
-class GeoDP(Method):
-    """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
-
-    name: ClassVar[str] = "GeoDP"
-    fixed_point: ClassVar[bool] = False
-    ciphered: ClassVar[bool] = False
-
-    beta: float = field(0.1, Role.UNPRICED)
-    """Factor of the noise on the angles, in (0, 1]."""
-
-    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
-        del clip, steps
-        return dpoptax.contrib.geodp(self.beta, **release)
-
-    def unproven(self) -> str:
-        """What its ledger says too."""
-        return (
-            "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
-            "gradient are not a mean: one example can turn a small mean gradient around by π, "
-            "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
-            "dpoptax.gaussian_noise for a proven guarantee"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class AdaptiveClip(Method):
     """A clip norm that follows a quantile of the gradient norms (Andrew et al., 2021).
 
@@ -51,6 +25,7 @@ class AdaptiveClip(Method):
     """
 
     name: ClassVar[str] = "Adaptive clip"
+    adaptive: ClassVar[bool] = True
 
     quantile: float = 0.5
     """Share of the examples to leave unclipped, in [0, 1]."""
@@ -67,11 +42,6 @@ class AdaptiveClip(Method):
             learning_rate=self.clip_rate,
             count_share=self.count_share,
         )
-
-    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """Noise on gradient and count together; it keeps the clip norm."""
-        del steps
-        return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
 
 
 @dataclasses.dataclass(frozen=True)
