@@ -13,7 +13,6 @@ import jax
 
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Augmented
 from dpoptax.training.models import Variables
 from dpoptax.training.roles import Numbers, Role, field
 from experiments.data import PUBLISHED
@@ -22,6 +21,7 @@ from experiments.data.features import FeatureMap
 from experiments.data.published_data import PublishedSpec
 from experiments.data.scattering import Colors, Scattering
 from experiments.data.tokens import Tokens
+from experiments.methods import Augmented
 from experiments.models import pretrained
 from experiments.models.published_models import PUBLISHED_MODELS, build_published, check_kind
 from experiments.models.transformer import Lora

@@ -1,6 +1,7 @@
 """Configures methods of `dpoptax.contrib`, and DiSK on augmented examples."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -8,8 +9,9 @@ import optax
 import optax.contrib
 
 import dpoptax
-from dpoptax.training.methods import Augmented, Disk, Method
+from dpoptax.training.methods import Disk, Method
 from dpoptax.training.roles import Role, field
+from experiments.augmentations import flipped, shifted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,33 @@ class GeoDP(Method):
             "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
             "dpoptax.gaussian_noise for a proven guarantee"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmented(Method):
+    """Gradients that are means over altered copies of an example, then clipped (De et al., 2022).
+
+    Copies are shifted, and flipped if asked for. For inputs that are images.
+    """
+
+    name: ClassVar[str] = "Augmented"
+    random: ClassVar[bool] = True
+
+    multiplicity: int = 4
+    """Number of copies; each costs a gradient."""
+    shift: int = 1
+    """Largest shift of a copy along each axis, in pixels."""
+    mirrored: bool = False
+    """Whether a shift brings in the image's mirror at its edges, not zeros."""
+    flip: bool = False
+    """Whether every other copy, at random, is the mirror image, left for right."""
+
+    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The mean loss of the copies."""
+        augment = shifted(self.shift, mirrored=self.mirrored)
+        if self.flip:
+            augment = flipped(augment)
+        return dpoptax.augmented(loss_fn, augment, self.multiplicity)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,8 +126,6 @@ class TrainConfig:
     long."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
-    keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
-    """Number of checkpoints that stay; more than one outlives damage to the newest."""
     parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
     """Devices that share the work: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)

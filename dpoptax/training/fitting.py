@@ -13,7 +13,6 @@ import optax
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training.data import streaming
-from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.run import inputs, records, resume, seeds
@@ -22,6 +21,7 @@ from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.phases import PATIENCE, Phases, say
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.step import Step
+from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
 
 

@@ -68,9 +68,14 @@ def train_and_evaluate(
         phases = Phases()
     progress = progress and main
     workdir = Path(workdir)
-    options: dict[str, Any] = {"keep": config.keep_checkpoints, "exact": config.fixed_point}
-    options |= {"private": config.method.private, "progress": progress}
-    with open_context(workdir, place, phases, **options) as context:
+    with open_context(
+        workdir,
+        place,
+        phases,
+        progress=progress,
+        exact=config.fixed_point,
+        private=config.method.private,
+    ) as context:
         with phases("data"):
             dataset = config.data(progress=progress).load()
         run = _resolve(config, dataset, workdir, context)

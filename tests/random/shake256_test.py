@@ -27,7 +27,7 @@ from dpoptax.training.run import checkpoints, privacy
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.price import Sweep
 from dpoptax.training.search.sweep import run_sweep
-from experiments.methods import GeoDP
+from experiments.methods import Augmented, GeoDP
 from tests.runs import CONFIG
 
 SEED = bytes(range(32))
@@ -344,7 +344,7 @@ class TestTrainer:
         [
             {"method": methods.AdaptiveClip()},
             {"method": methods.CorrelatedNoise(), "sampling": "cyclic"},
-            {"method": methods.Augmented()},
+            {"method": Augmented()},
             {"fixed_point": True},
         ],
         ids=lambda changes: next(iter(changes)),

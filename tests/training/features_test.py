@@ -12,7 +12,6 @@ from dpoptax.training import loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Augmented
 from dpoptax.training.run import planning
 from dpoptax.training.search import trials
 from experiments.config import ExperimentConfig
@@ -20,6 +19,7 @@ from experiments.data import features, scattering
 from experiments.data.dictionary import Dictionary
 from experiments.data.published_data import load_published
 from experiments.data.scattering import Scattering
+from experiments.methods import Augmented
 from tests.published_data import write_mnist
 
 WANTED = Scattering()

@@ -19,7 +19,7 @@ from dpoptax.training import cache_folder, loop, models
 from dpoptax.training.config import load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
+from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import resume
 from dpoptax.training.run.chain import build_chain
@@ -28,6 +28,7 @@ from dpoptax.training.run.course import Course
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.seeds import Keys
+from experiments.methods import Augmented
 from tests.runs import CONFIG
 
 

@@ -13,7 +13,6 @@ import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
 from dpoptax.training import audit, models
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.augmentations import flipped, shifted, step_key
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
@@ -21,7 +20,6 @@ from dpoptax.training.methods import (
     DPSGD,
     AdamBC,
     AdaptiveClip,
-    Augmented,
     CorrelatedNoise,
     Disk,
     LPAdam,
@@ -33,7 +31,10 @@ from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.step_keys import step_key
+from experiments.augmentations import flipped, shifted
 from experiments.methods import (
+    Augmented,
     AugmentedDisk,
     GeoDP,
     JamesStein,

@@ -1,16 +1,14 @@
-"""Methods that replace the clip, the noise, the loss or the optimizer."""
+"""Methods that replace the clip, the noise or the optimizer."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import optax
 import optax.contrib
 
 import dpoptax
 from dpoptax.matrix import Strategy, optimal_banded_toeplitz
-from dpoptax.training.data.augmentations import flipped, shifted
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods.filters import Doppler, coefficients
 from dpoptax.training.methods.method import Method
@@ -71,33 +69,6 @@ class CorrelatedNoise(Doppler):
             return _optimal_strategy(steps, self.bands)
         except ImportError as error:
             raise ConfigError(f"method={self.name}: {error}") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class Augmented(Method):
-    """Gradients that are means over altered copies of an example, then clipped (De et al., 2022).
-
-    Copies are shifted, and flipped if asked for. For inputs that are images.
-    """
-
-    name: ClassVar[str] = "Augmented"
-    random: ClassVar[bool] = True
-
-    multiplicity: int = 4
-    """Number of copies; each costs a gradient."""
-    shift: int = 1
-    """Largest shift of a copy along each axis, in pixels."""
-    mirrored: bool = False
-    """Whether a shift brings in the image's mirror at its edges, not zeros."""
-    flip: bool = False
-    """Whether every other copy, at random, is the mirror image, left for right."""
-
-    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The mean loss of the copies."""
-        augment = shifted(self.shift, mirrored=self.mirrored)
-        if self.flip:
-            augment = flipped(augment)
-        return dpoptax.augmented(loss_fn, augment, self.multiplicity)
 
 
 @dataclasses.dataclass(frozen=True)

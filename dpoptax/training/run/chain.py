@@ -13,12 +13,12 @@ import optax
 import dpoptax
 from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import Method
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.step_keys import step_keys
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,

@@ -50,7 +50,6 @@ def open_context(
     *,
     log: Log = None,
     progress: bool = False,
-    keep: int = 3,
     exact: bool = False,
     private: bool = True,
 ) -> Iterator[Context]:
@@ -62,7 +61,6 @@ def open_context(
         phases: As for `Context`.
         log: Gets each record too.
         progress: As for `Context`.
-        keep: Number of checkpoints that stay.
         exact: Whether a step that was shown has to come to the same metrics when it is run again.
         private: Whether steps that were shown have released anything.
 
@@ -74,7 +72,7 @@ def open_context(
     sinks: list[Callable[[Record], object]] = []
     with contextlib.ExitStack() as stack:
         if workdir is not None:
-            checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", keep))
+            checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
             with phases("checkpoints"):
                 begun = resume.begun(checkpoints, workdir)
             metrics = workdir / resume.METRICS

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax.training.data.augmentations import step_key
 from dpoptax.training.run.feeding import Loaded, Resident
+from dpoptax.training.run.step_keys import step_key
 from dpoptax.users import per_user_loss
 
 
