@@ -102,7 +102,8 @@ def fit(
         user is the mean over its examples.
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and are dropped.
       microbatch_size: as for `clipped_grad`.
-      mesh: devices along an axis "data" that share each batch; None for one device.
+      mesh: devices along an axis "data" that share each batch, of one or of several hosts; None for
+        one device. All hosts make the same call, with the same `key` and the same seed in `plan`.
       key: of the noise, new for each run. By default, `dpoptax.random_key_from_os()`.
       fixed_point: whether the guarantee holds for every bit of the parameters.
       budget: ε at the plan's δ. No step that would exceed it is taken.
