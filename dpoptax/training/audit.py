@@ -275,7 +275,7 @@ def _train(
     start = time.perf_counter()
     noise_key, coin_key = jax.random.split(key)
     _, keys = seeds.keys(int(jax.random.bits(noise_key)), run.config.generator)
-    chain = build_chain(run.config, run.plan.noise_multiplier, keys)
+    chain = dataclasses.replace(run.chain, keys=keys)
     run = dataclasses.replace(run, chain=chain)
     size, steps = dataset.train_size, run.plan.permitted_steps
     count = min(_CANARIES, size)

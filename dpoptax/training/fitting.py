@@ -15,6 +15,7 @@ from dpoptax.accounting import Guarantee
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
+from dpoptax.training.models import takes_key
 from dpoptax.training.run import inputs, records, resume, seeds
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
@@ -141,7 +142,7 @@ def fit(
     for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    random, place = inputs.takes_key(loss_fn), inputs.devices_of(mesh)
+    random, place = takes_key(loss_fn), inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
     with phases("data"):

@@ -59,7 +59,8 @@ class FunctionModel:
         initial: `initial(key, inputs)` returns the parameters, for inputs of one example.
         logits: `logits(params, inputs)` returns those of one example.
         loss: `loss(params, example)` returns the loss of one example, a dict of "inputs", "labels"
-            and other columns; by default the cross-entropy of the logits.
+            and other columns; by default the cross-entropy of the logits. If it requires a third
+            argument, this is a key, a new one for each step and example, such as for dropout.
         metrics: `metrics(params, example)` returns numbers of one example by name, whose means are
             recorded. `dpoptax compare` and `sweep` choose by "accuracy", which must be in [0, 1].
             By default, the cross-entropy and the accuracy of the logits, or the loss without them.
@@ -67,12 +68,14 @@ class FunctionModel:
 
     initial: Callable[[jax.Array, jax.Array], Params]
     logits: Callable[[Params, jax.Array], jax.Array] | None = None
-    loss: Callable[[Params, Any], jax.Array] | None = None
+    loss: Callable[..., jax.Array] | None = None
     metrics: Callable[[Params, Any], dict[str, jax.Array]] | None = None
 
     def __post_init__(self) -> None:
         if self.logits is None and self.loss is None:
             raise ConfigError("a FunctionModel needs `logits` or `loss`; give one of them")
+        if self.logits is None and self.metrics is None and has_random_loss(self):
+            raise ConfigError("a FunctionModel whose loss takes a key needs `logits` or `metrics`")
 
     # As a flax module.
 
@@ -203,7 +206,7 @@ def token_losses(model: nn.Module, variables: Variables, example: Any) -> tuple[
     return losses, logits, labels >= 0
 
 
-def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, Any], jax.Array]:
+def example_loss(model: nn.Module, frozen: Params = None) -> Callable[..., jax.Array]:
     """Returns `loss(params, example)`: the cross-entropy of one example, a scalar.
 
     For a row of tokens it is the mean over the tokens that have a label, and 0 if none has one.
@@ -218,6 +221,29 @@ def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, A
         return jnp.sum(jnp.where(used, losses, 0.0)) / jnp.maximum(jnp.sum(used), 1)
 
     return loss
+
+
+def takes_key(loss_fn: Callable[..., Any]) -> bool:
+    """Returns whether a loss requires a third positional argument.
+
+    Raises:
+        TypeError: It is not a function.
+    """
+    if not callable(loss_fn):
+        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
+    required = [
+        parameter
+        for name, parameter in inspect.signature(loss_fn).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and name != "frozen"
+    ]
+    return len(required) > 2
+
+
+def has_random_loss(model: Any) -> bool:
+    """Returns whether the loss of a model takes a key."""
+    return isinstance(model, FunctionModel) and model.loss is not None and takes_key(model.loss)
 
 
 def has_own_metrics(model: nn.Module) -> bool:

@@ -13,13 +13,13 @@ from dpoptax.training import audit
 from dpoptax.training.data import Dataset, dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.methods import DPSGD
+from dpoptax.training.methods import DPSGD, NonPrivate
 from dpoptax.training.run import planning
 from dpoptax.training.search import trials
 from tests.runs import CONFIG
 
 CODE = """
-import jax.numpy as jnp, optax
+import jax, jax.numpy as jnp, optax
 from dpoptax.training.models import FunctionModel
 
 def initial(key, inputs):
@@ -59,6 +59,13 @@ def regression(num_classes):
 
     return FunctionModel(initial, loss=error, metrics=metrics)
 
+def dropping(num_classes):
+    def loss(params, example, key):
+        kept = jax.random.bernoulli(key, 0.5, example["inputs"].shape)
+        return cross_entropy(params, {**example, "inputs": 2 * kept * example["inputs"]})
+
+    return FunctionModel(initial, logits, loss)
+
 def only_loss(num_classes):
     return FunctionModel(initial, loss=cross_entropy)
 
@@ -95,6 +102,16 @@ def test_own_functions_train_as_the_same_ones_here(own, tmp_path):
     assert 0 < plain["test_accuracy"] < 1
     other = trained(tmp_path / "c", model=f"{own}:halved", optimizer="momentum")
     assert other["params_sha256"] != plain["params_sha256"]
+
+
+@pytest.mark.slow
+def test_a_loss_may_take_a_key(own, tmp_path):
+    found = trained(tmp_path / "a", model=f"{own}:dropping", steps=3, method=DPSGD())
+    same = trained(tmp_path / "b", model=f"{own}:dropping", steps=3, method=DPSGD())
+    other = trained(tmp_path / "c", model=f"{own}:lossy", steps=3, method=DPSGD())
+    assert found["params_sha256"] == same["params_sha256"] != other["params_sha256"]
+    with pytest.raises(ConfigError, match="has a loss with a key"):
+        trained(tmp_path / "d", model=f"{own}:dropping", method=NonPrivate())
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ class TrainingChain:
             method's filter is told. 0 if not private, NaN if the noise is on magnitude and angles.
         learning_rate: The peak, which the optimizer's state begins with.
         keys: Of the noise, and of losses with randomness.
+        random: Whether the loss takes a key.
     """
 
     config: TrainConfig
@@ -79,6 +80,7 @@ class TrainingChain:
     filtered_stddev: float = dataclasses.field(compare=False)
     learning_rate: Any = dataclasses.field(compare=False)
     keys: Keys = dataclasses.field(compare=False, repr=False)
+    random: bool = False
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
@@ -100,7 +102,7 @@ class TrainingChain:
         config, method = self.config, self.config.method
         own_direction = method.direction(self.filtered_stddev) if method.private else None
         return [
-            *([step_keys(self.keys.random)] if method.random else []),
+            *([step_keys(self.keys.random)] if self.random else []),
             _direction(config.optimizer) if own_direction is None else own_direction,
             optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
             optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate),
@@ -143,8 +145,12 @@ def _direction(name: str) -> optax.GradientTransformation:
     return found
 
 
-def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> TrainingChain:
+def build_chain(
+    config: TrainConfig, noise_multiplier: float, keys: Keys, *, random: bool = False
+) -> TrainingChain:
     """Builds the chain of a config, whose steps begin with `keys`.
+
+    `random` says whether the model's loss takes a key.
 
     Raises:
         ConfigError: An unknown name, or a method with its own noise that does not say why no ε may
@@ -156,7 +162,8 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Tra
     own_clip = method.clip(fields.l2_clip_norm)
     clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
     stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
-    chain = TrainingChain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
+    rate, random = config.learning_rate, random or method.random
+    chain = TrainingChain(fields, noise_multiplier, clip, stddev, rate, keys, random)
     if method.unproven() is None and type(method).noise is not Method.noise:
         raise ConfigError(
             f"method={method.name}: the run is priced for the noise of its plan, and "

@@ -1,7 +1,5 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to its devices."""
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,24 +11,6 @@ import dpoptax
 from dpoptax.training.data import streaming
 from dpoptax.training.run.devices import Devices
 from dpoptax.users import UserTable
-
-
-def takes_key(loss_fn: Callable[..., Any]) -> bool:
-    """Returns whether a loss requires a third positional argument.
-
-    Raises:
-        TypeError: It is not a function.
-    """
-    if not callable(loss_fn):
-        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
-    required = [
-        parameter
-        for name, parameter in inspect.signature(loss_fn).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and name != "frozen"
-    ]
-    return len(required) > 2
 
 
 def devices_of(mesh: Mesh | None) -> Devices:

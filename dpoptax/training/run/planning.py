@@ -96,7 +96,9 @@ def plan_run(
     if count_flops:
         # A loop's body is counted once: microbatches would hide all examples but the first few.
         at_once = dataclasses.replace(config, microbatch_size=None)
-        whole = lower(build_chain(at_once, plan.noise_multiplier, run.chain.keys))
+        whole = lower(
+            build_chain(at_once, plan.noise_multiplier, run.chain.keys, random=run.chain.random)
+        )
         flops = float(whole.cost_analysis()["flops"])
     if compiled:
         working = lower(run.chain).compile().memory_analysis().temp_size_in_bytes

@@ -8,7 +8,8 @@ import flax.linen as nn
 import jax
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.models import example_loss
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.models import example_loss, has_random_loss
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
@@ -111,7 +112,13 @@ def resolve(
     """
     model = config.build_model(num_classes)
     init_key, own = seeds.keys(plan.seed, config.generator)
-    chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
+    keys, random = own if keys is None else keys, has_random_loss(model)
+    if random and not config.method.private:
+        raise ConfigError(
+            f"model={config.model!r} has a loss with a key, which training without privacy does "
+            "not give; let it be without one, or give a private method"
+        )
+    chain = build_chain(config, plan.noise_multiplier, keys, random=random)
     return ResolvedRun(config, plan, model, chain, init_key)
 
 
