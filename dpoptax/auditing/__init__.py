@@ -222,14 +222,14 @@ def audit_scores(
     threat_model: ThreatModel = "white-box",
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds ε from below by the scores of canaries in a run of a training loop of your own.
+    """Bounds ε from below by scores of canaries in your own training run.
 
     It is the second half of `audit_one_run`, which explains the bounds. A canary's score is the sum
     over steps of `leaf_projections(update, contribution)`, or any number that is larger if the
     canary is likelier in the data.
 
     Args:
-      scores: (canaries,), what the attacker computed from the outputs of the run.
+      scores: (canaries,), computed by the attacker from the outputs of the run.
       included: (canaries,), independent fair coins: whether a canary was in the data.
       opt_state: the final state, whose ledgers state the claim.
       sampler: drew the batches. Canaries that were left out are masked in its draws.
