@@ -15,7 +15,7 @@ from dpoptax.training.data.dataset import (
     Shapes,
     Split,
     Unit,
-    register_file_dataset,
+    register_dataset,
 )
 from dpoptax.training.errors import ConfigError
 from experiments.data.features import FeatureMap, example_of, featured
@@ -85,7 +85,7 @@ def register(name: str, dataset: PublishedDataset) -> None:
     """Adds a data set. Plain configs can also use it if it has images."""
     PUBLISHED[name] = dataset
     if dataset.kind == "images":
-        register_file_dataset(name, dataset.load, dataset.shapes())
+        register_dataset(dataset.load, name)
 
 
 @dataclasses.dataclass(frozen=True)
