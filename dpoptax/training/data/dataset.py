@@ -182,17 +182,8 @@ class DatasetSpec:
         return dataset
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types as published without a directory, otherwise from the data.
-
-        The number of users is known from the data only.
-        """
-        if self.data_dir is None and unit == "example" and (known := self.known_shapes()):
-            return known
+        """Returns sizes and types."""
         return self.load().shapes(unit)
-
-    def known_shapes(self) -> Shapes | None:
-        """Returns the sizes that are known without any file."""
-        return None
 
     def read(self) -> Dataset:
         """Reads the data set by its function."""
