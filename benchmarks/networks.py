@@ -6,10 +6,10 @@ import optax
 from flax import linen as nn
 
 from benchmarks.models import Problem, images, texts
-from dpoptax.training.models import VisionTransformer
 from experiments.models.language import Gpt2
 from experiments.models.networks import ResNet, WideResNet
 from experiments.models.transformer import Lora
+from experiments.models.vision_transformer import VisionTransformer
 
 
 def resnet_18() -> Problem:

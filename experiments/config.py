@@ -13,7 +13,6 @@ import jax
 
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Augmented
 from dpoptax.training.models import Variables
 from dpoptax.training.roles import Numbers, Role, field
 from experiments.data import PUBLISHED
@@ -22,6 +21,7 @@ from experiments.data.features import FeatureMap
 from experiments.data.published_data import PublishedSpec
 from experiments.data.scattering import Colors, Scattering
 from experiments.data.tokens import Tokens
+from experiments.methods import Augmented
 from experiments.models import pretrained
 from experiments.models.published_models import PUBLISHED_MODELS, build_published, check_kind
 from experiments.models.transformer import Lora
@@ -89,12 +89,13 @@ class ExperimentConfig(TrainConfig):
         """Returns the specification of the data, with its tokenizer and its features."""
         return PublishedSpec(self.dataset, self.data_dir, progress, self.tokens, self.feature_map)
 
-    def build_model(self, num_classes: int) -> nn.Module:
+    def build_model(self, num_classes: int | None) -> nn.Module:
         """Builds the model that `model` names, with LoRA if `lora_rank` is given.
 
         Raises:
             ConfigError: The model does not fit the data or the checkpoint.
         """
+        assert num_classes is not None
         known = PUBLISHED.get(self.dataset)
         check_kind(self.model, self.dataset, "images" if known is None else known.kind)
         if self.model in PUBLISHED_MODELS:

@@ -1,6 +1,7 @@
 """Configures methods of `dpoptax.contrib`, and DiSK on augmented examples."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -8,8 +9,60 @@ import optax
 import optax.contrib
 
 import dpoptax
-from dpoptax.training.methods import Augmented, Disk, Method
+from dpoptax.training.methods import Disk, Method
 from dpoptax.training.roles import Role, field
+from experiments.augmentations import flipped, shifted
+
+
+@dataclasses.dataclass(frozen=True)
+class GeoDP(Method):
+    """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
+
+    name: ClassVar[str] = "GeoDP"
+
+    beta: float = field(0.1, Role.UNPRICED)
+    """Factor of the noise on the angles, in (0, 1]."""
+
+    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+        """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
+        del clip, steps
+        return dpoptax.contrib.geodp(self.beta, **release)
+
+    def unproven(self) -> str:
+        """What its ledger says too."""
+        return (
+            "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
+            "gradient are not a mean: one example can turn a small mean gradient around by π, "
+            "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
+            "dpoptax.gaussian_noise for a proven guarantee"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmented(Method):
+    """Gradients that are means over altered copies of an example, then clipped (De et al., 2022).
+
+    Copies are shifted, and flipped if asked for. For inputs that are images.
+    """
+
+    name: ClassVar[str] = "Augmented"
+    random: ClassVar[bool] = True
+
+    multiplicity: int = 4
+    """Number of copies; each costs a gradient."""
+    shift: int = 1
+    """Largest shift of a copy along each axis, in pixels."""
+    mirrored: bool = False
+    """Whether a shift brings in the image's mirror at its edges, not zeros."""
+    flip: bool = False
+    """Whether every other copy, at random, is the mirror image, left for right."""
+
+    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The mean loss of the copies."""
+        augment = shifted(self.shift, mirrored=self.mirrored)
+        if self.flip:
+            augment = flipped(augment)
+        return dpoptax.augmented(loss_fn, augment, self.multiplicity)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +182,25 @@ class ShrunkMuon(Muon):
     def direction(self, stddev: float) -> optax.GradientTransformation:
         """Returns dpoptax's Muon for this noise, whichever optimizer the config names."""
         return dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamBC(Method):
+    """Adam that takes the known noise off its second moment (DP-AdamBC, Tang et al., 2024)."""
+
+    name: ClassVar[str] = "DP-AdamBC"
+
+    b1: float = 0.9
+    """Decay of the first moment, in [0, 1)."""
+    b2: float = 0.999
+    """Decay of the second moment, in [0, 1)."""
+    eps: float | None = None
+    """Least denominator; None: what noise alone leaves of the second moment."""
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Its Adam, whatever optimizer the config names."""
+        momentum = (1.0 - self.b1,), (-self.b1,)
+        return dpoptax.extend.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import make_job
 from dpoptax.training.run.chain import TrainingChain, noise_stage
-from dpoptax.training.run.course import Context, Course
+from dpoptax.training.run.context import Context
+from dpoptax.training.run.course import Course
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan

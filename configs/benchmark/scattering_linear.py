@@ -31,18 +31,16 @@ import dataclasses
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
-    AdamBC,
     AdaptiveKalman,
     CorrelatedNoise,
     Disk,
     Doppler,
-    GeoDP,
     LPAdam,
     Method,
     NonPrivate,
 )
 from experiments.config import ExperimentConfig
-from experiments.methods import InnerOuter
+from experiments.methods import AdamBC, GeoDP, InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),

@@ -1,7 +1,7 @@
 """Configures gradients on digits that are means over shifted copies of an example."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import Augmented
+from experiments.methods import Augmented
 
 
 def get_config() -> TrainConfig:

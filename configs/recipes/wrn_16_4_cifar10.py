@@ -13,8 +13,8 @@ second. 875 steps on 16 copies of 4,096 images take 1.44e17 operations according
 which computes σ = 9.12 for ε = 1. The published configuration has 10, from a looser accountant.
 """
 
-from dpoptax.training.methods import Augmented
 from experiments.config import ExperimentConfig
+from experiments.methods import Augmented
 
 
 def get_config() -> ExperimentConfig:

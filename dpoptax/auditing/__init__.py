@@ -14,6 +14,7 @@ module computes bounds from whole trade-off functions, and p-values of claims: `
 `trade_off_curve`, `p_value_fdp`.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -40,6 +41,7 @@ from dpoptax.auditing._families import gaussian_family as gaussian_family
 from dpoptax.auditing._game import Game as Game
 from dpoptax.auditing._game import canary_gradient as canary_gradient
 from dpoptax.auditing._game import canary_gradients as canary_gradients
+from dpoptax.auditing._game import draws_alone
 from dpoptax.auditing._game import leaf_projections as leaf_projections
 from dpoptax.auditing._game import linear_loss as linear_loss
 from dpoptax.auditing._membership import MembershipReport as MembershipReport
@@ -54,6 +56,7 @@ from dpoptax.auditing._result import Bound as Bound
 from dpoptax.auditing._worst_example import WorstExample as WorstExample
 from dpoptax.auditing._worst_example import searched_canary as searched_canary
 from dpoptax.auditing._worst_example import worst_example as worst_example
+from dpoptax.sampling import Sampler
 
 try:
     from jax_privacy.auditing import CanaryScoreAuditor, Explicit
@@ -118,7 +121,7 @@ def audit(
     runs = Runs(game, threat_model, check_key(key))
     seen = [runs(included, trials) for included in (True, False)]
     _check_seen(*seen, projected=game.observe is leaf_projections)
-    claim = _Claim.of(game, lambda: _after(game, runs.releases), delta, claimed_epsilon)
+    claim = _Claim.of(game.sampler, lambda: _after(game, runs.releases), delta, claimed_epsilon)
     probability = game.sampler.sampling_probability if threat_model == "white-box" else 1.0
     learning = max(trials // 4, 8)
     attack = _attacks.learn(
@@ -198,11 +201,55 @@ def audit_one_run(
     run_key, coin_key = jax.random.split(check_key(key))
     included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
     scores, opt_state = one_run(game, threat_model, run_key, included)
+    result = audit_scores(
+        scores,
+        included,
+        opt_state,
+        game.sampler,
+        delta=delta,
+        confidence=confidence,
+        threat_model=threat_model,
+        claimed_epsilon=claimed_epsilon,
+    )
+    return dataclasses.replace(result, seconds=time.perf_counter() - start)
+
+
+def audit_scores(
+    scores: np.ndarray,
+    included: np.ndarray,
+    opt_state: PyTree,
+    sampler: Sampler,
+    *,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    threat_model: ThreatModel = "white-box",
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds ε from below by scores of canaries in your own training run.
+
+    It is the second half of `audit_one_run`, which explains the bounds. A canary's score is the sum
+    over steps of `leaf_projections(update, contribution)`, or any number that is larger if the
+    canary is likelier in the data.
+
+    Args:
+      scores: (canaries,), computed by the attacker from the outputs of the run.
+      included: (canaries,), independent fair coins: whether a canary was in the data.
+      opt_state: the final state, whose ledgers state the claim.
+      sampler: drew the batches. Canaries that were left out are masked in its draws.
+      delta: as for `audit_one_run`.
+      confidence: as for `audit_one_run`.
+      threat_model: name of the outputs that the scores were computed from.
+      claimed_epsilon: as for `audit_one_run`.
+
+    Raises:
+      ValueError: as `audit_one_run`.
+    """
+    _check(len(scores), confidence, threat_model)
     _check_seen(scores, projected=True)
-    claim = _Claim.of(game, lambda: opt_state, delta, claimed_epsilon)
+    claim = _Claim.of(sampler, lambda: opt_state, delta, claimed_epsilon)
     guesses = guesses_about(scores, included, confidence)
     bound = guesses.epsilon(delta)
-    if game.sampler.sampling_probability == 1.0 and claimed_epsilon is None:
+    if sampler.sampling_probability == 1.0 and claimed_epsilon is None:
         family = gaussian_family()
         bound = family.epsilon(family.refuted(guesses.refutes), delta)
     return AuditResult(
@@ -210,10 +257,10 @@ def audit_one_run(
         epsilon_lower_bound=float(bound),
         delta=delta,
         confidence=confidence,
-        trials=canaries,
+        trials=len(scores),
         threat_model=threat_model,
         attack="one run, highest and lowest projections",
-        seconds=time.perf_counter() - start,
+        seconds=0.0,
         claimed=claim.trade_off,
         evidence=guesses,
         family=claim.family,
@@ -264,19 +311,21 @@ class _Claim(NamedTuple):
 
     @classmethod
     def of(
-        cls, game: Game, opt_state: Callable[[], PyTree], delta: float, epsilon: float | None
+        cls, sampler: Sampler, opt_state: Callable[[], PyTree], delta: float, epsilon: float | None
     ) -> "_Claim":
         """Returns the claim of the ledger and the sampler after the run, or of `epsilon`."""
-        gaussian = gaussian_family() if game.sampler.sampling_probability == 1.0 else None
+        gaussian = gaussian_family() if sampler.sampling_probability == 1.0 else None
         if epsilon is not None:
             return cls(float(epsilon), approximate_trade_off(epsilon, delta), gaussian)
         spent = opt_state()
-        epsilon = float(accounting.epsilon_spent(spent, game.sampler, delta))
-        family = claimed_family(spent, game.sampler)
+        epsilon = float(accounting.epsilon_spent(spent, sampler, delta))
+        family = claimed_family(spent, sampler)
         # Otherwise the price is only an upper bound on ε, and a refuted value may exceed the true
         # ε. This is the case if a record replaces another, as in batches that are cut or of a fixed
         # size: the price assumes that the two records contribute opposite vectors.
-        exact = game.alone and not any(ledger.mechanism.strategy for ledger in ledgers(spent))
+        exact = draws_alone(sampler) and not any(
+            ledger.mechanism.strategy for ledger in ledgers(spent)
+        )
         return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 

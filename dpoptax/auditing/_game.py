@@ -75,7 +75,7 @@ class Game:
     @property
     def alone(self) -> bool:
         """True if records are drawn independently, so that other records may be omitted."""
-        return _draws_apart(self.sampler) and self.sampler.max_batch_size is None
+        return draws_alone(self.sampler)
 
 
 def canary_gradient(
@@ -143,6 +143,11 @@ def canary_gradient(
         sampler,
         steps,
     )
+
+
+def draws_alone(sampler: Sampler) -> bool:
+    """Returns whether a record's draws are independent of others'."""
+    return _draws_apart(sampler) and sampler.max_batch_size is None
 
 
 def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:

@@ -47,9 +47,15 @@ def _train(arguments: list[str]) -> int:
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
             spent += " if the seed stays secret and no other run uses it"
-    reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
+    reached = ", ".join(
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in summary.items()
+        if name.startswith("test_")
+    )
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"
+    elif "test_accuracy" in summary:
+        reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     print(
         f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
         f"{given.workdir}"

@@ -3,8 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpoptax.training.data import folders as folders  # it registers its data set
-
 if TYPE_CHECKING:
     from dpoptax.training.fitting import FitResult as FitResult
     from dpoptax.training.fitting import fit as fit

@@ -1,7 +1,8 @@
 """Audits a config: attacks its noise, filter, clip, sampler, optimizer and model."""
 
 import dataclasses
-from typing import Any
+import time
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +10,17 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import seeds
+from dpoptax.training.loop import make_job
+from dpoptax.training.run import devices, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
-from dpoptax.training.run.phases import say
+from dpoptax.training.run.context import Context
+from dpoptax.training.run.course import Course, State
+from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import epsilon_text
 from dpoptax.training.run.resolved import ResolvedRun, resolve
@@ -77,8 +79,9 @@ def audit_config(
     Five audits: one release on a full batch, which shows how well the attack sees; the same with
     the example that `auditing.worst_example` found instead of a plain canary, which attacks
     the clip; the whole run, with every update of noise and filter shown; the whole run, with the
-    final parameters shown; and one training of the model itself, with training examples as
-    canaries. The last is left out where the unit is a user, or where examples are streamed.
+    final parameters shown; and one training of the model itself, by the loop that trains configs,
+    with training examples as canaries. The last is left out where the unit is a user, or where
+    examples are streamed.
 
     The claim of a whole run is the ε that the run states by its accountant, or that of privacy loss
     distributions if it is smaller. The claim of one release is the latter.
@@ -113,7 +116,7 @@ def audit_config(
     # The seed is fixed, so that an audit can be repeated.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
-    # A fixed key, into which the audit folds its own.
+    # A fixed key, into which the audits of many runs fold their own.
     run = resolve(
         config,
         make_plan(config, dataset.units(config.unit)),
@@ -155,11 +158,7 @@ def audit_config(
     if streaming.in_memory(dataset.train) and config.unit == "example":
         name = f"one training of {config.model}"
         tell(name)
-        result = auditing.audit_one_run(
-            _model(run, dataset),
-            canaries=min(_CANARIES, dataset.train_size),
-            **settings,
-        )
+        result = _train(run, dataset, **settings)
         rows.append(Audited(config.method.name, name, _as_stated(result, run)))
     return rows
 
@@ -239,29 +238,87 @@ def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
     return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
 
 
-def _model(run: ResolvedRun, dataset: Dataset) -> auditing.Game:
-    config, model, chain = run.config, run.model, run.chain
-    examples = jax.tree.map(
-        jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
-    )
-    inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
-    init_key, keys = seeds.keys(run.plan.seed, config.generator)
-    params, frozen = config.initial_variables(model, inputs, init_key)
-    loss = config.method.loss(models.example_loss(model, frozen))
-    grad_fn = dpoptax.clipped_grad(loss, chain.clip, microbatch_size=config.microbatch_size)
-    with_ids = examples, jnp.arange(dataset.train_size)
-    # The same key at every step here, which only tells the attacker more.
-    random = {"key": keys.random} if config.method.random else {}
+class _AuditState(NamedTuple):
+    """State of an audited chain: of its parts, the canaries, the constants, and the scores."""
 
-    def of_records(points: Any, batch: Any, mask: Any = None) -> Any:
-        records, ids = batch
-        return grad_fn(points, records, mask, **(random and {**random, "ids": ids}))
+    release: Any
+    following: Any
+    canaries: Any
+    frozen: Any
+    scores: jax.Array
 
-    return auditing.Game(
-        chain.release,
-        of_records,
-        params,
-        with_ids,
-        run.plan.sampler,
-        run.plan.permitted_steps,
+
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """Draws a sampler's batches without the records whose coin fell so."""
+
+    sampler: sampling.Sampler
+    kept: np.ndarray
+
+    @property
+    def padded_size(self) -> int:
+        return self.sampler.padded_size
+
+    def sample(self, step: int) -> sampling.Sample:
+        indices, mask = self.sampler.sample(step)
+        return sampling.Sample(indices, mask & self.kept[indices])
+
+
+def _train(
+    run: ResolvedRun, dataset: Dataset, key: jax.Array, **claim: Any
+) -> auditing.AuditResult:
+    """Takes the run's own steps, with canaries in its data, and scores each release.
+
+    The attacker sees every output of noise and filter, and projects it on the contribution that
+    each canary would have made to the sum of that step.
+    """
+    start = time.perf_counter()
+    noise_key, coin_key = jax.random.split(key)
+    _, keys = seeds.keys(int(jax.random.bits(noise_key)), run.config.generator)
+    chain = dataclasses.replace(run.chain, keys=keys)
+    run = dataclasses.replace(run, chain=chain)
+    size, steps = dataset.train_size, run.plan.permitted_steps
+    count = min(_CANARIES, size)
+    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (count,)))
+    kept = np.concatenate([np.ones(size - count, bool), included])
+    rows = np.arange(size - count, size, dtype=np.int32)
+    canaries = streaming.read(dataset.train, rows[:, None]), rows[:, None]
+    context = Context(devices.Devices(), Phases())
+    job, first = make_job(run, dataset, context)
+    step, release, following = run.step, chain.release, optax.chain(*chain.following)
+
+    def init(params: Any) -> _AuditState:
+        # Data are arguments, since the compilation cache on disk holds the constants of a program.
+        # Copies, since a step takes the arrays of its state.
+        data, frozen = jax.tree.map(jnp.array, (canaries, job.frozen))
+        states = release.init(params), following.init(params)
+        return _AuditState(*states, data, frozen, jnp.zeros(count))
+
+    def update(clipped: Any, state: _AuditState, params: Any) -> tuple[Any, _AuditState]:
+        released, after = release.update(clipped, state.release, params)
+        gradient = step.gradient(state.frozen)
+        states = state.release, state.following
+
+        def score(canary: Any) -> jax.Array:
+            example, row = canary
+            alone = gradient(params, states, example, jnp.ones(1, bool), row)
+            return jnp.sum(auditing.leaf_projections(released, alone.decode(alone.sum)))
+
+        scores = state.scores + jax.lax.map(score, state.canaries, batch_size=64)
+        updates, moved = following.update(released, state.following, params)
+        return updates, state._replace(release=after, following=moved, scores=scores)
+
+    audited = optax.GradientTransformation(init, update)
+    job = dataclasses.replace(
+        job,
+        plan=dataclasses.replace(run.plan, sampler=cast(Any, _Drawn(run.plan.sampler, kept))),
+        step=dataclasses.replace(step, optimizer=audited, key=None),
+        evaluate=lambda *_: {},
+        eval_every=steps,
     )
+    course = Course(job, State(0, first.params, init(first.params)), context)
+    course.finish()
+    state = course.state.opt_state
+    scores = np.asarray(state.scores)
+    result = auditing.audit_scores(scores, included, state.release, run.plan.sampler, **claim)
+    return dataclasses.replace(result, seconds=time.perf_counter() - start)

@@ -53,12 +53,12 @@ class TrainConfig:
     """Method, which decides where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = field("digits", Role.KEPT)
-    """Name of a data set: digits, image_folder, or one that the config file registers."""
+    """Name of a data set: digits, or one that the config file registers."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set; digits needs none."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, transformer, one that the config file registers, or
-    MODULE:FUNCTION, which returns a flax module or a FunctionModel for a number of classes."""
+    """Name of a model: linear, mlp, cnn, one that the config file registers, or MODULE:FUNCTION,
+    which returns a flax module or a FunctionModel for a number of classes."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
     """Unit that ε protects: example, or user. A user's examples are one example to the clip, with
@@ -126,8 +126,6 @@ class TrainConfig:
     long."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
-    keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
-    """Number of checkpoints that stay; more than one outlives damage to the newest."""
     parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
     """Devices that share the work: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
@@ -143,15 +141,11 @@ class TrainConfig:
                 "dpoptax.training.methods.DPSGD()"
             )
         check(self)
-        if self.fixed_point and not self.method.fixed_point:
+        stronger = self.fixed_point or self.generator == "chacha20"
+        if stronger and (not self.method.private or self.method.unproven() is not None):
             raise ConfigError(
-                f"fixed_point=True is not for method={self.method.name}, whose noise is not the "
-                "same Gaussian for every number of each release; give fixed_point=False"
-            )
-        if self.generator == "chacha20" and not self.method.ciphered:
-            raise ConfigError(
-                f"generator='chacha20' is not for method={self.method.name}, whose noise comes "
-                "from threefry only; give generator='threefry'"
+                f"fixed_point=True and generator='chacha20' strengthen a guarantee, and are not "
+                f"for method={self.method.name}, which has none; leave them out"
             )
         if self.generator == "chacha20" and self.sampling == "min_separation":
             raise ConfigError(
@@ -190,7 +184,7 @@ class TrainConfig:
         """Specifies the data of the run. `progress` shows how far reading it is."""
         return DatasetSpec(self.dataset, self.data_dir, progress)
 
-    def build_model(self, num_classes: int) -> "nn.Module":
+    def build_model(self, num_classes: int | None) -> "nn.Module":
         """Builds the flax module that `model` names."""
         from dpoptax.training import models  # flax takes a second to import
 

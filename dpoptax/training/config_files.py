@@ -78,8 +78,10 @@ def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
     return found
 
 
-def code_digest(*names: str) -> str:
-    """Returns a hash of the modules that `names` refer to, or "" without any."""
-    modules = [sys.modules[name.rpartition(":")[0]] for name in names if ":" in name]
-    found = hashlib.sha256("".join(map(inspect.getsource, modules)).encode())
-    return found.hexdigest() if modules else ""
+def code_digests(**names: str) -> dict[str, str]:
+    """Returns a hash of each module that a field's MODULE:FUNCTION refers to."""
+    modules = {f: sys.modules[n.rpartition(":")[0]] for f, n in names.items() if ":" in n}
+    return {
+        f"code of the {field}": hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+        for field, module in modules.items()
+    }

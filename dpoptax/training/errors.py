@@ -9,20 +9,6 @@ _SHORT = 10
 _LONG = 64
 """More names than this are never listed in full."""
 
-IN_EXPERIMENTS = {
-    "dataset": (
-        *("mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet"),
-        *("sst2", "qnli", "mnli", "qqp", "e2e", "dart"),
-    ),
-    "model": (
-        *("cnn_2", "cnn_5", "tanh_cnn", "tanh_cnn_mnist", "tanh_cnn_features"),
-        *("resnet_3", "resnet_18", "resnet_50", "efficientnet_b0", "wrn_16_4"),
-        *("vit_tiny", "vit_small", "vit_small_16", "vit_small_published"),
-        *("roberta_base", "roberta_large", "gpt2"),
-    ),
-}
-"""Names by field that the repository's folder `experiments` defines. It is not installed."""
-
 
 class ConfigError(ValueError):
     """Raised for a value of a config or of the command line; the message names a remedy."""
@@ -30,12 +16,6 @@ class ConfigError(ValueError):
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:
     """Returns the error for an unknown name, with the nearest known one or a list of all."""
-    if value in IN_EXPERIMENTS.get(field, ()):
-        return ConfigError(
-            f"{field}={value!r} is defined in the repository's folder `experiments`, which is not "
-            "installed. In a checkout of the repository, let the config file return an "
-            "`experiments.config.ExperimentConfig`"
-        )
     names = sorted(available)
     near = difflib.get_close_matches(str(value), names, n=1)
     meant = f". Did you mean {near[0]!r}?" if near else ""

@@ -1,30 +1,29 @@
 """Trains any loss, parameters and optimizer under a privacy plan."""
 
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training.data import streaming
-from dpoptax.training.data.augmentations import step_keys
-from dpoptax.training.run import continuing, inputs, outputs, resume, seeds
-from dpoptax.training.run.checkpoints import Checkpoints
-from dpoptax.training.run.course import Context, Course, Job, Record, State
-from dpoptax.training.run.feeding import Feed
+from dpoptax.training.data.dataset import Dataset
+from dpoptax.training.data.fingerprints import fingerprint
+from dpoptax.training.models import takes_key
+from dpoptax.training.run import inputs, records, resume, seeds
+from dpoptax.training.run.context import Log, Record, open_context
+from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.phases import PATIENCE, Phases, say
-from dpoptax.training.run.step import lower_step, make_step, private_gradient
-from dpoptax.users import UserTable, per_user_loss
-
-Log = list[Record] | str | Path | Callable[[Record], object] | None
-"""Destination of records: a list, a file of JSON lines, or a function."""
+from dpoptax.training.run.privacy import RunPlan
+from dpoptax.training.run.step import Step
+from dpoptax.training.run.step_keys import step_keys
+from dpoptax.users import UserTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +103,8 @@ def fit(
         user is the mean over its examples.
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and are dropped.
       microbatch_size: as for `clipped_grad`.
-      mesh: devices along an axis "data" that share each batch; None for one device.
+      mesh: devices along an axis "data" that share each batch, of one or of several hosts; None for
+        one device. All hosts make the same call, with the same `key` and the same seed in `plan`.
       key: of the noise, new for each run. By default, `dpoptax.random_key_from_os()`.
       fixed_point: whether the guarantee holds for every bit of the parameters.
       budget: ε at the plan's δ. No step that would exceed it is taken.
@@ -138,11 +138,13 @@ def fit(
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"`optimizer` must be an optax transformation, got {optimizer!r}.")
+    if clip is None:
+        raise TypeError("`clip` must be a `Clip` or the clipping bound, got None.")
     eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
     for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    random, place = inputs.takes_key(loss_fn), inputs.devices_of(mesh)
+    random, place = takes_key(loss_fn), inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
     with phases("data"):
@@ -150,27 +152,13 @@ def fit(
     with phases("accounting"):
         steps = plan.steps if budget is None else plan.steps_within(budget)
 
-    def gradient_of(frozen: Any) -> Callable[..., Any]:
-        loss = loss_fn if frozen is None else functools.partial(loss_fn, frozen=frozen)
-        if users is not None:
-            loss = per_user_loss(loss, has_aux=has_aux)
-        options = {"has_aux": has_aux, "microbatch_size": microbatch_size, "mesh": place.mesh}
-        return private_gradient(loss, clip, **options)
-
-    with contextlib.ExitStack() as stack:
-        checkpoints, earlier = None, {}
-        if workdir is not None:
-            workdir = Path(workdir)
-            checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
-            with phases("checkpoints"):
-                begun = resume.begun(checkpoints, workdir)
-            earlier = resume.shown_records(workdir / resume.METRICS)
-            if begun is not None:
-                plan, key = continuing.continued(plan, key, fixed_point, begun, workdir)
+    workdir = None if workdir is None else Path(workdir)
+    options: dict[str, Any] = {"log": log, "progress": progress, "exact": fixed_point}
+    with open_context(workdir, place, phases, **options) as context:
+        if context.begun is not None:
+            assert workdir is not None
+            plan, key = _continued(plan, key, fixed_point, context.begun, workdir)
         key = dpoptax.random_key_from_os() if key is None else key
-        observe = stack.enter_context(_observer(log, workdir, earlier))
-        observe = resume.as_shown(observe, earlier) if fixed_point else observe
-        context = Context(place, phases, checkpoints, observe, progress, max(earlier, default=0))
         with phases("init"):
             stages = [plan.noise(key, fixed_point=fixed_point, clip=clip), optimizer]
             if random:
@@ -179,31 +167,35 @@ def fit(
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
             opt_state = inputs.on_devices("optimizer", chain.init(params), place)
-        feed = Feed(plan.sampler, data, place, resident=inputs.resident(data, place), users=users)
-        with phases("compile"):
-            example = (params, opt_state), *feed(0), frozen
-            lowered = lower_step(make_step(gradient_of, chain), example, place.mesh)
-        with phases("data"):
-            identity = continuing.identify(plan, key, fixed_point, lowered, context)
-            if checkpoints is not None:
-                hashed = continuing.fingerprint_of(plan, data, frozen, users)
-                identity = dataclasses.replace(identity, data=hashed)
-            resume.check_same_on_hosts(identity)
+        seed = plan.sampler.seed
+        owners = None if users is None else users.sample(plan.sampler, 0).records
+        dataset = Dataset("data", data, {}, 0, owners=owners)
         job = Job(
             name="training",
-            steps=steps,
+            plan=RunPlan(plan.sampler, _least(plan.noise_multiplier), steps, plan),
+            step=Step(
+                loss_fn,
+                clip,
+                chain,
+                plan.sampler.batch_size,
+                per_user=users is not None,
+                has_aux=has_aux,
+                microbatch_size=microbatch_size,
+            ),
             frozen=frozen,
-            feed=feed,
-            compile=lambda _: lowered.compile(),
+            data=data,
+            users=users,
             evaluate=_metrics(evaluate),
-            bounds=functools.partial(_bounds, plan),
-            identity=identity,
+            fields=_fields(plan, fixed_point),
+            secrets={"seed": seed.hex() if isinstance(seed, bytes) else seed, "key": _words(key)},
+            fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
+            exact=fixed_point,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
             patience=PATIENCE,
         )
         first = State(0, params, opt_state)
-        del params, opt_state, example  # a restored state replaces them
+        del params, opt_state  # a restored state replaces them
         course = Course(job, first, context)
         del first
         course.finish()
@@ -212,31 +204,10 @@ def fit(
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
 
 
-@contextlib.contextmanager
-def _observer(
-    log: Log, workdir: Path | None, earlier: Mapping[int, Record]
-) -> Iterator[Callable[[Record], object]]:
-    """Returns a function that writes records to the folder and to the log, on the first host."""
-    with contextlib.ExitStack() as stack:
-        sinks: list[Callable[[Record], object]] = []
-        if workdir is not None:
-            file = outputs.metrics_file(workdir / resume.METRICS, max(earlier, default=0))
-            sinks.append(stack.enter_context(file))
-        if isinstance(log, str | Path):
-            Path(log).parent.mkdir(parents=True, exist_ok=True)
-            sinks.append(stack.enter_context(outputs.metrics_file(Path(log))))
-        elif isinstance(log, list):
-            sinks.append(log.append)
-        elif callable(log):
-            sinks.append(log)
-        elif log is not None:
-            raise TypeError(f"`log` must be a list, a path or a function, got {log!r}.")
-
-        def observe(record: Record) -> None:
-            for sink in sinks if jax.process_index() == 0 else ():
-                sink(dict(record))
-
-        yield observe
+def _least(noise_multiplier: float | Mapping[int, float]) -> float:
+    if isinstance(noise_multiplier, Mapping):
+        return min(noise_multiplier.values())
+    return noise_multiplier
 
 
 def _metrics(
@@ -261,6 +232,47 @@ def _metrics(
     return metrics
 
 
-def _bounds(plan: dpoptax.PrivacyPlan, steps: Sequence[int]) -> dict[int, float | None]:
-    curve = plan.guarantee().epsilon_curve(steps, plan.delta)
-    return {s: float(e) if np.isfinite(e) else None for s, e in zip(steps, curve, strict=True)}
+def _continued(
+    plan: dpoptax.PrivacyPlan,
+    key: jax.Array | None,
+    fixed_point: bool,
+    record: Record,
+    workdir: Path,
+) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
+    """Returns the plan with the seed of the begun run, and its key.
+
+    Raises:
+        ValueError: The plan or the key is that of another run.
+    """
+    resume.check_same_fields(_fields(plan, fixed_point), record, workdir)
+    if key is not None and _words(key) != record["key"]:
+        raise ValueError(
+            f"`key` must be that of the run in {workdir}, got another one. Omit it to go on with "
+            "the run, or pass another workdir for a new one."
+        )
+    words = jnp.asarray(record["key"], jnp.uint32)
+    key = jax.random.wrap_key_data(words) if words.size == 2 else words
+    seed = record["seed"]
+    seed = bytes.fromhex(seed) if isinstance(seed, str) else seed
+    sampler = dataclasses.replace(plan.sampler, seed=seed)
+    return dataclasses.replace(plan, sampler=sampler), key
+
+
+def _words(key: jax.Array) -> list[int]:
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    words: list[int] = np.asarray(jax.random.key_data(key) if typed else key).tolist()
+    return words
+
+
+def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
+    """Returns the values that must not change when a run goes on. Seed and key are its own."""
+    fields = dataclasses.asdict(plan.sampler) | {
+        "sampling": type(plan.sampler).__name__,
+        "noise_multiplier": plan.noise_multiplier,
+        "strategy": None if plan.strategy is None else repr(plan.strategy),
+        "steps": None if plan.strategy is None else plan.steps,
+        "fixed_point": fixed_point,
+    }
+    del fields["seed"]
+    found: dict[str, Any] = records.plain(fields)
+    return found

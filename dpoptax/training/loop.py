@@ -9,23 +9,36 @@ import jax
 import numpy as np
 import optax
 
+from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import devices, outputs, records, resume, seeds
+from dpoptax.training.run import devices, records, resume, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
-from dpoptax.training.run.checkpoints import Checkpoints
-from dpoptax.training.run.course import Context, Course, Job, Record, State
+from dpoptax.training.run.context import Context, Record, open_context
+from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.evaluation import Evaluator
-from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.outputs import RunResult
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.run.resolved import ResolvedRun, resolve
-from dpoptax.training.run.step import compile_step
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """Result of a finished run.
+
+    Attributes:
+        summary: Content of summary.json.
+        history: Records of metrics.jsonl. The first one was made before any step.
+        params: Final parameters, or their average if the config asks for one.
+    """
+
+    summary: Record
+    history: list[Record]
+    params: Any
 
 
 def train_and_evaluate(
@@ -53,44 +66,19 @@ def train_and_evaluate(
     main = jax.process_index() == 0
     if not main:
         phases = Phases()
-    with Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints:
-        with phases("checkpoints"):
-            begun = resume.begun(checkpoints, Path(workdir))
+    progress = progress and main
+    workdir = Path(workdir)
+    with open_context(
+        workdir,
+        place,
+        phases,
+        progress=progress,
+        exact=config.fixed_point,
+        private=config.method.private,
+    ) as context:
         with phases("data"):
-            dataset = config.data(progress=progress and main).load()
-        context = Context(place, phases, checkpoints, progress=progress and main)
-        return _train_in(config, dataset, Path(workdir), context, begun)
-
-
-def _train_in(
-    config: TrainConfig,
-    dataset: Dataset,
-    workdir: Path,
-    context: Context,
-    begun: Record | None,
-) -> RunResult:
-    """Trains a run, or goes on with the one that was `begun`, and writes its files."""
-    main, phases = jax.process_index() == 0, context.phases
-    metrics_path = workdir / resume.METRICS
-    # Wrong names are reported before the noise is calibrated, which may take long.
-    config.build_model(dataset.num_classes)
-    check_names(config)
-    seeded = resume.with_seed_of(config, begun)
-    if begun is not None and begun.get("seed_given"):
-        config = seeded  # so that the summary says that ε depends on a seed that was given
-    with phases("accounting"):
-        plan = make_plan(seeded, dataset.units(config.unit))
-    with phases("init"):
-        run = resolve(config, plan, num_classes=dataset.num_classes)
-    earlier = resume.shown_records(metrics_path) if config.method.private else {}
-    shown = max(earlier, default=0)
-    if begun is not None:
-        with phases("accounting"):
-            resume.check_same_run(run, begun, workdir, shown)
-    with outputs.metrics_file(metrics_path if main else None, shown) as observe:
-        if config.fixed_point:
-            observe = resume.as_shown(observe, earlier)
-        context = dataclasses.replace(context, observe=observe, shown=shown)
+            dataset = config.data(progress=progress).load()
+        run = _resolve(config, dataset, workdir, context)
         course = Course(*make_job(run, dataset, context), context)
         if main:  # not before: a refused start keeps the statement on the earlier run
             (workdir / "summary.json").unlink(missing_ok=True)
@@ -99,10 +87,52 @@ def _train_in(
         return _written(result, workdir, phases) if main else result
 
 
+def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Context) -> ResolvedRun:
+    """Resolves a config, with the seed of the run that has begun in the folder.
+
+    Raises:
+        ConfigError: That run is another one, or it has spent more than the config's budget.
+    """
+    begun, phases, seeded = context.begun, context.phases, config
+    # Wrong names are reported before the noise is calibrated, which may take long.
+    config.build_model(dataset.num_classes)
+    check_names(config)
+    if begun is not None and config.seed is None:
+        seeded = dataclasses.replace(config, seed=begun["seed"])
+        if begun.get("seed_given"):
+            config = seeded  # so that the summary says that ε depends on a seed that was given
+    with phases("accounting"):
+        plan = make_plan(seeded, dataset.units(config.unit))
+    with phases("init"):
+        run = resolve(config, plan, num_classes=dataset.num_classes)
+    if begun is None:
+        return run
+    if plan.seed != begun["seed"]:
+        raise ConfigError(
+            f"seed differs from that of the run in {workdir}: it would go on with other noise on "
+            "the same data; give the old one, or another workdir for a new run"
+        )
+    resume.check_same_fields(run.fields, begun, workdir)
+    reached = max(begun["step"], context.shown)
+    if reached > plan.permitted_steps and config.epsilon is not None:
+        with phases("accounting"):
+            spent = plan.epsilon(reached)
+        if spent is not None and spent > config.epsilon:
+            raise ConfigError(
+                f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in "
+                f"{workdir} has spent in {reached} steps; a budget cannot be taken back"
+            )
+    return run
+
+
 def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
     """Writes the files of a finished run, the summary last, and returns it with its times."""
     with phases("files"):
-        outputs.write(result, workdir)
+        # With matplotlib, which the first step need not wait for.
+        from dpoptax.training.run import figures
+
+        records.save_params(workdir / "params.msgpack", result.params)
+        figures.plot_run(result.summary, result.history, workdir / "training.png")
     summary = {**result.summary, "phases": phases.seconds()}
     seeded = result.summary["config"]["seed"] is not None  # which tells the noise
     records.write_json(workdir / "summary.json", summary, secret=seeded)
@@ -131,7 +161,7 @@ def train(
         progress: Whether to show a progress bar.
         place: The devices.
     """
-    context = Context(place, Phases(), None, observe, progress)
+    context = Context(place, Phases(), observe=observe, progress=progress)
     with context.phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes)
     return _result(run, Course(*make_job(run, dataset, context), context), dataset.name)
@@ -158,23 +188,17 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         else:
             opt_state = place.replicate(run.chain.optimizer.init(params))
     with phases("data"):
-        resident = place.mesh is None and streaming.in_memory(dataset.train)
         splits: dict[str, Any] = {"test": dataset.test}
         if streaming.in_memory(dataset.test):
             splits["test"] = place.replicate(dataset.test)
-        if resident or config.record_training_metrics:
-            splits["train"] = place.replicate(dataset.train)
+        source = dataset.train
+        if streaming.in_memory(source) and (place.mesh is None or config.record_training_metrics):
+            splits["train"] = place.replicate(source)
+            source = splits["train"] if place.mesh is None else source
         users = None
         if config.records_per_user is not None:
             seed = seeds.of_records(plan.seed, config.generator)
             users = dataset.users(config.records_per_user, seed=seed)
-        source = splits["train"] if resident else dataset.train
-        feed = Feed(plan.sampler, source, place, resident=resident, users=users)
-        hashed = ""
-        if context.checkpoints is not None or jax.process_count() > 1:
-            hashed = fingerprint(dataset, plan.seed, model=run.model, frozen=frozen)
-        identity = resume.identify(run, hashed, place)
-        resume.check_same_on_hosts(identity)
     evaluator = Evaluator(config, run.model, splits, frozen)
 
     def evaluate(params: Any, opt_state: Any) -> Record:
@@ -186,13 +210,17 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
 
     job = Job(
         name=config.method.name,
-        steps=plan.permitted_steps,
+        plan=plan,
+        step=run.step,
         frozen=frozen,
-        feed=feed,
-        compile=lambda example: compile_step(run.chain, run.model, example, place.mesh),
+        data=source,
+        users=users,
         evaluate=evaluate,
-        bounds=plan.bounds,
-        identity=identity,
+        fields=run.fields,
+        secrets={"seed": plan.seed, "seed_given": config.seed is not None},
+        fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
+        exact=config.fixed_point,
+        code=config_files.code_digests(model=config.model, optimizer=config.optimizer),
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
     )
@@ -216,9 +244,7 @@ def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:
         "steps_requested": config.steps,
         "stopped_by_budget": course.last < config.steps,
         "dataset": dataset,
-        "test_loss": newest["test_loss"],
-        "test_accuracy": newest["test_accuracy"],
-        **{name: newest[name] for name in ("test_perplexity",) if name in newest},
+        **{name: value for name, value in newest.items() if name.startswith("test_")},
         "num_params": optax.tree.size(state.params),
         "params_sha256": sha256,
         "train_seconds": newest["seconds"],

@@ -48,58 +48,34 @@ class CNN(nn.Module):
         return nn.Dense(self.num_classes)(hidden.reshape(-1))
 
 
-class VisionTransformer(nn.Module):
-    """Vision transformer (Dosovitskiy et al., 2020) with a class token and learned positions.
-
-    Attributes:
-        num_classes: Number of logits.
-        patch: Height and width of a patch; it divides those of the image.
-        width: Features of a token.
-        depth: Number of blocks.
-        heads: Number of attention heads; it divides `width`.
-    """
-
-    num_classes: int
-    patch: int = 4
-    width: int = 384
-    depth: int = 12
-    heads: int = 6
-
-    @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns the logits (num_classes,) of one image."""
-        size = (self.patch, self.patch)
-        tokens = nn.Conv(self.width, size, strides=size, padding="VALID")(inputs)
-        tokens = tokens.reshape(-1, self.width)
-        small = nn.initializers.normal(0.02)
-        token = self.param("class_token", nn.initializers.zeros_init(), (1, self.width))
-        tokens = jnp.concatenate([token, tokens])
-        tokens += self.param("positions", small, tokens.shape)
-        for _ in range(self.depth):
-            normed = nn.LayerNorm()(tokens)
-            tokens += nn.MultiHeadDotProductAttention(self.heads)(normed, normed)
-            hidden = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(tokens)))
-            tokens += nn.Dense(self.width)(hidden)
-        return nn.Dense(self.num_classes)(nn.LayerNorm()(tokens[0]))
-
-
 @dataclasses.dataclass(frozen=True)
 class FunctionModel:
-    """A model of any library, or with your own loss, for a config's `model`.
+    """A model of any library, with your own loss and metrics, for a config's `model`.
 
     A config names the function of `num_classes` that returns it: MODULE:FUNCTION, or a name that
-    `register_model` registers. Metrics are the cross-entropy and the accuracy of the logits.
+    `register_model` registers. One of `logits` and `loss` is required.
 
     Attributes:
         initial: `initial(key, inputs)` returns the parameters, for inputs of one example.
         logits: `logits(params, inputs)` returns those of one example.
-        loss: `loss(params, example)` returns the loss of one example, a dict of "inputs" and
-            "labels"; by default the cross-entropy of the logits.
+        loss: `loss(params, example)` returns the loss of one example, a dict of "inputs", "labels"
+            and other columns; by default the cross-entropy of the logits. If it requires a third
+            argument, this is a key, a new one for each step and example, such as for dropout.
+        metrics: `metrics(params, example)` returns numbers of one example by name, whose means are
+            recorded. `dpoptax compare` and `sweep` choose by "accuracy", which must be in [0, 1].
+            By default, the cross-entropy and the accuracy of the logits, or the loss without them.
     """
 
     initial: Callable[[jax.Array, jax.Array], Params]
-    logits: Callable[[Params, jax.Array], jax.Array]
-    loss: Callable[[Params, Any], jax.Array] | None = None
+    logits: Callable[[Params, jax.Array], jax.Array] | None = None
+    loss: Callable[..., jax.Array] | None = None
+    metrics: Callable[[Params, Any], dict[str, jax.Array]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.logits is None and self.loss is None:
+            raise ConfigError("a FunctionModel needs `logits` or `loss`; give one of them")
+        if self.logits is None and self.metrics is None and has_random_loss(self):
+            raise ConfigError("a FunctionModel whose loss takes a key needs `logits` or `metrics`")
 
     # As a flax module.
 
@@ -109,6 +85,7 @@ class FunctionModel:
 
     def apply(self, variables: dict[str, Params], inputs: jax.Array) -> jax.Array:
         """Returns the logits of one example."""
+        assert self.logits is not None
         return self.logits(variables["params"], inputs)
 
 
@@ -123,10 +100,9 @@ def register_model(name: str, build: Callable[[int], nn.Module]) -> None:
 register_model("linear", lambda num_classes: MLP(num_classes, widths=()))
 register_model("mlp", MLP)
 register_model("cnn", CNN)
-register_model("transformer", lambda n: VisionTransformer(n, patch=2, width=32, depth=2, heads=2))
 
 
-def build_model(name: str, num_classes: int) -> nn.Module:
+def build_model(name: str, num_classes: int | None) -> nn.Module:
     """Builds the model that is registered under `name`, or that MODULE:FUNCTION builds.
 
     Raises:
@@ -169,7 +145,9 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
 
 def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
     """Returns the error for a model that does not take an example, with a line of its file."""
-    called = model.logits if isinstance(model, FunctionModel) else type(model).__call__
+    called: Any = type(model).__call__
+    if isinstance(model, FunctionModel):
+        called = model.logits or model.initial
     path = getattr(getattr(inspect.unwrap(called), "__code__", None), "co_filename", "")
     line = line_in(path, error)
     where = f" ({path}{line})" if line else ""
@@ -228,7 +206,7 @@ def token_losses(model: nn.Module, variables: Variables, example: Any) -> tuple[
     return losses, logits, labels >= 0
 
 
-def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, Any], jax.Array]:
+def example_loss(model: nn.Module, frozen: Params = None) -> Callable[..., jax.Array]:
     """Returns `loss(params, example)`: the cross-entropy of one example, a scalar.
 
     For a row of tokens it is the mean over the tokens that have a label, and 0 if none has one.
@@ -243,3 +221,58 @@ def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, A
         return jnp.sum(jnp.where(used, losses, 0.0)) / jnp.maximum(jnp.sum(used), 1)
 
     return loss
+
+
+def takes_key(loss_fn: Callable[..., Any]) -> bool:
+    """Returns whether a loss requires a third positional argument.
+
+    Raises:
+        TypeError: It is not a function.
+    """
+    if not callable(loss_fn):
+        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
+    required = [
+        parameter
+        for name, parameter in inspect.signature(loss_fn).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and name != "frozen"
+    ]
+    return len(required) > 2
+
+
+def has_random_loss(model: Any) -> bool:
+    """Returns whether the loss of a model takes a key."""
+    return isinstance(model, FunctionModel) and model.loss is not None and takes_key(model.loss)
+
+
+def has_own_metrics(model: nn.Module) -> bool:
+    """Returns whether the metrics of a model are not those of its logits."""
+    own = isinstance(model, FunctionModel)
+    return own and (model.metrics is not None or model.logits is None)
+
+
+def example_metrics(
+    model: nn.Module, variables: Variables, example: Any
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Computes the metrics of one example: a sum and the number of its terms by name.
+
+    They are the cross-entropy ("loss") and the accuracy over the labels, or a model's own.
+    """
+    one = jnp.ones([], jnp.int32)
+    if has_own_metrics(model):
+        own: Any = model
+        measure = own.metrics or (lambda *args: {"loss": example_loss(model)(*args)})
+        found = {name: jnp.asarray(x) for name, x in measure(variables.params, example).items()}
+        if wrong := sorted(name for name, value in found.items() if value.shape):
+            raise ConfigError(f"metrics {', '.join(wrong)} of one example are not numbers")
+        if "accuracy" in found:  # a sweep adds noise for a change of one right answer
+            found["accuracy"] = jnp.clip(jnp.nan_to_num(found["accuracy"]), 0.0, 1.0)
+        return {name: (value, one) for name, value in found.items()}
+    losses, logits, used = token_losses(model, variables, example)
+    correct = used & (jnp.argmax(logits, axis=-1) == example["labels"])
+    count = jnp.sum(used)
+    return {
+        "loss": (jnp.sum(jnp.where(used, losses, 0.0)), count),
+        "accuracy": (jnp.sum(correct), count),
+    }

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from dpoptax.training.data.dataset import Dataset, Split
-from dpoptax.training.data.folders import scaled_colors
 from dpoptax.training.errors import ConfigError
 from experiments.data import formats
+from experiments.data.folders import scaled_colors
 from experiments.data.published_data import PublishedDataset, register
 
 

@@ -1,7 +1,8 @@
 """Builds the papers' models, and models that start from published weights."""
 
-from dpoptax.training.models import VisionTransformer, register_model
+from dpoptax.training.models import register_model
 from experiments.models import large_networks, networks
+from experiments.models.vision_transformer import VisionTransformer
 
 register_model("cnn_2", networks.TwoLayerCNN)
 register_model("cnn_5", networks.FiveLayerCNN)
@@ -16,6 +17,7 @@ register_model("resnet_18", networks.ResNet)
 register_model("resnet_50", large_networks.ResNet50)
 register_model("efficientnet_b0", large_networks.EfficientNetB0)
 register_model("wrn_16_4", networks.WideResNet)
+register_model("transformer", lambda n: VisionTransformer(n, patch=2, width=32, depth=2, heads=2))
 register_model("vit_tiny", lambda n: VisionTransformer(n, width=64, depth=4, heads=2))
 register_model("vit_small", VisionTransformer)
 register_model("vit_small_16", lambda n: VisionTransformer(n, patch=16))

@@ -10,7 +10,7 @@ import pytest
 
 import dpoptax
 from dpoptax.cli.main import main
-from dpoptax.training import errors, loop
+from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import NonPrivate
@@ -151,13 +151,6 @@ def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, mes
     assert not (workdir / "summary.json").exists()
 
 
-@pytest.mark.parametrize(("field", "value"), [("dataset", "cifar10"), ("model", "resnet_18")])
-def test_a_name_of_the_experiments_says_where_it_is_defined(field, value):
-    message = str(errors.unknown_name(field, value, ["digits"]))
-    assert f"{field}='{value}' is defined in the repository's folder `experiments`" in message
-    assert "let the config file return an `experiments.config.ExperimentConfig`" in message
-
-
 @pytest.mark.parametrize(
     ("command", "option", "remedy"),
     [
@@ -269,8 +262,7 @@ def compared(tmp_path_factory):
         seeds=2,
         epsilon=4.0,
         learning_rates=(1e-3, 1.0),
-        l2_clip_norm=0.5,
-        optimizer="momentum",
+        set=("l2_clip_norm=0.5", "optimizer=momentum"),
     )
     return paths, workdir / "out", compare(configs, comparison, progress=False)
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dpoptax.training.config import load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, GeoDP, NonPrivate
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, NonPrivate
 from dpoptax.training.run import records
 from dpoptax.training.search.compare import Comparison, compare
 from experiments.command_line import main
@@ -21,6 +21,7 @@ from experiments.config import ExperimentConfig
 from experiments.image_benchmark import page_figures, page_groups
 from experiments.image_benchmark import run_lines as lines
 from experiments.image_benchmark.page import write_page
+from experiments.methods import GeoDP
 
 pytestmark = pytest.mark.slow
 

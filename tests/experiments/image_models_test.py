@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training.models import MODELS, VisionTransformer, example_loss, init_variables
+from dpoptax.training.models import MODELS, example_loss, init_variables
 from experiments.models import large_networks, networks
+from experiments.models.vision_transformer import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("no_room")
 

@@ -16,15 +16,16 @@ from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP
+from dpoptax.training.methods import DPSGD, CorrelatedNoise
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
+from dpoptax.training.run.feeding import Loaded
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import build_step
 from dpoptax.training.run.seeds import Keys
-from dpoptax.training.run.step import Loaded, build_step
 from experiments.data import PUBLISHED
-from experiments.methods import HypersphericalClip
+from experiments.methods import GeoDP, HypersphericalClip
 from experiments.models.published_models import PUBLISHED_MODELS
 from experiments.reports.paper_runs import points
 from tests.published_data import write_cifar, write_mnist

@@ -8,13 +8,13 @@ import pytest
 
 from dpoptax.training.config import load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD, PMLF, Augmented, Disk, Doppler
+from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.search.results import ComparisonResult, method_result
 from experiments.claims import catalog
 from experiments.command_line import main
 from experiments.config import ExperimentConfig
-from experiments.methods import AugmentedDisk
+from experiments.methods import Augmented, AugmentedDisk
 from experiments.reports import paper_runs, reproduction
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,11 @@ from dpoptax.filters import spectrum
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
-from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
+from dpoptax.training.methods import Doppler, NonPrivate
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import params_sha256
 from experiments import recording
+from experiments.methods import GeoDP
 
 pytestmark = pytest.mark.optimized
 

@@ -11,8 +11,8 @@ from dpoptax._ghost_clipping.norms import factor_products, point_differences
 from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
-from dpoptax.training.models import VisionTransformer
 from experiments.models.networks import WideResNet
+from experiments.models.vision_transformer import VisionTransformer
 from tests.ghost_clipping.bookkeeping_test import QUICK, both, close
 from tests.helpers import slow_but
 from tests.networks import Network

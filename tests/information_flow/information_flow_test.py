@@ -16,7 +16,6 @@ import dpoptax
 from dpoptax import _marks, information_flow, matrix, tables
 from dpoptax.training.config import load_configs
 from dpoptax.training.run import planning
-from dpoptax.training.run.step import build_step
 from tests.helpers import covering
 
 KEY = jax.random.key(0)
@@ -1162,6 +1161,6 @@ def test_the_step_of_the_trainer_shows_releases_alone(path):
     plan = planning.make_plan(config, shapes.units)
     run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
-    flow = information_flow(build_step(run.chain, run.model), *arguments, private_argnums=(2, 3))
+    flow = information_flow(run.step, *arguments, private_argnums=(2, 3))
     assert flow.private == () or not config.method.private
     assert config.method.private or "[0]" in {each.path[:3] for each in flow.private}

@@ -27,6 +27,7 @@ from dpoptax.training.run import checkpoints, privacy
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.price import Sweep
 from dpoptax.training.search.sweep import run_sweep
+from experiments.methods import Augmented, GeoDP
 from tests.runs import CONFIG
 
 SEED = bytes(range(32))
@@ -343,7 +344,7 @@ class TestTrainer:
         [
             {"method": methods.AdaptiveClip()},
             {"method": methods.CorrelatedNoise(), "sampling": "cyclic"},
-            {"method": methods.Augmented()},
+            {"method": Augmented()},
             {"fixed_point": True},
         ],
         ids=lambda changes: next(iter(changes)),
@@ -358,7 +359,7 @@ class TestTrainer:
     @pytest.mark.parametrize(
         ("changes", "match"),
         [
-            ({"method": methods.GeoDP()}, "not for method=GeoDP"),
+            ({"method": GeoDP()}, "not for method=GeoDP"),
             ({"method": methods.NonPrivate()}, "not for method=Non-private"),
             ({"sampling": "min_separation"}, "min_separation"),
             ({"generator": "threefry", "seed": 2**63}, "generator='threefry'"),

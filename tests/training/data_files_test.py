@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.errors import IN_EXPERIMENTS, ConfigError
-from dpoptax.training.models import MODELS
+from dpoptax.training.errors import ConfigError
 from experiments.data import PUBLISHED
 from experiments.data.published_data import load_published
-from experiments.models.published_models import PUBLISHED_MODELS
 from tests.published_data import write_cifar, write_mnist
 
 TRAIN_CONFIG = """
@@ -149,11 +146,3 @@ def test_the_command_line_takes_the_directory(tmp_path, capsys):
     assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["dataset"], summary["dataset_size"]) == ("mnist", 40)
-
-
-def test_names_that_experiments_define_are_known_to_the_trainer():
-    assert set(IN_EXPERIMENTS["dataset"]) == set(PUBLISHED)
-    names = {name for name in (*MODELS, *PUBLISHED_MODELS) if name in IN_EXPERIMENTS["model"]}
-    assert names == set(IN_EXPERIMENTS["model"])
-    with pytest.raises(ConfigError, match=r"'sst2' is defined in .*`experiments`.*ExperimentCon"):
-        TrainConfig(dataset="sst2").data().load()

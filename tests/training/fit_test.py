@@ -16,6 +16,8 @@ import pytest
 import dpoptax
 from dpoptax.training import fit, fitting
 from dpoptax.training.data import streaming
+from dpoptax.training.run import course
+from dpoptax.training.run.step import make_program
 from dpoptax.users import UserTable
 from tests import helpers
 
@@ -148,21 +150,20 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
 @pytest.mark.slow
 def test_frozen_arrays_are_no_constants_of_the_program(monkeypatch):
     programs = []
-    lower_step = fitting.lower_step
 
     def recorded(*args):
-        programs.append(lower_step(*args))
+        programs.append(make_program(*args))
         return programs[-1]
 
-    monkeypatch.setattr(fitting, "lower_step", recorded)
+    monkeypatch.setattr(course, "make_program", recorded)
 
     def loss_fn(params, example, frozen):
         return linear_loss(params, (example[0] * frozen, example[1]))
 
     quiet(loss_fn=loss_fn, frozen=np.full(5, 0.123456, np.float32))
-    assert "1.23456" not in programs[0].as_text()
+    assert "1.23456" not in programs[0].lowered.as_text()
     quiet(loss_fn=lambda p, e: loss_fn(p, e, np.full(5, 0.123456, np.float32)))
-    assert "1.23456" in programs[1].as_text()
+    assert "1.23456" in programs[1].lowered.as_text()
 
 
 def test_users():
@@ -368,6 +369,7 @@ def test_the_bar_shows_epsilon_and_quick_runs_have_none(capsys, monkeypatch):
         (TypeError, {"evaluate": 0.1}, "`evaluate` must be a function of the parameters, got 0.1"),
         (TypeError, {"log": 0.1}, "`log` must be a list, a path or a function, got 0.1"),
         (TypeError, {"clip": "l2"}, "`clip` must be"),
+        (TypeError, {"clip": None}, "`clip` must be"),
         (TypeError, {"params": {"f": jnp.tanh}}, "`params` must be a tree of arrays, got a"),
         (TypeError, {"data": (X, 0.1)}, "`data` must be a tree of arrays .* got a float"),
         (ValueError, {"eval_every": 0}, "`eval_every` must be at least 1, got 0"),

@@ -208,6 +208,40 @@ def test_hosts_with_keys_of_their_own_are_refused():
     assert all("refused" in output for output in outputs)
 
 
+FIT = """
+import os, sys
+import jax, numpy as np, optax
+if "JAX_PROCESS_ID" in os.environ:
+    rank = int(os.environ["JAX_PROCESS_ID"])
+    jax.distributed.initialize(num_processes=2, process_id=rank)
+import dpoptax
+from dpoptax.training import fit
+
+data = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+plan = dpoptax.PrivacyPlan(
+    dataset_size=60, batch_size=12, steps=4, noise_multiplier=2.0, seed=7, accountant="rdp"
+)
+result = fit(
+    lambda params, x: ((params - x) ** 2).sum(), np.zeros(5), data, plan, key=jax.random.key(3),
+    optimizer=optax.chain(dpoptax.disk(), optax.adam(0.1)), workdir=sys.argv[1], progress=False,
+    mesh=jax.make_mesh((len(jax.devices()),), ("data",)),
+)
+print("params", *result.params)
+"""
+
+
+@pytest.mark.slow
+def test_fit_shares_a_run_between_processes(tmp_path):
+    found = []
+    for processes in (1, 2):
+        command = [sys.executable, "-c", FIT, str(tmp_path / str(processes))]
+        for output in _together([command] * processes, 1):
+            (line,) = [x for x in output.splitlines() if x.startswith("params ")]
+            found.append([float(value) for value in line.split()[1:]])
+    np.testing.assert_allclose(found[1:], found[:1] * 2, rtol=1e-5)
+    assert found[1] == found[2]
+
+
 @pytest.mark.slow
 def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
     config, log = tmp_path / "config.py", tmp_path / "reads"

@@ -13,6 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
+from dpoptax.training.run import course
 from tests import runs
 
 CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
@@ -21,24 +22,19 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, bat
 def _train(steps, workdir):
     """Trains in a process that logs each step before its release."""
     workdir = Path(workdir)
-    compile_step = loop.compile_step
+    advance = course.Course.advance
 
-    def watched(*args):
-        step = compile_step(*args)
+    def logged(self, drawn):
+        (ledger,) = dpoptax.ledgers(self.state.opt_state)
+        batch, mask = drawn
+        before = hashlib.sha256(batch.indices.tobytes() + mask.tobytes())
+        for leaf in jax.tree.leaves(self.state.params):
+            before.update(memoryview(jax.device_get(leaf)).cast("B"))
+        with open(workdir / "released.log", "a") as log:
+            log.write(f"{ledger.releases} {before.hexdigest()}\n")
+        advance(self, drawn)
 
-        def logged(state, batch, mask, frozen):
-            params, opt_state = state
-            (ledger,) = dpoptax.ledgers(opt_state)
-            drawn = hashlib.sha256(batch.indices.tobytes() + mask.tobytes())
-            for leaf in jax.tree.leaves(params):
-                drawn.update(memoryview(jax.device_get(leaf)).cast("B"))
-            with open(workdir / "released.log", "a") as log:
-                log.write(f"{ledger.releases} {drawn.hexdigest()}\n")
-            return step(state, batch, mask, frozen)
-
-        return logged
-
-    loop.compile_step = watched
+    course.Course.advance = logged
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 

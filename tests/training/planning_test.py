@@ -9,9 +9,10 @@ import pytest
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
+from dpoptax.training.methods import PMLF, Disk, NonPrivate
 from dpoptax.training.run import phases, planning
 from dpoptax.training.run.planning import plan_run, text
+from experiments.methods import GeoDP
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, accountant="rdp")

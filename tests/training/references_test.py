@@ -3,17 +3,23 @@
 import dataclasses
 import itertools
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from flax import serialization
 
 from dpoptax.training import audit
+from dpoptax.training.data import Dataset, dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import DPSGD, NonPrivate
 from dpoptax.training.run import planning
+from dpoptax.training.search import trials
 from tests.runs import CONFIG
 
 CODE = """
-import jax.numpy as jnp, optax
+import jax, jax.numpy as jnp, optax
 from dpoptax.training.models import FunctionModel
 
 def initial(key, inputs):
@@ -40,6 +46,31 @@ def broken(num_classes):
 
 def momentum():
     return optax.trace(decay=0.9)
+
+def regression(num_classes):
+    assert num_classes is None
+
+    def error(params, example):
+        return jnp.sum((logits(params, example["inputs"]) - example["targets"]) ** 2)
+
+    def metrics(params, example):
+        found = error(params, example)
+        return {"error": found, "accuracy": 10 * (found < 50)}
+
+    return FunctionModel(initial, loss=error, metrics=metrics)
+
+def dropping(num_classes):
+    def loss(params, example, key):
+        kept = jax.random.bernoulli(key, 0.5, example["inputs"].shape)
+        return cross_entropy(params, {**example, "inputs": 2 * kept * example["inputs"]})
+
+    return FunctionModel(initial, logits, loss)
+
+def only_loss(num_classes):
+    return FunctionModel(initial, loss=cross_entropy)
+
+def neither(num_classes):
+    return FunctionModel(initial)
 
 number = 3
 wrong = lambda: 3
@@ -74,11 +105,47 @@ def test_own_functions_train_as_the_same_ones_here(own, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_loss_may_take_a_key(own, tmp_path):
+    found = trained(tmp_path / "a", model=f"{own}:dropping", steps=3, method=DPSGD())
+    same = trained(tmp_path / "b", model=f"{own}:dropping", steps=3, method=DPSGD())
+    other = trained(tmp_path / "c", model=f"{own}:lossy", steps=3, method=DPSGD())
+    assert found["params_sha256"] == same["params_sha256"] != other["params_sha256"]
+    with pytest.raises(ConfigError, match="has a loss with a key"):
+        trained(tmp_path / "d", model=f"{own}:dropping", method=NonPrivate())
+
+
+@pytest.mark.slow
 def test_an_audit_attacks_them(own):
     config = dataclasses.replace(CONFIG, model=f"{own}:lossy", optimizer=f"{own}:momentum", steps=2)
     rows = audit.audit_config(config, trials=100)
     assert len(rows) > 1
     assert not any(row.violated for row in rows)
+
+
+def test_metrics_of_ones_own(own, tmp_path, monkeypatch):
+    """Any columns train, and the accuracy of an example is at most one."""
+    inputs = np.linspace(0, 1, 180, dtype=np.float32).reshape(60, 3)
+    split = {"inputs": inputs, "targets": inputs[:, :1] - 3}
+    columns = Dataset("columns", split, split, None)
+    monkeypatch.setitem(dataset.DATASETS, "columns", lambda: columns)
+    given = {"dataset": "columns", "batch_size": 20, "method": DPSGD(), "steps": 2}
+    found = trained(tmp_path / "run", model=f"{own}:regression", **given)
+    assert (tmp_path / "run" / "training.png").is_file()
+    params = serialization.msgpack_restore((tmp_path / "run" / "params.msgpack").read_bytes())
+    errors = (inputs @ params["w"] + params["b"] - split["targets"]) ** 2
+    assert found["test_error"] == pytest.approx(errors.sum(axis=1).mean(), rel=1e-5)
+    assert found["test_accuracy"] == np.mean(errors.sum(axis=1) < 50) > 0
+    lossy = trained(tmp_path / "lossy", model=f"{own}:only_loss", steps=1)
+    assert [name for name in lossy if name.startswith("test_")] == ["test_loss"]
+
+
+def test_a_comparison_needs_an_accuracy(own):
+    config = dataclasses.replace(CONFIG, model=f"{own}:only_loss", seed=0)
+    with (
+        pytest.raises(ConfigError, match="let them return 'accuracy'"),
+        trials.Runner(Path("runs")) as runner,
+    ):
+        runner.run([trials.Trial(config)])
 
 
 def test_a_plan_counts_them(own):
@@ -98,7 +165,7 @@ def test_other_code_does_not_repeat_shown_steps(own, tmp_path):
     path = tmp_path / f"{own}.py"
     path.write_text(path.read_text() + "\n# another version\n")
     sys.modules.pop(own)
-    with pytest.raises(ConfigError, match="code of the model and the optimizer"):
+    with pytest.raises(ConfigError, match="code of the model"):
         train_and_evaluate(stopped, tmp_path / "run", progress=False)
 
 
@@ -109,6 +176,7 @@ def test_other_code_does_not_repeat_shown_steps(own, tmp_path):
         ({"model": "{own}:nothing"}, "cannot be imported: AttributeError"),
         ({"model": "{own}:number"}, "is not a function; give MODULE:FUNCTION"),
         ({"model": "{own}:broken"}, "does not take one example alone"),
+        ({"model": "{own}:neither"}, "needs `logits` or `loss`"),
         ({"optimizer": "{own}:wrong"}, "made 3; return an optax transformation"),
         ({"optimizer": "sdg"}, "optimizer='sdg' is unknown.*Did you mean 'sgd'"),
     ],

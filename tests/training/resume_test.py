@@ -19,14 +19,16 @@ from dpoptax.training import cache_folder, loop, models
 from dpoptax.training.config import load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
+from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.training.run.course import Course
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.seeds import Keys
+from experiments.methods import Augmented
 from tests.runs import CONFIG
 
 
@@ -38,19 +40,14 @@ def run(workdir, stop_before=None, **changes):
     """Runs all steps, or those before a given step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
-            compile_step = loop.compile_step
+            advance, count = Course.advance, iter(range(stop_before))
 
-            def stopping(*args):
-                step, count = compile_step(*args), iter(range(stop_before))
+            def limited(course, batch):
+                if next(count, None) is None:
+                    raise StoppedError
+                advance(course, batch)
 
-                def limited(*batch):
-                    if next(count, None) is None:
-                        raise StoppedError
-                    return step(*batch)
-
-                return limited
-
-            patch.setattr(loop, "compile_step", stopping)
+            patch.setattr(Course, "advance", limited)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
@@ -200,19 +197,15 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, **exact)
     shown = (tmp_path / "metrics.jsonl").read_text()
-    compile_step = loop.compile_step
+    advance = Course.advance
 
-    def otherwise(*args):
-        step = compile_step(*args)
-
-        def rounded(*batch):
-            params, state = step(*batch)
-            return jax.tree.map(lambda x: x * np.float32(1.001), params), state
-
-        return rounded
+    def otherwise(course, batch):
+        advance(course, batch)
+        params = jax.tree.map(lambda x: x * np.float32(1.001), course.state.params)
+        course.state = dataclasses.replace(course.state, params=params)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "compile_step", otherwise)
+        patch.setattr(Course, "advance", otherwise)
         with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
             run(tmp_path, **exact)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
@@ -531,14 +524,14 @@ def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, mo
 
 def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, monkeypatch):
     """The workdir stays locked until all files are written, so summary and parameters match."""
-    write, workdir = loop.outputs.write, undisturbed[1]
+    write, workdir = loop.records.save_params, undisturbed[1]
 
     def meanwhile(*args):
         with pytest.raises(CheckpointError, match="another process trains in workdir="):
             Checkpoints(workdir / "checkpoints")
         return write(*args)
 
-    monkeypatch.setattr(loop.outputs, "write", meanwhile)
+    monkeypatch.setattr(loop.records, "save_params", meanwhile)
     assert run(workdir).summary["steps"] == 6
 
 

@@ -141,7 +141,7 @@ class TestCompilationCache:
     def test_a_second_start_reads_what_the_first_compiled(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
         folder = cache_folder("compiled")
-        step._compile.cache_clear()
+        step._shared_program.cache_clear()
         first = self.train(CONFIG, tmp_path / "first")
         (inside,) = folder.iterdir()
         kept = {file.name for file in inside.glob("jit_step-*-cache")}
@@ -151,7 +151,7 @@ class TestCompilationCache:
         monkeypatch.setattr(
             "jax._src.monitoring.record_event", lambda event, **_: hits.append(event)
         )
-        step._compile.cache_clear()
+        step._shared_program.cache_clear()
         second = self.train(CONFIG, tmp_path / "second")
         assert "/jax/compilation_cache/cache_hits" in hits
         assert {file.name for file in inside.glob("jit_step-*-cache")} == kept

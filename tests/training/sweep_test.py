@@ -22,7 +22,7 @@ from dpoptax.matrix import BandedToeplitz
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Doppler, GeoDP, Method, NonPrivate
+from dpoptax.training.methods import Doppler, Method, NonPrivate
 from dpoptax.training.roles import Role, field
 from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
@@ -31,6 +31,7 @@ from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.price import Sweep
 from dpoptax.training.search.sweep import dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
+from experiments.methods import GeoDP
 from tests.helpers import event_epsilon
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)

@@ -13,28 +13,30 @@ import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
 from dpoptax.training import audit, models
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.augmentations import flipped, shifted, step_key
-from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.methods import (
     DPSGD,
-    AdamBC,
     AdaptiveClip,
-    Augmented,
     CorrelatedNoise,
     Disk,
-    GeoDP,
     LPAdam,
     NonPrivate,
 )
 from dpoptax.training.run import chain
+from dpoptax.training.run.course import Course
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.step_keys import step_key
+from experiments.augmentations import flipped, shifted
 from experiments.methods import (
+    AdamBC,
+    Augmented,
     AugmentedDisk,
+    GeoDP,
     JamesStein,
     Muon,
     NormalizedSteps,
@@ -149,7 +151,7 @@ def test_correlated_noise_in_fixed_point_is_refused_where_examples_come_again_in
 
 @pytest.mark.parametrize("method", [GeoDP(), NonPrivate()])
 def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method):
-    with pytest.raises(ConfigError, match=f"fixed_point=True is not for method={method.name}"):
+    with pytest.raises(ConfigError, match=f"not for method={method.name}"):
         tiny(method=method, fixed_point=True)
 
 
@@ -394,7 +396,7 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
     )  # fmt: skip
     assert not seen.violated
     monkeypatch.setattr(auditing, "audit", lambda *args, **kwargs: seen)
-    monkeypatch.setattr(auditing, "audit_one_run", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(audit, "_train", lambda *args, **kwargs: seen)
     monkeypatch.setattr(audit, "_worst_example", lambda run: None)
     rows = audit.audit_config(config)
     assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 3
@@ -402,16 +404,34 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
     assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
 
 
-def test_a_config_of_a_ciphers_seed_is_audited():
-    """The audit's model starts from the same initialization as the config's."""
-    dataset = load_dataset("digits")
-    config = tiny(generator="chacha20", seed=2**255)
-    plan = make_plan(config, dataset.train_size)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"method": Augmented()}], ids=["l2", "augmented"])
+def test_an_audit_takes_the_steps_of_the_training_loop(changes, monkeypatch):
+    """It sees each release, the same initialization, and no canary whose coin left it out."""
+    rng, size = np.random.default_rng(0), 128  # gradients of random images are nearly orthogonal
+    images = rng.normal(size=(size, 16, 16, 1)).astype(np.float32)
+    split = {"inputs": images, "labels": rng.integers(10, size=size).astype(np.int32)}
+    dataset = Dataset("random", split, split, 10)
+    given = {"generator": "chacha20", "seed": 2**255, "noise_multiplier": 0.5, "batch_size": size}
+    config = tiny(epsilon=None, **given, **changes)
+    plan = make_plan(config, size)
     own = resolve(config, plan, num_classes=10)
-    game = audit._model(own, dataset)
+    courses, drawn, advance = [], [], Course.advance
+
+    def watched(course, batch):
+        if not drawn:
+            courses.append(jax.tree.map(np.array, course.state.params))
+        drawn.append(batch[0].indices[batch[1]])
+        advance(course, batch)
+
+    monkeypatch.setattr(Course, "advance", watched)
+    found = audit._train(own, dataset, jax.random.key(0), delta=1e-5, confidence=0.999)
+    assert len(drawn) == plan.permitted_steps
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
     want = models.init_variables(own.model, first, own.init_key).params
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), game.params, want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), courses[0], want)
+    assert all(set(step) == set(np.flatnonzero(found.canaries.included)) for step in drawn)
+    assert found.canaries.auc > 0.95
 
 
 def test_what_claims_nothing_is_not_audited():

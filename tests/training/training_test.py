@@ -247,10 +247,10 @@ def test_a_summary_with_a_seed_is_for_the_owner_alone(tmp_path, seed):
 
 def test_seeds_and_learning_rates_share_one_executable():
     run(TINY)
-    before = step._compile.cache_info()
+    before = step._shared_program.cache_info()
     for seed, rate in ((0, 1.0), (1, 1.0), (1, 0.5)):
         run(tiny(seed=seed, learning_rate=rate))
-    after = step._compile.cache_info()
+    after = step._shared_program.cache_info()
     assert (after.hits - before.hits, after.misses - before.misses) == (3, 0)
 
 

@@ -18,7 +18,8 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import make_job, train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.run.course import Context
+from dpoptax.training.run.context import Context
+from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
@@ -149,8 +150,9 @@ def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, gener
     config = config_of_users(seed=7, generator=generator)
     plan = make_plan(config, digits.units("user"))
     run = resolve(config, plan, num_classes=10)
-    job, _ = make_job(run, digits, Context(devices.Devices(), Phases()))
-    drawn, _ = job.feed(0)
+    place = devices.Devices()
+    job, _ = make_job(run, digits, Context(place, Phases()))
+    drawn, _ = Feed(plan.sampler, job.data, place, users=job.users)(0)
     seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7
     own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))
     assert np.array_equal(drawn.rows, own)

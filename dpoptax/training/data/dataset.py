@@ -7,6 +7,7 @@ reads one record at a time.
 import dataclasses
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -34,17 +35,17 @@ class Shapes(NamedTuple):
     Attributes:
         units: Number of training examples, or of users if ε protects users.
         example: Shapes and types of one example.
-        num_classes: Number of classes; 0 if each token of an example has a label.
+        num_classes: As for `Dataset`.
     """
 
     units: int
     example: dict[str, jax.ShapeDtypeStruct]
-    num_classes: int
+    num_classes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set for classification of examples or of their tokens.
+    """A data set, for classification of examples or of their tokens or for a loss of your own.
 
     Attributes:
         name: The name it is registered under.
@@ -52,7 +53,7 @@ class Dataset:
             be larger than memory, because a step reads its batch only.
         test: Held-out examples. They are assumed to be public: metrics on them cost no privacy.
         num_classes: Labels are 0, ..., num_classes - 1. It is 0 if labels are rows (N, L) with a
-            label for each token.
+            label for each token, and None for a model with its own loss and any columns.
         mixed: Whether the order repeats nothing, so that every fifth example is a fair sample.
         owners: Owner of each training example, (N,), numbers or texts. None if unknown.
         computed_from: Checksums by name of the data that training examples were computed from.
@@ -62,7 +63,7 @@ class Dataset:
     name: str
     train: streaming.Source
     test: streaming.Source
-    num_classes: int
+    num_classes: int | None
     mixed: bool = False
     owners: np.ndarray | None = None
     computed_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -138,29 +139,16 @@ class Dataset:
         return {name: values[which] for name, values in cast(Split, self.train).items()}
 
 
-DATASETS: dict[str, Callable[[], Dataset]] = {}
+DATASETS: dict[str, Callable[..., Dataset]] = {}
 
 
-def register_dataset(load: Callable[[], Dataset]) -> Callable[[], Dataset]:
-    """Makes `load` available as a config's `dataset` under its function name; a decorator."""
-    DATASETS[load.__name__] = load
-    return load
+def register_dataset(load: Callable[..., Dataset], name: str | None = None) -> Any:
+    """Makes `load` available as a config's `dataset` under its function name; a decorator.
 
-
-FILE_DATASETS: dict[str, tuple[Callable[[Path], Dataset], Shapes | None]] = {}
-
-
-def register_file_dataset(
-    name: str, load: Callable[[Path], Dataset], shapes: Shapes | None = None
-) -> None:
-    """Makes a data set that is read from a config's `data_dir` available as its `dataset`.
-
-    Args:
-        name: Name of the data set.
-        load: Reads it from that directory.
-        shapes: Sizes as published, for plans without the files.
+    If it requires an argument, this is the config's `data_dir`, the directory with its files.
     """
-    FILE_DATASETS[name] = load, shapes
+    DATASETS[load.__name__ if name is None else name] = load
+    return load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,27 +182,19 @@ class DatasetSpec:
         return dataset
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types as published without a directory, otherwise from the data.
-
-        The number of users is known from the data only.
-        """
-        if self.data_dir is None and unit == "example" and (known := self.known_shapes()):
-            return known
+        """Returns sizes and types."""
         return self.load().shapes(unit)
 
-    def known_shapes(self) -> Shapes | None:
-        """Returns the sizes that are known without any file."""
-        return FILE_DATASETS.get(self.name, (None, None))[1]
-
     def read(self) -> Dataset:
-        """Reads the data set from its function or its files."""
-        if self.name in DATASETS:
-            dataset = DATASETS[self.name]()
-            _check_examples(self.name, dataset)
-            return dataset
-        if self.name not in FILE_DATASETS:
-            raise unknown_name("dataset", self.name, (*DATASETS, *FILE_DATASETS))
-        return FILE_DATASETS[self.name][0](self.directory())
+        """Reads the data set by its function."""
+        if self.name not in DATASETS:
+            raise unknown_name("dataset", self.name, DATASETS)
+        load = DATASETS[self.name]
+        given = inspect.signature(load).parameters.values()
+        takes_folder = any(parameter.default is parameter.empty for parameter in given)
+        dataset = load(self.directory()) if takes_folder else load()
+        _check_examples(self.name, dataset)
+        return dataset
 
     def directory(self) -> Path:
         """Returns the directory of the files, or raises a ConfigError if it is not given."""
@@ -246,7 +226,8 @@ def _check_examples(name: str, dataset: object) -> None:
         split = getattr(dataset, which)
         if not isinstance(split, Mapping):
             continue  # a source that reads one record at a time
-        if not {"inputs", "labels"} <= split.keys():
+        needed = {"inputs"} if dataset.num_classes is None else {"inputs", "labels"}
+        if not needed <= split.keys():
             raise ConfigError(
                 f"dataset={name!r}, {which} has {', '.join(map(repr, split)) or 'nothing'}; give "
                 "'inputs' and 'labels'"
@@ -258,6 +239,8 @@ def _check_examples(name: str, dataset: object) -> None:
                     f"dataset={name!r}, {which}[{key!r}] is a {type(values).__name__} of length "
                     f"{size}; give equally long arrays, with a row for each example"
                 )
+        if dataset.num_classes is None:
+            continue
         labels = split["labels"]
         if dataset.num_classes == 0 and len(labels.shape) == 2:
             continue

@@ -116,14 +116,12 @@ def count_not_finite(source: Source) -> tuple[int, int]:
     return int(np.count_nonzero(~finite)), len(finite)
 
 
-def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:
-    """Reads all records in order, `size` at a time, padded with records without a label."""
+def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:
+    """Reads all records in order, `size` at a time, padded, with a mask of the records."""
     total = source_size(source)
     for start in range(0, total, size):
         indices = np.arange(start, start + size)
-        part = read(source, np.minimum(indices, total - 1))
-        part["labels"][indices >= total] = padding_label
-        yield part
+        yield read(source, np.minimum(indices, total - 1)), indices < total
 
 
 def load_batch(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import optax
 
@@ -20,8 +20,7 @@ class Method:
         name: How tables and figures call it.
         private: Whether gradients are clipped and noised.
         random: Whether the loss takes a key, a new one each step.
-        fixed_point: Whether its noise can be of whole numbers.
-        ciphered: Whether its noise can be by ChaCha20.
+        adaptive: Whether its clip follows a quantile, so that each release holds a count.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
             of steps in which an example takes part but once where it is "min_separation".
     """
@@ -29,8 +28,7 @@ class Method:
     name: ClassVar[str]
     private: ClassVar[bool] = True
     random: ClassVar[bool] = False
-    fixed_point: ClassVar[bool] = True
-    ciphered: ClassVar[bool] = True
+    adaptive: ClassVar[bool] = False
 
     @property
     def cycle_length(self) -> int:
@@ -53,8 +51,10 @@ class Method:
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
         """Returns the noise stage, from `noise_multiplier`, `batch_size` and `key`.
 
-        Also from `fixed_point`, where a method can have it and the config asks for it.
+        Only a method with a reason in `unproven` may have other noise, which no ε holds for.
         """
+        if self.adaptive:
+            return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
         strategy = self.strategy(steps)
         if strategy is None:
             return dpoptax.gaussian_noise(**release)
@@ -77,10 +77,7 @@ class Method:
         return None
 
     def unproven(self) -> str | None:
-        """Returns the reason why no ε may be stated. None: one may be stated.
-
-        The trainer compares it with the ledger of `noise` and raises an error if they disagree.
-        """
+        """Returns the reason why no ε may be stated. None: one may be stated."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,8 +101,6 @@ class NonPrivate(Method):
 
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False
-    fixed_point: ClassVar[bool] = False
-    ciphered: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,12 @@ import optax
 import dpoptax
 from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.methods import Method
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.step_keys import step_keys
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,
@@ -70,6 +71,7 @@ class TrainingChain:
             method's filter is told. 0 if not private, NaN if the noise is on magnitude and angles.
         learning_rate: The peak, which the optimizer's state begins with.
         keys: Of the noise, and of losses with randomness.
+        random: Whether the loss takes a key.
     """
 
     config: TrainConfig
@@ -78,6 +80,7 @@ class TrainingChain:
     filtered_stddev: float = dataclasses.field(compare=False)
     learning_rate: Any = dataclasses.field(compare=False)
     keys: Keys = dataclasses.field(compare=False, repr=False)
+    random: bool = False
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
@@ -90,17 +93,21 @@ class TrainingChain:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        """The release, direction, learning rate, and the parameters' average if any."""
+        """The release, and the transforms that follow it."""
+        return optax.chain(self.release, *self.following)
+
+    @functools.cached_property
+    def following(self) -> list[optax.GradientTransformation]:
+        """Direction, learning rate, and the parameters' average if any."""
         config, method = self.config, self.config.method
         own_direction = method.direction(self.filtered_stddev) if method.private else None
-        return optax.chain(
-            self.release,
-            *([step_keys(self.keys.random)] if method.random else []),
+        return [
+            *([step_keys(self.keys.random)] if self.random else []),
             _direction(config.optimizer) if own_direction is None else own_direction,
             optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
             optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate),
             *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
-        )
+        ]
 
     def begin(self, params: Any) -> Any:
         """The optimizer's state before any step, of parameters on one device, by one program."""
@@ -138,12 +145,16 @@ def _direction(name: str) -> optax.GradientTransformation:
     return found
 
 
-def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> TrainingChain:
+def build_chain(
+    config: TrainConfig, noise_multiplier: float, keys: Keys, *, random: bool = False
+) -> TrainingChain:
     """Builds the chain of a config, whose steps begin with `keys`.
 
+    `random` says whether the model's loss takes a key.
+
     Raises:
-        ConfigError: An unknown name, or a method that does not say of itself what its noise does:
-            that no ε may be stated, or that it is of another multiplier than the run is priced for.
+        ConfigError: An unknown name, or a method with its own noise that does not say why no ε may
+            be stated.
     """
     check_names(config)
     fields = cast(TrainConfig, Part(config, Role.STEP))
@@ -151,9 +162,14 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Tra
     own_clip = method.clip(fields.l2_clip_norm)
     clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
     stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
-    chain = TrainingChain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
-    if method.private:
-        _check_ledger(chain)
+    rate, random = config.learning_rate, random or method.random
+    chain = TrainingChain(fields, noise_multiplier, clip, stddev, rate, keys, random)
+    if method.unproven() is None and type(method).noise is not Method.noise:
+        raise ConfigError(
+            f"method={method.name}: the run is priced for the noise of its plan, and "
+            f"{type(method).__name__}.noise() makes other noise; leave it out, or return from "
+            "unproven() the reason why no ε holds"
+        )
     _ = chain.optimizer  # so that errors show here
     return chain
 
@@ -169,54 +185,6 @@ def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
         key=chain.keys.noise,
         **({"fixed_point": True} if config.fixed_point else {}),
     )
-
-
-def _check_ledger(chain: TrainingChain) -> None:
-    """Raises if the ledger describes other noise than the method and the run's plan.
-
-    The budget, and ε while the run goes on, follow from the plan; the final ε from the ledger.
-    """
-    config, method = chain.config, chain.config.method
-    found = _mechanisms(noise_stage(chain))
-    for mechanism in found:
-        if (mechanism.unproven is None) != (method.unproven() is None):
-            raise ConfigError(
-                f"method={method.name}: its unproven() is {method.unproven()!r}, and the ledger of "
-                f"its noise says {mechanism.unproven!r}; return the reason from "
-                f"{type(method).__name__}.unproven(), or None where there is a proof"
-            )
-    if method.unproven() is not None:
-        return
-    (planned,) = _mechanisms(
-        dpoptax.gaussian_noise(
-            noise_multiplier=chain.noise_multiplier,
-            batch_size=config.batch_size,
-            key=chain.keys.noise,
-            fixed_point=config.fixed_point,
-        )
-    )
-    planned = dataclasses.replace(planned, strategy=method.strategy(config.steps))
-    for name in ("noise_multiplier", "batch_size", "strategy", "schedule", "fixed_point"):
-        value = getattr(planned, name)
-        if [getattr(mechanism, name) for mechanism in found] != [value]:
-            raise ConfigError(
-                f"method={method.name}: the run is priced as one noise stage of {name}={value}, "
-                f"and {type(method).__name__}.noise() returns "
-                f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass its "
-                "arguments on, and return the resulting strategy from strategy()"
-            )
-
-
-def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.extend.Mechanism]:
-    """Returns the mechanisms of the noise stages of a transformation."""
-    state = jax.eval_shape(noise.init, {})
-    stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
-    return [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]
-
-
-def _mechanism(state: Any) -> dpoptax.extend.Mechanism | None:
-    mechanism = getattr(state, "mechanism", None)
-    return mechanism if isinstance(mechanism, dpoptax.extend.Mechanism) else None
 
 
 def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:

@@ -28,6 +28,9 @@ from dpoptax.training.run.records import plain
 
 FORMAT = 4
 
+_KEPT = 3
+"""Number of checkpoints that stay. More than one outlives damage to the newest."""
+
 
 class CheckpointError(OSError):
     """A checkpoint cannot be written, or none can be read; the message says what to do."""
@@ -40,8 +43,8 @@ class Checkpoints:
         directory: Where they are, a subdirectory for each, named by its step.
     """
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
-        """Opens `directory` and makes it if missing; the last `keep` checkpoints stay.
+    def __init__(self, directory: Path) -> None:
+        """Opens `directory` and makes it if missing; the last three checkpoints stay.
 
         Raises:
             CheckpointError: The directory cannot be made, or is another user's.
@@ -57,7 +60,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
-                    preservation_policy=policies.LatestN(keep),
+                    preservation_policy=policies.LatestN(_KEPT),
                     # Unfinished files of a killed run. Orbax removes them in a thread that
                     # nothing waits for before a save: a command that ends at once for a mistake in
                     # its config would end with that thread's traceback. All hosts have to do it.

@@ -1,8 +1,8 @@
-"""The training loop: restores and compiles a job, and takes it step by step to its end."""
+"""The training loop: compiles and restores a run, and takes it step by step to its end."""
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,11 +10,11 @@ import jax
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
 from dpoptax.training.run import records, resume
-from dpoptax.training.run.checkpoints import Checkpoints
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.phases import Phases
-
-Record = dict[str, Any]
+from dpoptax.training.run.context import Context, Record
+from dpoptax.training.run.feeding import Feed
+from dpoptax.training.run.privacy import RunPlan
+from dpoptax.training.run.step import Program, Step, make_program
+from dpoptax.users import UserTable
 
 _AHEAD = 0.25
 """Seconds of steps that are queued at once: each holds its batch, and none counts as done."""
@@ -22,32 +22,40 @@ _AHEAD = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to be trained.
+    """A run to be trained, of `fit` or of a config.
 
     Attributes:
         name: Title of the progress bar.
-        steps: Number of steps that the budget allows.
-        frozen: Arrays that the loss computes with and that are not trained.
-        feed: Returns batch and mask of a step.
-        compile: Compiles `step(arrays, batch, mask, frozen) -> arrays` for such arguments.
+        plan: Its sampler, its steps and its price.
+        step: The training step.
+        frozen: Arrays that the loss computes with and that are not trained; None without any.
+        data: The examples that the sampler's indices count.
+        users: The owners of the examples, if the sampler draws users.
         evaluate: Returns the metrics of parameters and optimizer state.
-        bounds: Returns an upper bound on ε after each number of steps; None without a promise.
-        identity: Tells the run from other ones, for checkpoints.
+        fields: Values that must not change when the run goes on.
+        secrets: The seed, and other values that a later start needs.
+        fingerprint: Returns a keyed hash of the examples and the frozen arrays.
+        exact: Whether the guarantee holds for every bit, so that rounding must not change.
+        code: Hashes of the user's code by name. None: the hash of the compiled step.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
         patience: Seconds without a progress bar.
     """
 
     name: str
-    steps: int
+    plan: RunPlan
+    step: Step
     frozen: Any
-    feed: Callable[[int], tuple[Any, Any]]
-    compile: Callable[[tuple[Any, ...]], Callable[..., tuple[Any, Any]]]
+    data: streaming.Source
     evaluate: Callable[[Any, Any], Record]
-    bounds: Callable[[Sequence[int]], dict[int, float | None]]
-    identity: resume.Identity
+    fields: dict[str, Any]
+    secrets: dict[str, Any]
+    fingerprint: Callable[[], str]
     eval_every: int
     checkpoint_every: int
+    users: UserTable | None = None
+    exact: bool = False
+    code: dict[str, str] | None = None
     patience: float = 0.0
 
 
@@ -68,27 +76,6 @@ class State:
     history: tuple[Record, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """Runtime context of a run. It does not affect the releases.
-
-    Attributes:
-        place: The devices that it computes on.
-        phases: Measures the time of each part.
-        checkpoints: Where states are saved. None: they are not saved.
-        observe: Called with each record.
-        progress: Whether to show a progress bar.
-        shown: The last step whose records an earlier start has shown.
-    """
-
-    place: Devices
-    phases: Phases
-    checkpoints: Checkpoints | None = None
-    observe: Callable[[Record], object] = lambda record: None
-    progress: bool = False
-    shown: int = 0
-
-
 class Course:
     """A job with its current state.
 
@@ -101,24 +88,42 @@ class Course:
     """
 
     def __init__(self, job: Job, first: State, context: Context) -> None:
-        """Restores and compiles the run. A new run begins at `first`, which is saved."""
+        """Compiles and restores the run. A new run begins at `first`, which is saved."""
         self.job, self.context, self.state = job, context, first
-        phases = context.phases
-        with phases("checkpoints"):
-            restored = self._restore()
-        self.last = max(self.state.done, job.steps)
+        phases, place = context.phases, context.place
+        self._feed = Feed(job.plan.sampler, job.data, place, users=job.users)
         compiling = time.perf_counter()
         with phases("compile"):
-            arrays = self.state.params, self.state.opt_state
-            self._step = job.compile((arrays, *job.feed(0), job.frozen))
+            arguments = (first.params, first.opt_state), *self._feed(0), job.frozen
+            program = make_program(job.step, arguments, place.mesh)
+        with phases("data"):
+            self._identity = self._identify(program)
+            resume.check_same_on_hosts(self._identity)
+        with phases("checkpoints"):
+            restored = self._restore()
+        self.last = max(self.state.done, job.plan.permitted_steps)
+        with phases("compile"):
+            self._step = program.compiled
         self.compile_seconds = time.perf_counter() - compiling
         with phases("telemetry"):
-            self._bounds = job.bounds(evaluated_steps(job.eval_every, self.last))
+            self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
         # When the run would have begun if it had not been stopped.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
         if not restored:
             self.save(wait=True)
+
+    def _identify(self, program: Program) -> resume.Identity:
+        """Returns the identity of the run, with its data if it is saved or on several hosts."""
+        job, checkpoints = self.job, self.context.checkpoints
+        arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
+        hashed = ""
+        if checkpoints is not None:
+            code = {"training step": program.digest} if job.code is None else job.code
+            arithmetic |= code
+        if checkpoints is not None or jax.process_count() > 1:
+            hashed = job.fingerprint()
+        return resume.Identity(job.fields, hashed, arithmetic, job.secrets)
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint and observes its records again, if there is one."""
@@ -130,7 +135,11 @@ class Course:
         (params, opt_state), saved = begun
         # The restored checkpoint is an older one if the newest is damaged.
         resume.check_restored(
-            self.job.identity, saved, opt_state, steps=self.job.steps, shown=self.context.shown
+            self._identity,
+            saved,
+            opt_state,
+            steps=self.job.plan.permitted_steps,
+            shown=self.context.shown,
         )
         for entry in saved["history"]:
             self.context.observe(entry)
@@ -153,8 +162,8 @@ class Course:
             if not self.state.history:
                 self.evaluate()
             bar.set_postfix_str(self.progress())
-            steps = range(self.state.done, self.job.steps)
-            for batch in streaming.prefetch(self.job.feed, steps):
+            steps = range(self.state.done, self.job.plan.permitted_steps)
+            for batch in streaming.prefetch(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
                 with phases("telemetry"):
@@ -228,7 +237,7 @@ class Course:
         if checkpoints is None:
             return
         with self.context.phases("checkpoints"):
-            described = resume.describe(self.job.identity, state.opt_state)
+            described = resume.describe(self._identity, state.opt_state)
             checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,37 +13,31 @@ import numpy as np
 from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import NO_LABEL
-
-
-class Totals(NamedTuple):
-    """Sums over all labels: one of an example, or one of each of its tokens."""
-
-    loss: Any
-    correct: Any
-    labels: Any
 
 
 @functools.lru_cache
-def evaluate_split(
-    model: nn.Module, chunk: int = 1024
-) -> Callable[[models.Params, Any, models.Params], Totals]:
-    """Compiles `evaluate(params, split, frozen)`, which takes `chunk` examples at a time."""
+def evaluate_split(model: nn.Module, chunk: int = 1024) -> Callable[..., dict[str, Any]]:
+    """Compiles `evaluate(params, split, mask, frozen)`, which takes `chunk` examples at a time.
 
-    def evaluate(params: models.Params, split: Any, frozen: models.Params) -> Totals:
-        def one(example: Any) -> Totals:
+    It returns a sum and the number of its terms by the name of a metric, of examples in `mask`.
+    """
+
+    def evaluate(
+        params: models.Params, split: Any, mask: jax.Array, frozen: models.Params
+    ) -> dict[str, Any]:
+        def one(args: tuple[Any, jax.Array]) -> dict[str, Any]:
+            example, counts = args
             variables = models.Variables(params, frozen)
-            loss, logits, used = models.token_losses(model, variables, example)
-            correct = used & (jnp.argmax(logits, axis=-1) == example["labels"])
-            return Totals(jnp.sum(jnp.where(used, loss, 0.0)), jnp.sum(correct), jnp.sum(used))
+            found = models.example_metrics(model, variables, example)
+            return jax.tree.map(lambda x: jnp.where(counts, x, jnp.zeros_like(x)), found)
 
-        return jax.tree.map(jnp.sum, jax.lax.map(one, split, batch_size=chunk))
+        return jax.tree.map(jnp.sum, jax.lax.map(one, (split, mask), batch_size=chunk))
 
     return jax.jit(evaluate)
 
 
 class Evaluator:
-    """Loss (nats per label), accuracy and, for labels of tokens, perplexity on a split.
+    """Means of a model's metrics on a split; of labels of tokens, also perplexity.
 
     Args:
         config: The run; its microbatches are those of the evaluation too.
@@ -61,17 +55,19 @@ class Evaluator:
     def __call__(self, params: models.Params, name: str) -> dict[str, float]:
         """Returns the metrics of parameters on a split, prefixed with its name."""
         split = self._splits[name]
-        parts: Iterable[Any] = [split]
+        size = streaming.source_size(split)
+        parts: Iterable[Any] = [(split, np.ones(size, bool))]
         if not streaming.in_memory(split):
-            parts = streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
+            parts = streaming.chunks(split, self._chunk)
         evaluate = evaluate_split(self._model, self._chunk)
-        sums = [evaluate(params, part, self._frozen) for part in parts]
-        loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
-        metrics = {
-            f"{name}_loss": loss / max(labels, 1),
-            f"{name}_accuracy": correct / max(labels, 1),
-        }
-        if isinstance(split, Mapping) and np.ndim(split["labels"]) == 2:
+        sums = [evaluate(params, part, mask, self._frozen) for part, mask in parts]
+        metrics = {}
+        for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):
+            columns = zip(*(part[metric] for part in sums), strict=True)
+            total, terms = (sum(map(float, column)) for column in columns)
+            metrics[f"{name}_{metric}"] = total / max(terms, 1)
+        own = models.has_own_metrics(self._model)
+        if not own and isinstance(split, Mapping) and np.ndim(split["labels"]) == 2:
             mean = metrics[f"{name}_loss"]
             metrics[f"{name}_perplexity"] = math.exp(mean) if mean < 700 else math.inf
         return metrics

@@ -1,14 +1,56 @@
 """The batches of a run, from the sampler's draws to the device."""
 
+import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from dpoptax.sampling import Sample, Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import devices
-from dpoptax.training.run.step import Loaded, Resident
 from dpoptax.users import UserTable
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Resident:
+    """A batch as rows of a split that is on the device already.
+
+    Attributes:
+        split: Leaves (N, ...).
+        rows: (B,), int32; of users (B, R).
+        indices: (B,), int32: which record of the split each example is, or which user.
+        rows_mask: Of users, which of their rows there are, (B, R); else None.
+    """
+
+    split: Any
+    rows: Any
+    indices: Any
+    rows_mask: Any = None
+
+    def examples(self) -> Any:
+        """Leaves (B, ...); of users (B, R, ...), and the mask of records."""
+        found = jax.tree.map(lambda values: values[self.rows], self.split)
+        return found if self.rows_mask is None else (found, self.rows_mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A batch that was read for the step.
+
+    Attributes:
+        batch: Leaves (B, ...); of users, leaves (B, R, ...) and the mask of records, (B, R).
+        indices: (B,), int32: which record of the split each example is, or which user.
+    """
+
+    batch: Any
+    indices: Any
+
+    def examples(self) -> Any:
+        """The examples that were read."""
+        return self.batch
 
 
 class Feed:
@@ -16,9 +58,8 @@ class Feed:
 
     Args:
         sampler: Draws the records, or the users.
-        source: The records, on the device if `resident`.
+        source: The records. A step gathers them itself if all are arrays on its only device.
         place: The devices.
-        resident: Whether the step gathers its records from a source on the device.
         users: The records of each user. None: the sampler draws records.
     """
 
@@ -27,12 +68,12 @@ class Feed:
         sampler: Sampler,
         source: streaming.Source,
         place: devices.Devices,
-        *,
-        resident: bool = False,
         users: UserTable | None = None,
     ) -> None:
         self._sampler, self._source, self._place = sampler, source, place
-        self._resident, self._users = resident, users
+        self._users = users
+        columns = streaming.columns(source)
+        self._resident = place.mesh is None and all(isinstance(x, jax.Array) for x in columns)
 
     def __call__(self, step: int) -> tuple[Any, Any]:
         rows_mask = None

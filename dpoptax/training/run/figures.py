@@ -13,22 +13,21 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
-    """Draws test accuracy, test loss and, for a private run, the spent ε over its steps."""
+    """Draws two test metrics and, for a private run, the spent ε over its steps."""
     steps = [record["step"] for record in history]
     private = summary["private"]
     figure = Figure(figsize=(10.5 if private else 7.0, 3.2), layout="constrained")
-    accuracy, loss, *rest = figure.subplots(1, 3 if private else 2)
-    accuracy.plot(steps, [100 * record["test_accuracy"] for record in history], color=COLOURS[0])
-    accuracy.set_ylim(top=100)
-    label(accuracy, "step", "test accuracy (%)")
-    loss.plot(steps, [record["test_loss"] for record in history], color=COLOURS[1])
-    loss.set_ylim(bottom=0)
-    label(loss, "step", "test cross-entropy (nats)")
+    metrics = [name for name in history[0] if name.startswith("test_")]
+    metrics = sorted(metrics, key=lambda name: name != "test_accuracy")[:2]
+    *panels, last = figure.subplots(1, len(metrics) + private, squeeze=False)[0]
+    for axes, name, color in zip([*panels, last], metrics, COLOURS, strict=False):
+        axes.plot(steps, [record[name] for record in history], color=color)
+        label(axes, "step", name.replace("_", " "))
     guarantee = "no guarantee"
     if private:
         delta = scientific(summary["delta"])
         guarantee = f"ε = {epsilon_text(summary['epsilon'], 2)} at δ = {delta}"
-        spent = rest[0]
+        spent = last
         spent.plot(
             steps, [record["epsilon"] for record in history], color=COLOURS[2], label="spent"
         )

@@ -1,7 +1,5 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to its devices."""
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,24 +11,6 @@ import dpoptax
 from dpoptax.training.data import streaming
 from dpoptax.training.run.devices import Devices
 from dpoptax.users import UserTable
-
-
-def takes_key(loss_fn: Callable[..., Any]) -> bool:
-    """Returns whether a loss requires a third positional argument.
-
-    Raises:
-        TypeError: It is not a function.
-    """
-    if not callable(loss_fn):
-        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
-    required = [
-        parameter
-        for name, parameter in inspect.signature(loss_fn).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and name != "frozen"
-    ]
-    return len(required) > 2
 
 
 def devices_of(mesh: Mesh | None) -> Devices:
@@ -114,9 +94,3 @@ def checked_data(
     if place.mesh is None:
         return data
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
-
-
-def resident(data: streaming.Source, place: Devices) -> bool:
-    """Returns whether the data are on the only device, where the step can gather its batch."""
-    columns = streaming.columns(data)
-    return place.mesh is None and all(isinstance(column, jax.Array) for column in columns)

@@ -15,9 +15,9 @@ from dpoptax.training.data.dataset import Shapes
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.feeding import Loaded
 from dpoptax.training.run.privacy import RunPlan, make_plan
-from dpoptax.training.run.resolved import ResolvedRun, resolve
-from dpoptax.training.run.step import Loaded, build_step
+from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,9 @@ def plan_run(
     if count_flops:
         # A loop's body is counted once: microbatches would hide all examples but the first few.
         at_once = dataclasses.replace(config, microbatch_size=None)
-        whole = lower(build_chain(at_once, plan.noise_multiplier, run.chain.keys))
+        whole = lower(
+            build_chain(at_once, plan.noise_multiplier, run.chain.keys, random=run.chain.random)
+        )
         flops = float(whole.cost_analysis()["flops"])
     if compiled:
         working = lower(run.chain).compile().memory_analysis().temp_size_in_bytes

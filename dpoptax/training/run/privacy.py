@@ -1,6 +1,7 @@
 """Plans the privacy of a run: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +90,8 @@ class RunPlan:
         planned = self.guarantee(max(steps, default=1))
         if planned is None:
             return dict.fromkeys(steps)
-        curve = planned.epsilon_curve(steps, planned.stated_delta)
-        return dict(zip(steps, curve.tolist(), strict=True))
+        curve = planned.epsilon_curve(steps, planned.stated_delta).tolist()
+        return {s: e if math.isfinite(e) else None for s, e in zip(steps, curve, strict=True)}
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:

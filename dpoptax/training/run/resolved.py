@@ -1,4 +1,4 @@
-"""Resolves a config within its plan: its model, its clip and its optimizer."""
+"""Resolves a config within its plan: its model, its clip, its optimizer and its step."""
 
 import dataclasses
 import math
@@ -8,10 +8,14 @@ import flax.linen as nn
 import jax
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.run import seeds
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.models import example_loss, has_random_loss
+from dpoptax.training.roles import Role, fields_with
+from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.step import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,37 @@ class ResolvedRun:
     model: nn.Module
     chain: TrainingChain
     init_key: jax.Array
+
+    @property
+    def step(self) -> Step:
+        """The training step."""
+        return build_step(self.chain, self.model)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that must not change when the run goes on, as JSON values without the seed."""
+        config, plan = self.config, self.plan
+        sampler = dataclasses.asdict(plan.sampler)
+        del sampler["seed"]
+        fields = config.to_dict()
+        # Correlated noise was made for its number of steps. A learning rate with a schedule for
+        # more steps would lead steps that are run again to other parameters, and the same noise
+        # would be added to the gradients there.
+        of_steps = plan.strategy is not None or config.schedule != "constant"
+        found: dict[str, Any] = records.plain(
+            {
+                "dataset_size": sampler.pop("dataset_size"),
+                "sampling": config.sampling,
+                "batch_size": sampler.pop("batch_size"),
+                "microbatch_size": fields.pop("microbatch_size"),
+                **sampler,
+                "method": fields.pop("method"),
+                "noise_multiplier": plan.noise_multiplier,
+                **{name: fields[name] for name in fields_with(config, Role.KEPT) if name in fields},
+                **({"steps": config.steps} if of_steps else {}),
+            }
+        )
+        return found
 
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
         """Returns the guarantee of the run, from the ledger in the final state."""
@@ -61,7 +96,7 @@ def resolve(
     config: TrainConfig,
     plan: RunPlan,
     *,
-    num_classes: int,
+    num_classes: int | None,
     keys: Keys | None = None,
 ) -> ResolvedRun:
     """Resolves a config within its plan.
@@ -69,7 +104,7 @@ def resolve(
     Args:
         config: The config.
         plan: From `make_plan`, of this config.
-        num_classes: Of the data; 0 for labels of tokens.
+        num_classes: Of the data.
         keys: That the steps begin with; None: those that follow from the run's seed.
 
     Raises:
@@ -77,5 +112,31 @@ def resolve(
     """
     model = config.build_model(num_classes)
     init_key, own = seeds.keys(plan.seed, config.generator)
-    chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
+    keys, random = own if keys is None else keys, has_random_loss(model)
+    if random and not config.method.private:
+        raise ConfigError(
+            f"model={config.model!r} has a loss with a key, which training without privacy does "
+            "not give; let it be without one, or give a private method"
+        )
+    chain = build_chain(config, plan.noise_multiplier, keys, random=random)
     return ResolvedRun(config, plan, model, chain, init_key)
+
+
+def build_step(chain: TrainingChain, model: nn.Module) -> Step:
+    """Returns the training step of a chain and a model, the same program for equal ones."""
+    config = chain.config
+
+    def loss(params: Any, example: Any, *key: jax.Array, frozen: Any) -> jax.Array:
+        loss_fn = config.method.loss(example_loss(model, frozen))
+        value: jax.Array = loss_fn(params, example, *key)
+        return value
+
+    return Step(
+        loss,
+        chain.clip if config.method.private else None,
+        chain.optimizer,
+        config.batch_size,
+        per_user=config.unit == "user",
+        microbatch_size=config.microbatch_size,
+        key=(chain, model),
+    )

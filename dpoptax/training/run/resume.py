@@ -1,4 +1,4 @@
-"""Checks that a config may go on with a run: same mechanism, sampler and data."""
+"""Checks that a run may go on: same mechanism, sampler, data and arithmetic."""
 
 import dataclasses
 import json
@@ -10,13 +10,9 @@ import jax
 
 import dpoptax
 from dpoptax.sampling import Sampler
-from dpoptax.training import config_files
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
-from dpoptax.training.run.resolved import ResolvedRun
 
 METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
@@ -42,16 +38,6 @@ class Identity:
     secrets: dict[str, Any] = dataclasses.field(repr=False)
 
 
-def identify(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> Identity:
-    """Returns the identity of the run of a config."""
-    exact = run.config.fixed_point
-    secrets = {"seed": run.plan.seed, "seed_given": run.config.seed is not None}
-    now = arithmetic(run.plan.sampler, place, exact=exact)
-    if code := config_files.code_digest(run.config.model, run.config.optimizer):
-        now["code of the model and the optimizer"] = code
-    return Identity(_fields(run), fingerprint, now, secrets)
-
-
 def describe(identity: Identity, opt_state: Any) -> dict[str, Any]:
     """Returns the record of a run for a checkpoint, with its ledger, data and devices."""
     return {
@@ -61,13 +47,6 @@ def describe(identity: Identity, opt_state: Any) -> dict[str, Any]:
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
         **identity.secrets,
     }
-
-
-def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainConfig:
-    """Returns `config` with the seed of the begun run, unless it has a seed."""
-    if record is None or config.seed is not None:
-        return config
-    return dataclasses.replace(config, seed=record["seed"])
 
 
 def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
@@ -131,28 +110,6 @@ def as_shown(
         return observe(record)
 
     return checked
-
-
-def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, shown: int) -> None:
-    """Raises a `ConfigError` that names the first field in which the begun run differs.
-
-    Or if its budget is less than the ε spent up to `shown`, the last step that was shown.
-    """
-    config, plan = run.config, run.plan
-    if plan.seed != record["seed"]:
-        raise ConfigError(
-            f"seed differs from that of the run in {workdir}: it would go on with other noise on "
-            "the same data; give the old one, or another workdir for a new run"
-        )
-    check_same_fields(_fields(run), record, workdir)
-    reached = max(record["step"], shown)
-    if reached <= plan.permitted_steps or (spent := plan.epsilon(reached)) is None:
-        return  # so many steps are within the budget, and so are fewer
-    if config.epsilon is not None and spent > config.epsilon:
-        raise ConfigError(
-            f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in {workdir} "
-            f"has spent in {reached} steps; a budget cannot be taken back"
-        )
 
 
 def check_same_fields(new: dict[str, Any], record: dict[str, Any], workdir: Path) -> None:
@@ -269,38 +226,6 @@ def _check_ledger(record: dict[str, Any], opt_state: Any) -> None:
                 f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
                 f"{stored}: it is damaged; remove it, and the run goes on from the one before"
             )
-
-
-def _fields(run: ResolvedRun) -> dict[str, Any]:
-    """Returns the fields that must not change, as JSON values without the seed."""
-    config, plan = run.config, run.plan
-    sampler = dataclasses.asdict(plan.sampler)
-    del sampler["seed"]
-    fields = config.to_dict()
-    return records.plain(
-        {
-            "dataset_size": sampler.pop("dataset_size"),
-            "sampling": config.sampling,
-            "batch_size": sampler.pop("batch_size"),
-            "microbatch_size": fields.pop("microbatch_size"),
-            **sampler,
-            "method": fields.pop("method"),
-            "noise_multiplier": plan.noise_multiplier,
-            **{name: fields[name] for name in fields_with(config, Role.KEPT) if name in fields},
-            **({"steps": config.steps} if _made_for_its_steps(run) else {}),
-        }
-    )
-
-
-def _made_for_its_steps(run: ResolvedRun) -> bool:
-    """Returns whether another number of steps would be another run.
-
-    Correlated noise was made for this number. A learning rate with a
-    schedule for more steps would lead the steps that are run again, after a stop, to other
-    parameters. The same noise, already shown, would then be added to the gradients there.
-    """
-    config = run.config
-    return run.plan.strategy is not None or config.schedule != "constant"
 
 
 def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""One compiled training step, shared by all seeds and learning rates of a config."""
+"""The training step of every run: a gradient and a chain, compiled once."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,204 +13,161 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax.training.data.augmentations import step_key
-from dpoptax.training.models import example_loss
-from dpoptax.training.run.chain import TrainingChain
+from dpoptax.training.run.feeding import Loaded, Resident
+from dpoptax.training.run.step_keys import step_key
 from dpoptax.users import per_user_loss
 
-Step = Callable[..., tuple[Any, Any]]
-"""`step(state, batch, mask, frozen) -> state`; a state is `(params, opt_state)`."""
 
-
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Resident:
-    """A batch as rows of a split that is on the device already.
+class Step:
+    """The training step of a run. Steps with equal keys share one compiled program.
 
     Attributes:
-        split: Leaves (N, ...).
-        rows: (B,), int32; of users (B, R).
-        indices: (B,), int32: which record of the split each example is, or which user.
-        rows_mask: Of users, which of their rows there are, (B, R); else None.
+        loss_fn: `loss_fn(params, example)`, the scalar loss of one example. It may take a key as a
+            third argument, and gets the keyword `frozen` unless that is None.
+        clip: As for `clipped_grad`. None: neither clipped nor noisy, for training without privacy.
+        optimizer: The whole chain, with the noise.
+        batch_size: Expected number of examples. Sums without a clip are divided by it.
+        per_user: Whether each row of a batch is a user with several examples.
+        has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and is dropped.
+        microbatch_size: As for `clipped_grad`.
+        key: Everything that the program depends on. None: it is not shared.
     """
 
-    split: Any
-    rows: Any
-    indices: Any
-    rows_mask: Any = None
+    loss_fn: Callable[..., Any] = dataclasses.field(compare=False)
+    clip: dpoptax.Clip | float | None = dataclasses.field(compare=False)
+    optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
+    batch_size: int = dataclasses.field(compare=False)
+    per_user: bool = dataclasses.field(default=False, compare=False)
+    has_aux: bool = dataclasses.field(default=False, compare=False)
+    microbatch_size: int | None = dataclasses.field(default=None, compare=False)
+    key: Hashable = None
 
-    def examples(self) -> Any:
-        """Leaves (B, ...); of users (B, R, ...), and the mask of records."""
-        found = jax.tree.map(lambda values: values[self.rows], self.split)
-        return found if self.rows_mask is None else (found, self.rows_mask)
+    def __call__(
+        self,
+        params: Any,
+        opt_state: Any,
+        batch: Resident | Loaded,
+        mask: jax.Array,
+        frozen: Any,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> tuple[Any, Any]:
+        """Returns parameters and state after a step on a batch."""
+        gradient = self.gradient(frozen, mesh)
+        grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
+        updates, opt_state = self.optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
+        """Returns `gradient(params, opt_state, examples, mask, indices)`, the optimizer's input."""
+        loss = self.loss_fn
+        if frozen is not None:
+            loss = functools.partial(loss, frozen=frozen)
+        if self.per_user:
+            loss = per_user_loss(loss, has_aux=self.has_aux)
+        if self.clip is None:
+            return self._plain_gradient(loss, mesh)
+        clipped_grad = dpoptax.clipped_grad(
+            loss,
+            self.clip,
+            has_aux=self.has_aux,
+            microbatch_size=self.microbatch_size,
+            mesh=mesh,
+        )
+
+        def gradient(
+            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+        ) -> Any:
+            points = dpoptax.gradient_points(opt_state, params)
+            key = step_key(opt_state)
+            ids = None if key is None else indices
+            clipped = clipped_grad(points, batch, mask, key=key, ids=ids)
+            return clipped[0] if self.has_aux else clipped
+
+        return gradient
+
+    def _plain_gradient(
+        self, loss: Callable[..., Any], mesh: jax.sharding.Mesh | None
+    ) -> Callable[..., Any]:
+        def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+            return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
+
+        def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
+            def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
+                return jax.grad(total_loss)(params, batch, mask), None
+
+            return dpoptax.extend.in_microbatches(sums, self.microbatch_size)(batch, mask)[0]
+
+        if mesh is not None:
+            local = whole
+            whole = jax.shard_map(
+                lambda *args: jax.lax.psum(local(*args), "data"),
+                mesh=mesh,
+                in_specs=(P(), P("data"), P("data")),
+                out_specs=P(),
+                check_vma=False,
+            )
+
+        def gradient(
+            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+        ) -> Any:
+            total = whole(params, batch, mask)
+            # Divided by the expected size like the private gradient, not by the realised one.
+            return jax.tree.map(lambda leaf: leaf / self.batch_size, total)
+
+        return gradient
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A batch that was read for the step.
+class Program:
+    """A step for arguments of some shapes, which is compiled when it is first needed."""
 
-    Attributes:
-        batch: Leaves (B, ...); of users, leaves (B, R, ...) and the mask of records, (B, R).
-        indices: (B,), int32: which record of the split each example is, or which user.
-    """
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
+        self.lowered = lowered
 
-    batch: Any
-    indices: Any
+    @functools.cached_property
+    def compiled(self) -> Callable[..., tuple[Any, Any]]:
+        """`compiled(state, batch, mask, frozen)`; the state's arrays are donated."""
+        return self.lowered.compile()
 
-    def examples(self) -> Any:
-        """The examples that were read."""
-        return self.batch
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of the program, without the values of large constants."""
+        module: Any = self.lowered.compiler_ir()
+        text = module.operation.get_asm(large_elements_limit=1000)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def compile_step(
-    chain: TrainingChain,
-    model: nn.Module,
-    example_args: tuple[Any, ...],
-    mesh: jax.sharding.Mesh | None = None,
-) -> Step:
-    """Compiles the training step of a run.
-
-    `batch` is a `Resident` or a `Loaded`; `frozen` holds the variables of the model that are not
-    trained. The arrays of the state are donated. Key and learning rate are in `opt_state`, so runs
-    that differ only in seed and learning rate get the same executable.
+def make_program(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -> Program:
+    """Returns the program of a step, the same one for equal steps and shapes.
 
     Args:
-        chain: The resolved run.
-        model: Maps one example's inputs to logits.
-        example_args: Arguments of the step; only their shapes and types are used.
+        step: The step. Noise key and learning rate are in the state of its optimizer, so runs that
+            differ only in these share a program.
+        args: `((params, opt_state), batch, mask, frozen)`; only shapes and types are used. The
+            batch is a `Resident` or a `Loaded`.
         mesh: Devices along an axis "data" that share the examples; None: one device.
     """
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
-    return _compile(chain, model, tuple(leaves), structure, mesh)
+    if step.key is None:
+        return _lower(step, args, mesh)
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
+    return _shared_program(step, tuple(leaves), structure, mesh)
 
 
 @functools.lru_cache(maxsize=64)
-def _compile(
-    chain: TrainingChain,
-    model: nn.Module,
-    leaves: Any,
-    structure: Any,
-    mesh: jax.sharding.Mesh | None,
-) -> Step:
-    args = jax.tree.unflatten(structure, leaves)
-    return lower_step(build_step(chain, model, mesh), args, mesh).compile()
+def _shared_program(
+    step: Step, leaves: Any, structure: Any, mesh: jax.sharding.Mesh | None
+) -> Program:
+    return _lower(step, jax.tree.unflatten(structure, leaves), mesh)
 
 
-def lower_step(
-    unpacked: Callable[..., tuple[Any, Any]], args: Any, mesh: jax.sharding.Mesh | None
-) -> jax.stages.Lowered:
-    """Lowers a `Step` from `unpacked(params, opt_state, batch, mask, frozen)`.
-
-    The arrays of the state are donated. On a mesh, batches are split over its axis "data".
-    """
+def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
         shardings = {"in_shardings": (whole, rows, rows, whole), "out_shardings": whole}
 
     def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
-        return unpacked(*state, *rest)
+        return taken(*state, *rest, mesh=mesh)
 
-    return jax.jit(step, donate_argnums=0, **shardings).lower(*args)
-
-
-def build_step(
-    chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None = None
-) -> Callable[..., tuple[Any, Any]]:
-    """Builds `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` of a config."""
-    if not chain.config.method.private:
-        return make_step(
-            lambda frozen: _plain_gradient(chain, model, mesh, frozen), chain.optimizer
-        )
-    options = {"microbatch_size": chain.config.microbatch_size, "mesh": mesh}
-    return make_step(
-        lambda frozen: private_gradient(_loss(chain, model, frozen), chain.clip, **options),
-        chain.optimizer,
-    )
-
-
-def make_step(
-    gradient_of: Callable[[Any], Callable[..., Any]], optimizer: optax.GradientTransformation
-) -> Callable[..., tuple[Any, Any]]:
-    """Makes `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` to trace.
-
-    Args:
-        gradient_of: Returns `gradient(params, opt_state, examples, mask, indices)` from `frozen`.
-        optimizer: The whole chain.
-    """
-
-    def step(
-        params: Any, opt_state: Any, batch: Resident | Loaded, mask: jax.Array, frozen: Any
-    ) -> tuple[Any, Any]:
-        gradient = gradient_of(frozen)
-        grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    return step
-
-
-def private_gradient(
-    loss_fn: Callable[..., Any], clip: dpoptax.Clip | float, **options: Any
-) -> Callable[..., Any]:
-    """Returns the clipped gradient of a loss, at the points and with the key of the state.
-
-    Args:
-        loss_fn: As for `clipped_grad`.
-        clip: As for `clipped_grad`.
-        **options: Of `clipped_grad`. Auxiliary outputs, which are private, are dropped.
-    """
-    clipped_grad = dpoptax.clipped_grad(loss_fn, clip, **options)
-
-    def gradient(
-        params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-    ) -> Any:
-        points = dpoptax.gradient_points(opt_state, params)
-        key = step_key(opt_state)
-        ids = None if key is None else indices
-        clipped = clipped_grad(points, batch, mask, key=key, ids=ids)
-        return clipped[0] if options.get("has_aux") else clipped
-
-    return gradient
-
-
-def _loss(chain: TrainingChain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
-    """Returns the loss of one example, or of one user."""
-    loss = chain.config.method.loss(example_loss(model, frozen))
-    return per_user_loss(loss) if chain.config.unit == "user" else loss
-
-
-def _plain_gradient(
-    chain: TrainingChain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
-) -> Callable[..., Any]:
-    config = chain.config
-    loss = _loss(chain, model, frozen)
-
-    def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
-        return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
-
-    def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
-        def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
-            return jax.grad(total_loss)(params, batch, mask), None
-
-        return dpoptax.extend.in_microbatches(sums, config.microbatch_size)(batch, mask)[0]
-
-    if mesh is not None:
-        local = whole
-        whole = jax.shard_map(
-            lambda *args: jax.lax.psum(local(*args), "data"),
-            mesh=mesh,
-            in_specs=(P(), P("data"), P("data")),
-            out_specs=P(),
-            check_vma=False,
-        )
-
-    def gradient(
-        params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-    ) -> Any:
-        total = whole(params, batch, mask)
-        # Divided by the expected size like the private gradient, not by the realised one.
-        return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
-
-    return gradient
+    return Program(jax.jit(step, donate_argnums=0, **shardings).lower(*args))

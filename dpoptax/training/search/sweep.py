@@ -182,7 +182,7 @@ def prepare(
             "its tokens, so the sensitivity of the accuracy on held-out examples is not known"
         )
     size = streaming.source_size(dataset.test)
-    if sweep.held_out == "private":
+    if sweep.held_out == "private" and dataset.num_classes is not None:
         labels = cast(Split, dataset.test)["labels"][np.arange(size)]
         if labels.min(initial=0) < 0:
             raise ConfigError(

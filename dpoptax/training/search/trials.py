@@ -166,13 +166,22 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
     dataset = dataset_of(config, held_out=trial.held_out)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
-    result = train(config, dataset, plan, progress=progress, place=place)
+    result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
     # A later start reads this record.
     record = records.plain({**result.summary, "history": result.history})
     if trial.keep_params:
         records.save_params(path.with_suffix(".msgpack"), result.params)
     records.write_json(path, record)
     return record
+
+
+def _check_accuracy(record: dict[str, Any]) -> None:
+    """Raises, before the first step, if a run has no metric to choose by."""
+    if "test_accuracy" not in record:
+        raise ConfigError(
+            "runs are compared by their accuracy, which the metrics of this model do not have; "
+            "let them return 'accuracy', a number in [0, 1] that is better if it is larger"
+        )
 
 
 def _pickled(work: Any) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset, register_file_dataset
+from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -76,21 +76,6 @@ def load_folders(train: Path, val: Path, name: str) -> Dataset:
     return Dataset(name, splits[0], splits[1], len(classes))
 
 
-def load_image_folder(data_dir: Path) -> Dataset:
-    """Reads the images in class folders under train/ and val/ of `data_dir`.
-
-    Raises:
-        ConfigError: As for `load_folders`, or a folder is missing.
-    """
-    for split in ("train", "val"):
-        if not (data_dir / split).is_dir():
-            raise ConfigError(
-                f"dataset='image_folder' needs a folder {split}/ of class folders, which is not in "
-                f"data_dir={str(data_dir)!r}; give another --data-dir"
-            )
-    return load_folders(data_dir / "train", data_dir / "val", "image_folder")
-
-
 def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
     numbers = {name: number for number, name in enumerate(classes)}
     paths, labels = [], []
@@ -109,6 +94,3 @@ def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
             f"{folder} has no images in class folders; put each image as CLASS/NAME.JPEG"
         )
     return ImageFolder(tuple(paths), tuple(labels))
-
-
-register_file_dataset("image_folder", load_image_folder)

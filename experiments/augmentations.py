@@ -1,11 +1,10 @@
-"""Random shifts and flips of images, and the keys that losses with randomness take each step."""
+"""Shifts and flips images at random."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dpoptax.training.errors import ConfigError
 
@@ -50,38 +49,3 @@ def flipped(augment: Augment) -> Augment:
         return {**changed, "inputs": image}
 
     return flip
-
-
-class StepKeysState(NamedTuple):
-    """State of `step_keys`.
-
-    Attributes:
-        augmentation_key: What every step's key is folded from.
-        augmentation_count: Number of updates so far.
-    """
-
-    augmentation_key: Any
-    augmentation_count: Any
-
-
-def step_keys(key: jax.Array) -> optax.GradientTransformation:
-    """Passes updates on and counts them, for `step_key`."""
-
-    def init(params: Any) -> StepKeysState:
-        del params
-        return StepKeysState(key, jnp.zeros([], jnp.int32))
-
-    def update(updates: Any, state: StepKeysState, params: Any = None) -> tuple[Any, StepKeysState]:
-        del params
-        count = optax.safe_increment(state.augmentation_count)
-        return updates, state._replace(augmentation_count=count)
-
-    return optax.GradientTransformation(init, update)
-
-
-def step_key(opt_state: Any) -> jax.Array | None:
-    """The key of the coming step, from the optimizer's state; None where it has no `step_keys`."""
-    key = optax.tree.get(opt_state, "augmentation_key")
-    if key is None:
-        return None
-    return jax.random.fold_in(key, optax.tree.get(opt_state, "augmentation_count"))

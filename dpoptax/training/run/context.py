@@ -1,0 +1,126 @@
+"""The folder, the logs and the devices of a run."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+
+from dpoptax.training.run import records, resume
+from dpoptax.training.run.checkpoints import Checkpoints
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.phases import Phases
+
+Record = dict[str, Any]
+
+Log = list[Record] | str | Path | Callable[[Record], object] | None
+"""Destination of records: a list, a file of JSON lines, or a function."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Runtime context of a run. It does not affect the releases.
+
+    Attributes:
+        place: The devices that it computes on.
+        phases: Measures the time of each part.
+        checkpoints: Where states are saved. None: they are not saved.
+        begun: The record of the run that began in the folder; None for a new one.
+        observe: Called with each record.
+        progress: Whether to show a progress bar.
+        shown: The last step whose records an earlier start has shown.
+    """
+
+    place: Devices
+    phases: Phases
+    checkpoints: Checkpoints | None = None
+    begun: Record | None = None
+    observe: Callable[[Record], object] = lambda record: None
+    progress: bool = False
+    shown: int = 0
+
+
+@contextlib.contextmanager
+def open_context(
+    workdir: Path | None,
+    place: Devices,
+    phases: Phases,
+    *,
+    log: Log = None,
+    progress: bool = False,
+    exact: bool = False,
+    private: bool = True,
+) -> Iterator[Context]:
+    """Opens the folder and the logs of a run.
+
+    Args:
+        workdir: For checkpoints and metrics.jsonl; None: neither is written.
+        place: As for `Context`.
+        phases: As for `Context`.
+        log: Gets each record too.
+        progress: As for `Context`.
+        exact: Whether a step that was shown has to come to the same metrics when it is run again.
+        private: Whether steps that were shown have released anything.
+
+    Raises:
+        TypeError: `log` is neither of its kinds.
+        CheckpointError: The folder cannot be used.
+    """
+    checkpoints, begun, earlier = None, None, dict[int, Record]()
+    sinks: list[Callable[[Record], object]] = []
+    with contextlib.ExitStack() as stack:
+        if workdir is not None:
+            checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
+            with phases("checkpoints"):
+                begun = resume.begun(checkpoints, workdir)
+            metrics = workdir / resume.METRICS
+            earlier = resume.shown_records(metrics) if private else {}
+            sinks.append(stack.enter_context(metrics_file(metrics, max(earlier, default=0))))
+        if isinstance(log, str | Path):
+            Path(log).parent.mkdir(parents=True, exist_ok=True)
+            sinks.append(stack.enter_context(metrics_file(Path(log))))
+        elif isinstance(log, list):
+            sinks.append(log.append)
+        elif callable(log):
+            sinks.append(log)
+        elif log is not None:
+            raise TypeError(f"`log` must be a list, a path or a function, got {log!r}.")
+
+        def write(record: Record) -> None:
+            for sink in sinks if jax.process_index() == 0 else ():
+                sink(dict(record))
+
+        observe = resume.as_shown(write, earlier) if exact else write
+        shown = max(earlier, default=0)
+        yield Context(place, phases, checkpoints, begun, observe, progress, shown)
+
+
+@contextlib.contextmanager
+def metrics_file(path: Path, shown: int = 0) -> Iterator[Callable[[Record], object]]:
+    """A function that writes records; those up to step `shown` replace the file in one piece.
+
+    Until then it is what says that an earlier start has shown so many steps.
+    """
+    with contextlib.ExitStack() as stack:
+        file: TextIO | None = None
+        held = ""
+
+        def observe(record: Record) -> None:
+            nonlocal file, held
+            held += records.to_json(record) + "\n"
+            if record["step"] < shown:
+                return
+            if file is None:
+                partial = path.with_suffix(".partial")
+                opened = open(partial, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+                file = stack.enter_context(opened)
+                file.write(held)
+                file.flush()
+                partial.replace(path)
+            else:
+                file.write(held)
+            held = ""
+
+        yield observe
