@@ -20,14 +20,14 @@ def shifted(most: int, *, mirrored: bool = False) -> Augment:
     the example stays.
     """
     if not isinstance(most, int) or most < 0:
-        raise ConfigError(f"shift={most!r} is not allowed; give a number of pixels, 0 for none")
+        raise ConfigError(f"`shift` must be a nonnegative integer, got {most!r}.")
 
     def augment(example: Any, key: jax.Array) -> Any:
         image = example["inputs"]
         if image.ndim != 3:
             raise ConfigError(
-                f"shifts want images (height, width, channels), not inputs of shape {image.shape}; "
-                "take another method"
+                "The inputs must be images (height, width, channels) to be shifted, got shape "
+                f"{image.shape}. Use another method."
             )
         down, right = jax.random.randint(key, (2,), 0, 2 * most + 1)
         mode = "symmetric" if mirrored else "constant"

@@ -42,8 +42,8 @@ def kept_in(folder: Path) -> Iterator[None]:
         place = _prepared(folder / _machine())
     except (OSError, RuntimeError) as error:
         warnings.warn(
-            f"nothing compiled is kept for the next start: {error}; name another folder "
-            "in the environment variable JAX_COMPILATION_CACHE_DIR",
+            f"Compiled programs are not kept for the next start ({error}). Set the environment "
+            "variable JAX_COMPILATION_CACHE_DIR to another folder.",
             stacklevel=2,
         )
         yield

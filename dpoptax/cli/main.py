@@ -18,26 +18,26 @@ _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 _COMMANDS = {
     "train": """\
   train CONFIG --workdir DIR [--FIELD VALUE ...]
-        one run; CONFIG is a Python file with get_config(), or FILE:NAME for
-        one of the runs of its get_configs(); any field can be overridden""",
+        trains one run; CONFIG is a Python file with get_config(), or FILE:NAME
+        for one of the runs of get_configs(); any field can be overridden""",
     "plan": """\
   plan CONFIG [--FIELD VALUE ...]
-        noise, ε, what attacks can do, memory and FLOPs of that run, without
-        training; a table where CONFIGs name several runs
+        computes noise, ε, power of attacks, memory and FLOPs of the run without
+        training; several runs give a table
   plan [CONFIG] --suggest [--examples E | --flops F]
-        batch size, steps and noise for a compute budget""",
+        suggests batch size, steps and noise for a compute budget""",
     "compare": """\
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
           [--learning-rates R...] [--set FIELD=VALUE...]
-        several configs at one ε: a table and a figure""",
+        trains several configs at one ε and writes a table and a figure""",
     "sweep": """\
   sweep CONFIG... --workdir DIR
           --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
-        the best of many settings, at an ε that covers the choice""",
+        trains many settings and keeps the best; its ε covers the choice""",
     "audit": """\
   audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
-        attacks on the training that each CONFIG says: a table of claimed ε
-        and audited lower bound; exit code 1 if a bound exceeds its claim""",
+        attacks the training of each CONFIG and lists the claimed ε and lower
+        bounds on it; exit code 1 if a bound exceeds the claim""",
 }
 
 _LISTED = "\n".join(_COMMANDS.values())
@@ -49,7 +49,7 @@ Differentially private training in JAX.
 commands:
 {_LISTED}
 
-`dpoptax train CONFIG --help`, and so on, lists all options;
+`dpoptax train CONFIG --help` lists all options, and so on.
 `dpoptax --version` prints the version."""
 
 
@@ -91,8 +91,8 @@ def run_command(
             if error.name is None or error.name.partition(".")[0] not in _EXTRA:
                 raise
             raise SystemExit(
-                f"{program}: error: the command line needs {error.name}, which is not installed; "
-                "pip install 'dpoptax[train]'"
+                f"{program}: error: The command line needs {error.name}, which is not installed. "
+                "Run: pip install 'dpoptax[train]'"
             ) from error
         except (ValueError, OSError) as error:
             print(f"{program}: error: {error}", file=sys.stderr)
@@ -112,11 +112,13 @@ def _dispatch(arguments: list[str]) -> int:
     command, *rest = arguments
     if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
         print(f"usage: dpoptax {_COMMANDS[command].strip()}\n")
-        print(f"The options are the config's fields: dpoptax {command} CONFIG --help lists them.")
+        print(
+            f"The options are the fields of the config. List them: dpoptax {command} CONFIG --help"
+        )
         if not rest:
             print(
-                f"dpoptax: error: {command} needs the path of a config, a Python file with "
-                f"get_config(): dpoptax {command} CONFIG",
+                f"dpoptax: error: `dpoptax {command}` needs the path of a config, a Python file "
+                "with get_config().",
                 file=sys.stderr,
             )
         return 0 if rest else 2

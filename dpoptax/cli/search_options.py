@@ -57,5 +57,5 @@ def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
         for name, config in configs.items()
     }
     if len(given) < len(names):
-        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
+        raise ConfigError(f"`configs` must name each config once, got {', '.join(names)}.")
     return given

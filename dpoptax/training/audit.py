@@ -99,14 +99,14 @@ def audit_config(
     """
     if not config.method.private or config.noise_multiplier == 0:
         raise ConfigError(
-            f"method={config.method.name} with noise_multiplier={config.noise_multiplier} claims "
-            "no ε, so there is nothing to audit; give a private method and noise"
+            f"`config` must claim an ε to be audited, got method={config.method.name} with "
+            f"noise_multiplier={config.noise_multiplier}. Use a private method with noise."
         )
     if (unproven := config.method.unproven()) is not None:
         raise ConfigError(
-            f"method={config.method.name} claims no ε that an audit could contradict: {unproven}. "
-            "Give a method with a proof; to audit an ε that others claim for it, use "
-            "dpoptax.auditing with claimed_epsilon"
+            f"`method` must have a privacy proof to be audited, got {config.method.name}: "
+            f"{unproven}. To audit an ε that others claim for it, use dpoptax.auditing with "
+            "`claimed_epsilon`."
         )
 
     def tell(name: str) -> None:

@@ -46,7 +46,9 @@ def make_private(folder: Path) -> None:
     # Whose a new file is, and not who this process is: a disk of the network may call both nobody.
     with tempfile.TemporaryFile(dir=folder) as file:
         if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
-            raise PermissionError(f"{folder} belongs to another user")
+            raise PermissionError(
+                f"The folder {folder} must belong to the current user. Use another folder."
+            )
     if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         folder.chmod(0o700)
 
@@ -66,11 +68,19 @@ def _check_others_keep_out(folder: Path) -> None:
     """Raises unless only this user can write to the folder or replace it."""
     found, *around = (place.stat() for place in (folder, *folder.resolve().parents))
     if found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+        raise PermissionError(
+            f"The folder {folder} must belong to the current user. Use another folder."
+        )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or any(map(_open_to_others, around)):
-        raise PermissionError(f"others may write to {folder}, whose files would be used")
+        raise PermissionError(
+            f"The folder {folder} must not be writable by other users, who could replace its "
+            "files. Remove their write permission from it and its parents."
+        )
     if any(x.st_uid not in (found.st_uid, 0, around[-1].st_uid) for x in around):
-        raise PermissionError(f"{folder} is in a folder of another user, who could replace it")
+        raise PermissionError(
+            f"The folder {folder} must not be inside a folder of another user, who could replace "
+            "it. Use another folder."
+        )
     folder.chmod(0o700)
 
 

@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 Accountant = Literal["pld", "rdp", "monte_carlo"]
 """As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
 
-_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
+_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive integer")
 _SEED = Numbers(
     lambda x: isinstance(x, int) and 0 <= x < 2**256,
-    "a whole number from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
+    "an integer from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
 )
-_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "a positive finite number")
+_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "positive and finite")
 _CLIP_NORM = Numbers(
     _POSITIVE.valid,
-    "a positive finite number; gradients that are all scaled to one length are clip='auto_v', a "
-    "bound that is found is method=AdaptiveClip(), and none at all method=NonPrivate()",
+    "positive and finite",
+    " Use clip='auto_v' to scale all gradients to one norm, method=AdaptiveClip() to adapt the "
+    "bound, or method=NonPrivate() to train without clipping.",
 )
-_FRACTION = Numbers(lambda x: 0 < x < 1, "a number strictly between 0 and 1")
-_NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "a finite number that is not negative")
+_FRACTION = Numbers(lambda x: 0 < x < 1, "strictly between 0 and 1")
+_NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "finite and at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,40 +138,41 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise ConfigError(
-                f"method={self.method!r} is not a method; give an instance of a Method, such as "
-                "dpoptax.training.methods.DPSGD()"
+                f"`method` must be a Method, got {self.method!r}. Pass an instance such as "
+                "dpoptax.training.methods.DPSGD()."
             )
         check(self)
         stronger = self.fixed_point or self.generator == "chacha20"
         if stronger and (not self.method.private or self.method.unproven() is not None):
             raise ConfigError(
-                f"fixed_point=True and generator='chacha20' strengthen a guarantee, and are not "
-                f"for method={self.method.name}, which has none; leave them out"
+                "`method` must have a privacy guarantee for fixed_point=True and "
+                f"generator='chacha20', got {self.method.name}. Omit both options."
             )
         if self.generator == "chacha20" and self.sampling == "min_separation":
             raise ConfigError(
-                "generator='chacha20' draws batches by SHAKE-256, and sampling='min_separation' "
-                "cannot; give generator='threefry', or sampling='balls_in_bins'"
+                "`sampling` must not be 'min_separation' with generator='chacha20', because it "
+                "cannot draw batches by SHAKE-256. Use generator='threefry' or "
+                "sampling='balls_in_bins'."
             )
         if self.generator == "threefry" and self.seed is not None and self.seed >= 2**63:
             raise ConfigError(
-                "seed is above 2**63 - 1, for which keys of generator='threefry' have no bits; "
-                "give generator='chacha20', or a smaller one"
+                "`seed` must be below 2**63 with generator='threefry', whose keys have no more "
+                "bits. Pass a smaller seed, or use generator='chacha20'."
             )
         if self.unit == "user" and self.records_per_user is None:
             raise ConfigError(
-                "records_per_user=None with unit='user': give the largest number of examples that "
-                "a user has in a step"
+                "`records_per_user` must be given with unit='user', got None. Pass the largest "
+                "number of examples of a user in a step."
             )
         if self.unit == "example" and self.records_per_user is not None:
             raise ConfigError(
-                f"records_per_user={self.records_per_user} is for unit='user'; leave it out, or "
-                "give that"
+                "`records_per_user` must be None with unit='example', got "
+                f"{self.records_per_user}. Omit it, or use unit='user'."
             )
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
-                "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
-                "epsilon (the noise is calibrated to it) or noise_multiplier"
+                "`epsilon` or `noise_multiplier` must be given for a private method, got None for "
+                "both. Set `epsilon` to calibrate the noise, or set `noise_multiplier`."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,7 +220,9 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
     if ":" in path and not Path(path).is_file():
         path, pattern = path.rsplit(":", 1)
     if not Path(path).is_file():
-        raise ConfigError(f"config {path!r} is not a file; give a Python file's path")
+        raise ConfigError(
+            f"`config` must be a Python file, got {path!r}. Pass the path of an existing file."
+        )
     defined: dict[str, Any] = {}
     try:
         defined = vars(config_files.load(path))
@@ -227,11 +231,16 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
     except Exception as error:  # whatever the user's own code raises
         raise _raised_in(path, error, defined) from error
     if found is None:
-        raise ConfigError(f"config {path} defines no get_config(); it has to return a TrainConfig")
+        raise ConfigError(
+            f"The config file {path} must define get_config() or get_configs(), got neither. "
+            "Define get_config() and return a TrainConfig."
+        )
     for config in found.values():
         if not isinstance(config, TrainConfig):
             kind = type(config).__name__
-            raise ConfigError(f"config {path}: its functions returned {kind}; return a TrainConfig")
+            raise ConfigError(
+                f"The functions of the config file {path} must return a TrainConfig, got {kind}."
+            )
     chosen = {name: found[name] for name in found if fnmatch.fnmatchcase(name, pattern)}
     if not chosen:
         raise unknown_name("config", pattern, found)
@@ -240,12 +249,12 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
     """Returns the error for an exception in a config file: its line, and the known fields."""
-    where = f"config {path}{line_in(path, error)}"
+    where = f"Config file {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():
         if wrong and dataclasses.is_dataclass(kind) and getattr(kind, "__name__", "") == wrong[1]:
             names = (f.name for f in dataclasses.fields(kind) if f.init)
-            return unknown_name(f"{where}: field of {wrong[1]}", wrong[2], names)
+            return unknown_name(f"{where}: A field of {wrong[1]}", wrong[2], names)
     return ConfigError(f"{where}: {type(error).__name__}: {error}")
 
 
@@ -258,7 +267,8 @@ def load_config(path: str | Path) -> TrainConfig:
     configs = load_configs(path)
     if len(configs) > 1:
         raise ConfigError(
-            f"config {path} names {len(configs)} runs; give one as FILE:NAME, such as "
-            f"{path}:{next(iter(configs))}. dpoptax plan {path} lists them"
+            f"`config` must name one run, got {len(configs)} runs in {path}. Pass one as "
+            f"FILE:NAME, for example {path}:{next(iter(configs))}. `dpoptax plan {path}` lists all "
+            "of them."
         )
     return next(iter(configs.values()))

@@ -70,11 +70,12 @@ def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:  # whatever the user's own code raises
         raise ConfigError(
-            f"{field}={name!r} cannot be imported: {type(error).__name__}: {error}; give "
-            "MODULE:FUNCTION of a module in the current folder or of an installed one"
+            f"`{field}` must be a registered name or MODULE:FUNCTION, got {name!r}, whose import "
+            f"fails with {type(error).__name__}: {error}. Name a module in the current folder or "
+            "an installed module."
         ) from error
     if not callable(found):
-        raise ConfigError(f"{field}={name!r} is not a function; give MODULE:FUNCTION")
+        raise ConfigError(f"`{field}` must name a function, got {name!r}. Pass MODULE:FUNCTION.")
     return found
 
 

@@ -221,10 +221,13 @@ def _metrics(
         del opt_state
         found = evaluate(inputs.copied(params))  # the next step takes the arrays
         if found is not None and not isinstance(found, Mapping):
-            raise TypeError(f"`evaluate` must return metrics by name or None, got {found!r}.")
+            raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
         found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}
         if taken := found.keys() & {"step", "epsilon", "seconds"}:
-            raise ValueError(f"`evaluate` must not return {sorted(taken)}, which records have.")
+            raise ValueError(
+                f"`evaluate` must not return {sorted(taken)}, which are fields of every record. "
+                "Rename these metrics."
+            )
         return found
 
     return metrics
@@ -245,8 +248,8 @@ def _continued(
     resume.check_same_fields(_fields(plan, fixed_point), record, workdir)
     if key is not None and _words(key) != record["key"]:
         raise ValueError(
-            f"`key` must be that of the run in {workdir}, got another one. Omit it to go on with "
-            "the run, or pass another workdir for a new one."
+            f"`key` must be the key of the run in {workdir}, got another one. Omit it to continue "
+            "that run, or pass another workdir for a new run."
         )
     words = jnp.asarray(record["key"], jnp.uint32)
     key = jax.random.wrap_key_data(words) if words.size == 2 else words

@@ -109,8 +109,9 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
         return run
     if plan.seed != begun["seed"]:
         raise ConfigError(
-            f"seed differs from that of the run in {workdir}: it would go on with other noise on "
-            "the same data; give the old one, or another workdir for a new run"
+            f"`seed` must be the seed of the run in {workdir}, got another one. Otherwise the run "
+            "would add other noise to the same data. Pass the original seed, or another workdir "
+            "for a new run."
         )
     resume.check_same_fields(run.fields, begun, workdir)
     reached = max(begun["step"], context.shown)
@@ -119,8 +120,8 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
             spent = plan.epsilon(reached)
         if spent is not None and spent > config.epsilon:
             raise ConfigError(
-                f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in "
-                f"{workdir} has spent in {reached} steps; a budget cannot be taken back"
+                f"`epsilon` must be at least {spent:.4g}, which the run in {workdir} has spent in "
+                f"{reached} steps, got {config.epsilon:g}. A spent budget cannot be recovered."
             )
     return run
 
@@ -176,8 +177,8 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
     config, plan, place, phases = run.config, run.plan, context.place, context.phases
     if config.record_training_metrics and not streaming.in_memory(dataset.train):
         raise ConfigError(
-            "record_training_metrics=True reads the whole training split, which is streamed "
-            "from files; leave it out"
+            "`record_training_metrics` must be False for a data set that is streamed from files, "
+            "got True. The metrics would read the whole training split."
         )
     with phases("init"):
         first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]

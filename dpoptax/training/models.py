@@ -73,9 +73,14 @@ class FunctionModel:
 
     def __post_init__(self) -> None:
         if self.logits is None and self.loss is None:
-            raise ConfigError("a FunctionModel needs `logits` or `loss`; give one of them")
+            raise ConfigError(
+                "A FunctionModel must have `logits` or `loss`, got neither. Pass one of them."
+            )
         if self.logits is None and self.metrics is None and has_random_loss(self):
-            raise ConfigError("a FunctionModel whose loss takes a key needs `logits` or `metrics`")
+            raise ConfigError(
+                "A FunctionModel whose loss takes a key must have `logits` or `metrics`, got "
+                "neither. Pass one of them."
+            )
 
     # As a flax module.
 
@@ -137,8 +142,9 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
         raise _unfit(model, inputs, error) from error
     if others := made.keys() - {"params", "frozen"}:
         raise ConfigError(
-            f"model {type(model).__name__} keeps {', '.join(sorted(others))} next to its "
-            "parameters, which the data would change without noise; for BatchNorm take GroupNorm"
+            f"`model` must keep parameters only, got {type(model).__name__} with "
+            f"{', '.join(sorted(others))}. Such state would depend on the data without noise. Use "
+            "GroupNorm instead of BatchNorm."
         )
     return Variables(made["params"], made.get("frozen", {}))
 
@@ -152,8 +158,8 @@ def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError
     line = line_in(path, error)
     where = f" ({path}{line})" if line else ""
     return ConfigError(
-        f"model {type(model).__name__}{where} does not take one example alone, of shape "
-        f"{inputs.shape}: {type(error).__name__}: {error}"
+        f"`model` must take one example without a batch axis, got {type(model).__name__}{where}, "
+        f"which fails for inputs of shape {inputs.shape} with {type(error).__name__}: {error}"
     )
 
 
@@ -198,9 +204,10 @@ def token_losses(model: nn.Module, variables: Variables, example: Any) -> tuple[
     logits, labels = apply(model, variables, example["inputs"]), example["labels"]
     if logits.ndim != labels.ndim + 1:
         raise ConfigError(
-            f"model {type(model).__name__} makes an array of shape {logits.shape} of one example, "
-            f"of shape {example['inputs'].shape} with labels of shape {labels.shape}: want logits "
-            "for each label, and no axis of examples"
+            "`model` must return logits for each label of one example, got an array of shape "
+            f"{logits.shape} from {type(model).__name__} for inputs of shape "
+            f"{example['inputs'].shape} and labels of shape {labels.shape}. Remove any batch axis "
+            "from the model."
         )
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
     return losses, logits, labels >= 0
@@ -265,7 +272,9 @@ def example_metrics(
         measure = own.metrics or (lambda *args: {"loss": example_loss(model)(*args)})
         found = {name: jnp.asarray(x) for name, x in measure(variables.params, example).items()}
         if wrong := sorted(name for name, value in found.items() if value.shape):
-            raise ConfigError(f"metrics {', '.join(wrong)} of one example are not numbers")
+            raise ConfigError(
+                f"`metrics` must return scalars for one example, got arrays for {', '.join(wrong)}."
+            )
         if "accuracy" in found:  # a sweep adds noise for a change of one right answer
             found["accuracy"] = jnp.clip(jnp.nan_to_num(found["accuracy"]), 0.0, 1.0)
         return {name: (value, one) for name, value in found.items()}

@@ -30,11 +30,13 @@ class Numbers(NamedTuple):
 
     Attributes:
         valid: Whether one is among them.
-        remedy: Text for messages that names allowed values.
+        remedy: Names the allowed values in messages, after "must be".
+        hint: Ends messages with alternatives, if any.
     """
 
     valid: Callable[[float], bool]
     remedy: str
+    hint: str = ""
 
 
 def field(default: Value, role: Role, numbers: Numbers | None = None) -> Value:
@@ -59,7 +61,9 @@ def check(settings: Any) -> None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and numbers.valid(value)):
-            raise ConfigError(f"{each.name}={value!r} is not allowed; give {numbers.remedy}")
+            raise ConfigError(
+                f"`{each.name}` must be {numbers.remedy}, got {value!r}.{numbers.hint}"
+            )
 
 
 def role_of(declared: "dataclasses.Field[Any]") -> Role:
@@ -87,8 +91,8 @@ class Part:
             raise AttributeError(name)
         if name not in self._values:
             raise AttributeError(
-                f"{name} was read by code that may read fields of role {self._role} only; give the "
-                "field this role where it is declared"
+                f"`{name}` must have role {self._role} to be read here. Add this role to the "
+                "declaration of the field."
             )
         return self._values[name]
 

@@ -153,8 +153,8 @@ class PublishedSpec(DatasetSpec):
     def _check_images(self, features: FeatureMap) -> None:
         if self._kind != "images":
             raise ConfigError(
-                f"features={features.name!r} are of images, and dataset={self.name!r} is for "
-                f"{self._kind}; give features='none'"
+                f"`features` must be 'none' for dataset={self.name!r}, which is for {self._kind}, "
+                f"got {features.name!r}. Features need images."
             )
 
 

@@ -84,13 +84,13 @@ class Dataset:
     def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
-                f"unit='user', and dataset={self.name!r} does not say whose its examples are; "
-                "register a Dataset with owners, or give unit='example'"
+                f"dataset={self.name!r} must have owners with unit='user', got None. Register a "
+                "Dataset with `owners`, or use unit='example'."
             )
         if len(self.owners) != self.train_size:
             raise ConfigError(
-                f"dataset={self.name!r} has {len(self.owners)} owners for {self.train_size} "
-                "training examples; give one for each"
+                f"dataset={self.name!r} must have one owner for each of its {self.train_size} "
+                f"training examples, got {len(self.owners)} owners."
             )
         return UserTable(self.owners, 1, seed=0)
 
@@ -133,7 +133,8 @@ class Dataset:
     def _part_of_train(self, which: np.ndarray) -> Split:
         if not streaming.in_memory(self.train):
             raise ConfigError(
-                f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
+                f"dataset={self.name!r} must be in memory to hold out a part of it, got a streamed "
+                "data set. Hold out a part when you register it."
             )
         return {name: values[which] for name, values in cast(Split, self.train).items()}
 
@@ -220,14 +221,12 @@ class DatasetSpec:
         """Returns the directory of the files, or raises a ConfigError if it is not given."""
         if self.data_dir is None:
             raise ConfigError(
-                f"data_dir=None, and dataset={self.name!r} is read from files; give --data-dir, "
-                "the directory that holds them as they are published"
+                f"`data_dir` must be given for dataset={self.name!r}, got None. Pass --data-dir, "
+                "the directory with the published files."
             )
         directory = Path(self.data_dir)
         if not directory.is_dir():
-            raise ConfigError(
-                f"data_dir={str(directory)!r} is not a directory; give an existing one"
-            )
+            raise ConfigError(f"`data_dir` must be an existing directory, got {str(directory)!r}.")
         return directory
 
 
@@ -240,7 +239,8 @@ def _check_examples(name: str, dataset: object) -> None:
     """Raises a ConfigError if the result of a registered function cannot be trained on."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
-            f"dataset={name!r}: its function returned a {type(dataset).__name__}; return a Dataset"
+            f"The function of dataset={name!r} must return a Dataset, got a "
+            f"{type(dataset).__name__}."
         )
     for which in ("train", "test"):
         split = getattr(dataset, which)
@@ -249,15 +249,16 @@ def _check_examples(name: str, dataset: object) -> None:
         needed = {"inputs"} if dataset.num_classes is None else {"inputs", "labels"}
         if not needed <= split.keys():
             raise ConfigError(
-                f"dataset={name!r}, {which} has {', '.join(map(repr, split)) or 'nothing'}; give "
-                "'inputs' and 'labels'"
+                f"The {which} split of dataset={name!r} must have columns 'inputs' and 'labels', "
+                f"got {', '.join(map(repr, split)) or 'none'}."
             )
         for key, values in split.items():
             size = len(values)
             if not hasattr(values, "dtype") or not size or size != streaming.source_size(split):
                 raise ConfigError(
-                    f"dataset={name!r}, {which}[{key!r}] is a {type(values).__name__} of length "
-                    f"{size}; give equally long arrays, with a row for each example"
+                    f"The columns of the {which} split of dataset={name!r} must be equally long "
+                    f"arrays with a row for each example, got a {type(values).__name__} of length "
+                    f"{size} for {key!r}."
                 )
         if dataset.num_classes is None:
             continue
@@ -266,14 +267,15 @@ def _check_examples(name: str, dataset: object) -> None:
             continue
         if len(labels.shape) != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise ConfigError(
-                f"dataset={name!r}, {which}['labels'] are {labels.dtype} of shape {labels.shape}; "
-                "give the number of each example's class, integers of shape (N,)"
+                f"The {which} labels of dataset={name!r} must be integers of shape (N,), got "
+                f"{labels.dtype} of shape {labels.shape}. Pass the class of each example."
             )
         least, most = int(np.min(labels[:])), int(np.max(labels[:]))
         if least < 0 or most >= dataset.num_classes:
             raise ConfigError(
-                f"dataset={name!r}, {which}['labels'] are from {least} to {most}; give 0 to "
-                f"{dataset.num_classes - 1}, as num_classes={dataset.num_classes}"
+                f"The {which} labels of dataset={name!r} must be from 0 to "
+                f"{dataset.num_classes - 1}, got {least} to {most}. Correct the labels or "
+                f"num_classes={dataset.num_classes}."
             )
 
 
@@ -286,9 +288,9 @@ def _check_finite(name: str, dataset: Dataset) -> None:
         found, checked = streaming.count_not_finite(split)
         if found:
             raise ConfigError(
-                f"dataset={name!r}: {found} of {checked} {which} examples that were checked hold "
-                "NaN, an infinity, or a number beyond the range of float32. Leave these examples "
-                "out, or replace the values by a rule that looks at one example at a time."
+                f"The {which} examples of dataset={name!r} must be finite in float32, got NaN, "
+                f"infinity or a larger number in {found} of {checked} examples. Remove these "
+                "examples, or replace their values by a rule that looks at one example at a time."
             )
 
 

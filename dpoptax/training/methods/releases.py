@@ -68,7 +68,7 @@ class CorrelatedNoise(Doppler):
         try:
             return _optimal_strategy(steps, self.bands)
         except ImportError as error:
-            raise ConfigError(f"method={self.name}: {error}") from error
+            raise ConfigError(f"method={self.name} needs an optional package. {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,10 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
         if params is None:
-            raise ValueError("average_params needs the parameters: call update with params")
+            raise ValueError(
+                "`params` must be given to average_params, got None. Call `update(updates, state, "
+                "params)`."
+            )
         count = state.averaged_count
         kept = jnp.minimum(decay, (1.0 + count) / (10.0 + count))
         moved = optax.apply_updates(params, updates)

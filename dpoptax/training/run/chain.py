@@ -141,7 +141,10 @@ def _direction(name: str) -> optax.GradientTransformation:
     """Returns the optimizer that a config names, without its learning rate."""
     found = config_files.named("optimizer", name, DIRECTIONS)()
     if not isinstance(found, optax.GradientTransformation):
-        raise ConfigError(f"optimizer={name!r} made {found!r}; return an optax transformation")
+        raise ConfigError(
+            f"`optimizer` must name a function that returns an optax transformation, got {name!r}, "
+            f"which returned {found!r}."
+        )
     return found
 
 
@@ -166,9 +169,9 @@ def build_chain(
     chain = TrainingChain(fields, noise_multiplier, clip, stddev, rate, keys, random)
     if method.unproven() is None and type(method).noise is not Method.noise:
         raise ConfigError(
-            f"method={method.name}: the run is priced for the noise of its plan, and "
-            f"{type(method).__name__}.noise() makes other noise; leave it out, or return from "
-            "unproven() the reason why no ε holds"
+            f"method={method.name} must not override noise(), because the run is priced for the "
+            f"noise of its plan. Remove {type(method).__name__}.noise(), or return the reason why "
+            "no ε holds from unproven()."
         )
     _ = chain.optimizer  # so that errors show here
     return chain

@@ -53,7 +53,9 @@ class Checkpoints:
         try:
             cache_folder.make_private(self.directory)
         except OSError as error:
-            raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
+            raise CheckpointError(
+                f"The checkpoint directory {self.directory} cannot be created: {error}"
+            ) from None
         policies = ocp.checkpoint_managers.preservation_policy
         with ExitStack() as stack:
             let_no_other_in(self.directory, stack)
@@ -148,7 +150,7 @@ class Checkpoints:
         def read(step: int) -> tuple[Any, dict[str, Any]]:
             record = self._read_record(step)
             if record["leaves"] != _names(like):
-                raise ValueError("it holds other arrays than this model and method have")
+                raise ValueError("It holds arrays of another model or method.")
             target = {
                 name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
                 for name, x in _arrays(like).items()
@@ -168,8 +170,8 @@ class Checkpoints:
         record = self._manager.restore(step, args=args)["record"]
         if record["format"] != FORMAT or record["step"] != step:
             raise ValueError(
-                f"format {record['format']} of step {record['step']}, not {FORMAT} of {step}; a "
-                "run is finished by the version that began it"
+                f"It has format {record['format']} and step {record['step']}, not format {FORMAT} "
+                f"and step {step}. Continue a run with the version that started it."
             )
         return record
 
@@ -177,8 +179,8 @@ class Checkpoints:
         if not devices.same_on_all_hosts(repr(self.steps())):
             # Each would take its part of another step's batch, and add another step's noise.
             raise CheckpointError(
-                f"the hosts of this run would go on from other checkpoints in {self.directory}: "
-                "give a workdir on a disk that all of them see"
+                f"All hosts must see the same checkpoints in {self.directory}. Use a workdir on a "
+                "disk that they share."
             )
         failures: list[str] = []
         for step in self.steps():
@@ -191,16 +193,16 @@ class Checkpoints:
                 continue
             if failures:
                 warnings.warn(
-                    f"unreadable checkpoints in {self.directory} ({'; '.join(failures)}); going on "
-                    f"from step {step}",
+                    f"Skipped unreadable checkpoints in {self.directory} ({'; '.join(failures)}). "
+                    f"The run continues from step {step}.",
                     stacklevel=3,
                 )
             return step, result
         if failures:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}). A fresh "
-                "start would forget the earlier releases: restore the directory from a "
-                "backup, or give another workdir and count both runs"
+                f"No checkpoint in {self.directory} can be read ({'; '.join(failures)}). Starting "
+                "again would ignore the earlier releases. Restore the directory from a backup, or "
+                "use another workdir and account for both runs."
             )
         return None
 
@@ -223,10 +225,11 @@ class Checkpoints:
             yield
         except Exception as error:
             kept = self.steps()
-            last = f"step {kept[0]}" if kept else "nothing: not even the start was saved"
+            last = f"step {kept[0]}" if kept else "the start, which was not saved either"
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.directory}: {_first_line(error)}. Free space "
-                f"or mend the directory and run the same command again; it goes on from {last}"
+                f"A checkpoint cannot be written to {self.directory}: {_first_line(error)}. Free "
+                "space or repair the directory, then run the same command again. It continues "
+                f"from {last}."
             ) from error
 
 
@@ -249,8 +252,8 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
     except BlockingIOError:
         stack.close()
         raise CheckpointError(
-            f"another process trains in workdir={str(directory.parent)!r}: let it end, or give "
-            "this run another workdir"
+            f"The workdir {str(directory.parent)!r} is in use by another process. Wait until it "
+            "ends, or use another workdir."
         ) from None
     except OSError:
         pass  # a file system without locks

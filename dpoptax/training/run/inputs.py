@@ -70,8 +70,8 @@ def checked_data(
     if (unit == "user") != (users is not None):
         got = "None" if users is None else "a table"
         raise ValueError(
-            f"`users` must be the table whose sampler the plan has, and None if the plan draws "
-            f"examples. The plan draws {unit}s, got {got}."
+            "`users` must be the table that made the sampler of `plan`, or None if `plan` draws "
+            f"examples, got {got} for a plan that draws {unit}s."
         )
     if users is not None:
         users.sample(plan.sampler, 0)  # raises if the sampler does not draw this table's users
@@ -88,8 +88,8 @@ def checked_data(
     found, checked = streaming.count_not_finite(data)
     if found:
         raise ValueError(
-            f"`data` must be finite in float32, got {found} of {checked} examples with NaN, an "
-            "infinity or a larger number. Their gradients would count as zero."
+            f"`data` must be finite in float32, got NaN, infinity or a larger number in {found} of "
+            f"{checked} examples. Remove these examples, whose gradients would count as zero."
         )
     if place.mesh is None:
         return data

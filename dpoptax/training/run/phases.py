@@ -14,12 +14,12 @@ PATIENCE = 1.0
 _SAYS = {
     "devices": "waiting for devices",
     "data": "loading data",
-    "accounting": "working out the noise and ε",
-    "init": "preparing parameters and optimizer",
+    "accounting": "computing noise and ε",
+    "init": "initializing parameters and optimizer",
     "compile": "compiling the training step",
     "evaluation": "evaluating",
     "checkpoints": "waiting for a checkpoint",
-    "plan": "working out what the run costs",
+    "plan": "computing the cost of the run",
     "files": "writing parameters and figures",
 }
 """Messages by phase. A progress bar shows the others, such as steps."""

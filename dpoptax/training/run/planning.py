@@ -176,8 +176,8 @@ def text(name: str, cost: RunCost) -> str:
         lines.append(
             (
                 "attacks",
-                f"find at most {records.epsilon_text(100 * found, 1)} % of the {who} where they "
-                f"accuse 1 % of all others; μ = {records.epsilon_text(mu)}",
+                f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over {who} "
+                f"at a false-positive rate of 1 %; μ = {records.epsilon_text(mu)}",
             )
         )
     lines += [

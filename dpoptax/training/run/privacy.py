@@ -106,8 +106,8 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     """
     if config.batch_size > dataset_size:
         raise ConfigError(
-            f"batch_size={config.batch_size} exceeds the {dataset_size} {_counted(config)} of "
-            f"dataset={config.dataset!r}; give at most {dataset_size}"
+            f"`batch_size` must be at most {dataset_size}, the number of {_counted(config)} of "
+            f"dataset={config.dataset!r}, got {config.batch_size}."
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
@@ -127,15 +127,16 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
-                f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
-                f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
+                f"`noise_multiplier` must be given for {config.method.name}, got None. No noise "
+                f"can be calibrated for this method: {unproven}. Set noise_multiplier to reproduce "
+                "the paper. No ε will be stated."
             )
         return RunPlan(sampler, config.noise_multiplier, config.steps, None, unproven, seed)
     if config.sampling == "shuffled":
         raise ConfigError(
-            "sampling='shuffled' has no privacy guarantee: batches of a shuffled epoch depend on "
-            "each other, and ε of Poisson samples would be too small for them; give "
-            "sampling='poisson', or sampling='balls_in_bins' for each example once an epoch"
+            "`sampling` must not be 'shuffled' for a private method, because the batches of a "
+            "shuffled epoch depend on each other. Use sampling='poisson', or use "
+            "sampling='balls_in_bins' to draw each example once per epoch."
         )
     strategy = config.method.strategy(config.steps)
     if config.fixed_point and strategy is not None:
@@ -143,8 +144,9 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
             strategy.under(sampler).check_fixed_point()
         except ValueError as error:
             raise ConfigError(
-                f"fixed_point=True for method={config.method.name} with sampling="
-                f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
+                f"`fixed_point` must be False for method={config.method.name} with "
+                f"sampling={config.sampling!r}, got True. {error} Use sampling='cyclic' or "
+                "fixed_point=False."
             ) from error
     # Not imported above: help, which reads this module, does not wait for the accounting.
     promise = dpoptax.PrivacyPlan(
@@ -180,9 +182,9 @@ def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
     if config.steps not in runs:
         steps = " or ".join(str(steps) for steps in runs)
         raise ConfigError(
-            f"steps={config.steps} at batch_size={config.batch_size} are not a whole number of "
-            f"epochs of {dataset_size} {_counted(config)}, and random allocation lets each take "
-            f"part equally often: give steps={steps}, or sampling='balls_in_bins'"
+            "`steps` must be a whole number of epochs with sampling='random_allocation', got "
+            f"{config.steps} steps of batch_size={config.batch_size} for {dataset_size} "
+            f"{_counted(config)}. Set steps={steps}, or use sampling='balls_in_bins'."
         )
     return {"participations": runs[config.steps]}
 

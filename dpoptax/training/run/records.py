@@ -118,4 +118,4 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def check_count(name: str, value: int) -> None:
     """Raises a `ConfigError` unless `value` is at least 1."""
     if value < 1:
-        raise ConfigError(f"{name}={value} is not allowed; give at least 1")
+        raise ConfigError(f"`{name}` must be at least 1, got {value}.")

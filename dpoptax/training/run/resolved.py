@@ -115,8 +115,8 @@ def resolve(
     keys, random = own if keys is None else keys, has_random_loss(model)
     if random and not config.method.private:
         raise ConfigError(
-            f"model={config.model!r} has a loss with a key, which training without privacy does "
-            "not give; let it be without one, or give a private method"
+            "`model` must have a loss without a key for training without privacy, got "
+            f"{config.model!r}. Remove the key, or use a private method."
         )
     chain = build_chain(config, plan.noise_multiplier, keys, random=random)
     return ResolvedRun(config, plan, model, chain, init_key)

@@ -58,9 +58,9 @@ def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
     record = checkpoints.newest_record()
     if record is None and (workdir / METRICS).exists():
         raise CheckpointError(
-            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
-            "fresh start would forget the earlier releases: give another workdir, or "
-            "remove these files if they do not matter"
+            "`workdir` must not hold the metrics of a run without its checkpoints, got "
+            f"{str(workdir)!r}. Starting again would ignore the earlier releases. Use another "
+            "workdir, or remove these files if they do not matter."
         )
     return record
 
@@ -91,10 +91,9 @@ def as_shown(
         left_out = [step for step in earlier if passed < step < record["step"]]
         if left_out:
             raise ConfigError(
-                f"the run has shown step {left_out[0]}, and would go on without evaluating it: "
-                "whether it comes to the same metrics again would stay unknown, and "
-                "fixed_point=True promises ε against an adversary who sees every bit; give an "
-                f"eval_every that divides {left_out[0]}"
+                f"`eval_every` must divide {left_out[0]}, because the metrics of this step were "
+                "shown and must be reproduced. With fixed_point=True, every bit of the repeated "
+                "steps must be the same."
             )
         passed = record["step"]
         before = earlier.get(record["step"], {})
@@ -102,10 +101,10 @@ def as_shown(
         names = now.keys() & before.keys() - {"seconds", "epsilon"}
         if any(now[name] != before[name] for name in names):
             raise ConfigError(
-                f"the run has shown step {record['step']}, and does not come to the same metrics "
-                "again: it computes with another rounding, and fixed_point=True promises ε "
-                "against an adversary who sees every bit. Go on with the machine, the flags and "
-                "the test split that it began with; or give another workdir and count both runs"
+                f"The metrics of step {record['step']}, which were shown before, must be "
+                "reproduced exactly with fixed_point=True. This start rounds differently. Use the "
+                "original machine, flags and test split, or use another workdir and account for "
+                "both runs."
             )
         return observe(record)
 
@@ -119,9 +118,9 @@ def check_same_fields(new: dict[str, Any], record: dict[str, Any], workdir: Path
         before, now = old.get(field), new.get(field)
         if before != now:
             raise ConfigError(
-                f"{field}={now!r} differs from {before!r}, with which the run in {workdir} made "
-                f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
-                "another workdir for a new run"
+                f"`{field}` must be {before!r}, as in the first {record['step']} steps of the run "
+                f"in {workdir}, got {now!r}. Set {field}={before!r} to continue that run, or use "
+                "another workdir for a new run."
             )
 
 
@@ -166,9 +165,8 @@ def check_restored(
     _check_same_sums(record, identity.arithmetic, shown)
     if max(record["step"], steps) < shown:  # the stated ε would leave out steps
         raise ConfigError(
-            f"steps={steps} ends the run before step {shown}, whose metrics it has "
-            "shown: the stated epsilon would be that of fewer steps than were released; give "
-            f"steps={shown} or more"
+            f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "
+            f"{steps}. The stated ε would cover fewer steps than were released."
         )
 
 
@@ -187,9 +185,10 @@ def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) ->
         if value != old.get(name)
     )
     raise ConfigError(
-        f"the run has shown step {shown} and would go on from step {record['step']} with other "
-        f"arithmetic ({others}): steps run again would add the same noise to other sums. Go on "
-        "with the arithmetic that it began with, or give another workdir and count both runs"
+        f"The arithmetic of a run must not change after its metrics were shown. Step {shown} was "
+        f"shown, the last checkpoint is of step {record['step']}, and these values changed: "
+        f"{others}. Repeated steps would add the same noise to other sums. Restore the original "
+        "arithmetic, or use another workdir and account for both runs."
     )
 
 
@@ -200,9 +199,9 @@ def check_same_on_hosts(identity: Identity) -> None:
     """
     if not devices.same_on_all_hosts(repr((identity, identity.secrets))):
         raise ConfigError(
-            "the hosts of this run do not have the same config, seed and training examples, or not "
-            "the same versions: each would draw or read other records, and one could be twice in a "
-            "batch; give all of them the same config, files and packages"
+            "All hosts must have the same config, seed, training examples and package versions. "
+            "Otherwise hosts draw different batches, and one example could be in a batch twice. "
+            "Copy the same config, files and packages to all hosts."
         )
 
 
@@ -210,10 +209,10 @@ def _check_same_data(record: dict[str, Any], now: str) -> None:
     """Raises if the begun run had other examples or owners, or another published model."""
     if record.get("data") != now:
         raise ConfigError(
-            "the training examples, whose they are, or the weights of the published model differ "
-            f"from those of the run's first {record['step']} steps: no ε holds for two data sets "
-            "in one run, and steps that are run again would add the same noise to other gradients; "
-            "give the old ones (data_dir, pretrained), or another workdir for a new run"
+            "The training examples, their owners and the published weights must be those of the "
+            f"first {record['step']} steps of the run. No ε holds for two data sets in one run, "
+            "and repeated steps would add the same noise to other gradients. Restore the original "
+            "files (`data_dir`, `pretrained`), or use another workdir for a new run."
         )
 
 
@@ -223,8 +222,9 @@ def _check_ledger(record: dict[str, Any], opt_state: Any) -> None:
         restored = _ledger(ledger)
         if restored != stored or ledger.releases != record["step"]:
             raise ConfigError(
-                f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
-                f"{stored}: it is damaged; remove it, and the run goes on from the one before"
+                f"The checkpoint of step {record['step']} is damaged, because its ledger is "
+                f"{restored} but its record states {stored}. Remove it to continue from the "
+                "previous checkpoint."
             )
 
 

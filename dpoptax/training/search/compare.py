@@ -79,12 +79,12 @@ class Comparison:
         records.check_count("seeds", self.seeds)
         if self.trial_seeds is not None and not 1 <= self.trial_seeds <= self.seeds:
             raise ConfigError(
-                f"trial_seeds={self.trial_seeds} is not allowed; give 1 to seeds={self.seeds}"
+                f"`trial_seeds` must be between 1 and seeds={self.seeds}, got {self.trial_seeds}."
             )
         for name in ("learning_rates", "factors"):
             grid = getattr(self, name)
             if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
-                raise ConfigError(f"{name}={grid} is not allowed; give positive finite numbers")
+                raise ConfigError(f"`{name}` must be positive and finite, got {grid}.")
 
 
 def compare(
@@ -165,10 +165,10 @@ def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
         now = fingerprint(dataset_of(config, held_out=False), known["key"], test=True)
         if known["data"].setdefault(name, now) != now:
             raise ConfigError(
-                f"the examples of dataset={config.dataset!r}, or whose they are, differ from those "
-                f"that earlier runs in {path.parent} were trained or tested on: accuracies on both "
-                "do not compare, and runs of one seed would add the same noise to gradients on two "
-                "data sets; give the old ones (data_dir), or another workdir and count both"
+                f"The examples and owners of dataset={config.dataset!r} must be those of earlier "
+                f"runs in {path.parent}. Accuracies on other data do not compare, and runs with "
+                "one seed would add the same noise to gradients of two data sets. Restore the "
+                "original files (`data_dir`), or use another workdir and account for both."
             )
     return known
 
@@ -208,7 +208,9 @@ def _on_one_footing(
 ) -> tuple[dict[str, TrainConfig], float | None, float | None]:
     """The configs at one ε and δ on one data set, with these two; raises where they disagree."""
     if not configs:
-        raise ConfigError("no config given; give the path of at least one")
+        raise ConfigError(
+            "`configs` must name at least one config, got none. Pass the path of a config file."
+        )
     configs = _with_values(configs, comparison)
     private = {
         name: config
@@ -221,7 +223,7 @@ def _on_one_footing(
     delta = _common("delta", private, "--set delta=VALUE") if private else None
     if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
         _common("dataset", configs, "--dataset, or configs of one data set")
-        raise ConfigError("the configs have several data_dir; give --data-dir")
+        raise ConfigError("`data_dir` must be the same for all configs. Pass --data-dir.")
     _common("unit", configs, "--set unit=VALUE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = configs | {
@@ -257,12 +259,13 @@ def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dic
     for text in comparison.set:
         field = text.partition("=")[0].replace("-", "_")
         if field in options:
-            lacks = "" if "=" in text else " has no =VALUE, and"
             raise ConfigError(
-                f"set={text!r}{lacks} is not what decides {field}; give {options[field]}"
+                f"`set` must not contain {field}, got {text!r}. Pass {options[field]} instead."
             )
         if field in changes:
-            raise ConfigError(f"set={text!r}: a comparison has no use for {field}; leave it out")
+            raise ConfigError(
+                f"`set` must not contain {field}, which comparisons ignore, got {text!r}."
+            )
     configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}
     return settings.with_values(configs, comparison.set)
 
@@ -278,7 +281,9 @@ def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
     values = {name: getattr(config, field) for name, config in configs.items()}
     if len(set(values.values())) > 1 or None in values.values():
         listed = ", ".join(f"{name}: {value}" for name, value in values.items())
-        raise ConfigError(f"the configs state no common {field} ({listed}); give {remedy}")
+        raise ConfigError(
+            f"`{field}` must be the same for all configs, got {listed}. Pass {remedy}."
+        )
     return next(iter(values.values()))
 
 

@@ -49,7 +49,10 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
-            raise ConfigError("give the settings to try, either as --grid or as --random")
+            raise ConfigError(
+                "Exactly one of `grid` and `random` must be given. Pass --grid or --random with "
+                "the settings to try."
+            )
         if self.repetitions not in (known := ("fixed", *dpoptax.accounting.selection.SHAPES)):
             raise unknown_name("repetitions", self.repetitions, known)
         if self.held_out not in ("private", "public"):
@@ -57,7 +60,10 @@ class Sweep:
         if self.trials is not None:
             records.check_count("trials", self.trials)
         elif self.random or self.repetitions != "fixed":
-            raise ConfigError("trials=None; give --trials, how many to run (on average)")
+            raise ConfigError(
+                "`trials` must be given for random settings and random repetitions, got None. "
+                "Pass --trials with the (mean) number of trials."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +111,10 @@ def price(
     delta = first.stated_delta
     relations = sorted({guarantee.neighboring_relation for guarantee in guarantees})
     if len(relations) > 1:
-        raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
+        raise ConfigError(
+            f"`sampling` must have one neighboring relation for all trials, got {relations}. Use "
+            "one kind of sampling."
+        )
     events = [guarantee.event for guarantee in guarantees]
     singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
@@ -120,9 +129,9 @@ def price(
             return dpoptax.accounting.Guarantee(event, relation, "rdp").epsilon(delta)
         except ValueError as error:
             raise ConfigError(
-                f"repetitions={sweep.repetitions!r} has no price with trials={sweep.trials} at "
-                "these ε: so many batches may be cut that it uses up δ. Give fewer trials, a "
-                "smaller epsilon, or repetitions of another kind"
+                f"`repetitions` has no finite ε for {sweep.repetitions!r} with "
+                f"trials={sweep.trials}, because truncated batches alone may exceed δ. Use fewer "
+                "trials, a smaller `epsilon`, or another kind of repetitions."
             ) from error
 
     epsilon, stddev = selected(events, first.neighboring_relation), 0.0

@@ -80,8 +80,9 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
             axes.append((field, [low]))
         elif ranged:
             raise ConfigError(
-                f"{field}={text} changes the price of a trial, and the highest one counts; give a "
-                "list of values, or fixed repetitions"
+                f"`{field}` must be a list of values for random repetitions, got {text}. The field "
+                "changes the privacy cost of a trial. Pass FIELD=VALUE,VALUE,..., or use fixed "
+                "repetitions."
             )
         else:
             axes.append((field, values))
@@ -109,13 +110,16 @@ def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[t
     for text in given:
         field, separator, values = text.partition("=")
         if not (separator and values):
-            raise ConfigError(f"{text!r} has no =VALUE; give {form}")
+            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a value.")
         if not field:
-            raise ConfigError(f"{text!r} names no field; give {form}")
+            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a field.")
         pairs.append((field.replace("-", "_"), values))
     names = [field for field, _ in pairs]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)} names a field twice; give all its values at once")
+        raise ConfigError(
+            f"Settings must name each field once, got {', '.join(names)}. Pass all values of a "
+            "field together."
+        )
     return pairs
 
 
@@ -131,12 +135,14 @@ def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
         low, high = math.nan, math.nan
     if kind not in ("log", "uniform", "int") or not (-math.inf < low < high < math.inf):
         raise ConfigError(
-            f"{field}={text} is not a range; give log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH "
-            "with LOW below HIGH"
+            f"`{field}` must be a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH with LOW "
+            f"below HIGH, got {text}."
         )
     if kind == "log":
         if low <= 0:
-            raise ConfigError(f"{field}={text} has no logarithm; give a LOW above 0")
+            raise ConfigError(
+                f"`{field}` must be a logarithmic range with LOW above 0, got {text}."
+            )
         return math.exp(rng.uniform(math.log(low), math.log(high)))
     return int(rng.integers(int(low), int(high) + 1)) if kind == "int" else rng.uniform(low, high)
 
@@ -152,7 +158,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
         inner = field.removeprefix("method.")
         target, holder = (config.method, of_method) if inner != field else (config, own)
         if field not in known:
-            raise unknown_name(f"{name}: setting", field, known)
+            raise unknown_name(f"{name}: A setting", field, known)
         shown[field] = holder[inner] = _value(value, getattr(target, inner))
         if field in paths and isinstance(holder[field], str):
             holder[field] = Path(holder[field])

@@ -47,9 +47,9 @@ def run_sweep(
     )
     if begun.setdefault("data", data) != data:
         raise ConfigError(
-            f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
-            "with, or it does not say which these were: no ε holds for two data sets in one "
-            "sweep; give the old ones (data_dir), or another workdir and count both"
+            f"The training examples must be those of the sweep in {sweep.workdir}. No ε holds for "
+            "two data sets in one sweep. Restore the original files (`data_dir`), or use another "
+            "workdir and account for both sweeps."
         )
     cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
     with contextlib.ExitStack() as stack:
@@ -60,8 +60,8 @@ def run_sweep(
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
         elif _begun(configs, sweep)[0]["seed"] != seed:
             raise ConfigError(
-                f"another process has begun this sweep in {sweep.workdir} since this one was "
-                "started, and the result of both has no ε; the same command goes on with that one"
+                "`workdir` must not be shared with a sweep that starts at the same time, got "
+                f"{sweep.workdir}. Run the same command again to continue the other sweep."
             )
         return _run(begun, sweep, candidates, chosen, cost, progress=progress)
 
@@ -146,31 +146,33 @@ def prepare(
         ConfigError: As for `run_sweep`.
     """
     if not configs:
-        raise ConfigError("no config given; give the path of at least one")
+        raise ConfigError(
+            "`configs` must name at least one config, got none. Pass the path of a config file."
+        )
     candidates, chosen = _drawn(configs, sweep, seed)
     priced = _priced(configs, sweep, candidates)
     _check_one_data_set(priced)
     if any(candidate.config.unit == "user" for candidate in (*candidates, *priced)):
         raise ConfigError(
-            "unit='user', and a user may own examples that are trained on and others that are held "
-            "out, which the price of a sweep does not know; give unit='example', or choose the "
-            "settings on public data"
+            "`unit` must be 'example' in a sweep, got 'user'. A user may own both training and "
+            "held-out examples, which the price of a sweep does not cover. Use unit='example', or "
+            "choose the settings on public data."
         )
     if any(candidate.config.generator == "chacha20" for candidate in (*candidates, *priced)):
         raise ConfigError(
-            "generator='chacha20', and a sweep draws settings, scores and the seeds of its trials "
-            "by other generators, from 63 bits; give generator='threefry', or train the settings "
-            "that you choose on public data"
+            "`generator` must be 'threefry' in a sweep, got 'chacha20'. A sweep draws settings, "
+            "score noise and seeds of trials by other generators, from 63 bits. Use "
+            "generator='threefry', or choose the settings on public data and train them alone."
         )
     if sweep.repetitions == "fixed" and any(c.config.accountant == "monte_carlo" for c in priced):
         raise ConfigError(
-            "accountant='monte_carlo' draws the losses of one run, and the result of a sweep with "
-            "repetitions='fixed' costs those of all trials together; give accountant='pld', or "
-            "repetitions of another kind, which price each trial by Rényi divergences"
+            "`accountant` must not be 'monte_carlo' in a sweep with repetitions='fixed', because "
+            "it prices a single run. Use accountant='pld', or use random repetitions, which price "
+            "each trial by Rényi divergences."
         )
     dataset = dataset_of(priced[0].config, held_out=True)
     if progress:
-        say("working out what the sweep costs ...")
+        say("computing the cost of the sweep ...")
     with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
         plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
     if priced is not candidates:
@@ -178,17 +180,18 @@ def prepare(
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
-            f"dataset={dataset.name!r} has a label for each token: an example counts with all of "
-            "its tokens, so the sensitivity of the accuracy on held-out examples is not known"
+            f"dataset={dataset.name!r} must have one label for each example in a sweep, got a "
+            "label for each token. The sensitivity of the held-out accuracy is not known for "
+            "tokens."
         )
     size = streaming.source_size(dataset.test)
     if sweep.held_out == "private" and dataset.num_classes is not None:
         labels = cast(Split, dataset.test)["labels"][np.arange(size)]
         if labels.min(initial=0) < 0:
             raise ConfigError(
-                f"dataset={dataset.name!r} has negative labels, which count as none: accuracy "
-                "would be over the others, of which one example can be more than one in "
-                f"{size}, and the noise on scores is made for that; leave such examples out"
+                f"dataset={dataset.name!r} must not have negative labels in a sweep with private "
+                "held-out examples. Such labels do not count, so one example could change the "
+                f"accuracy by more than 1/{size}. Remove these examples."
             )
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
@@ -236,8 +239,8 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
     same = begun is not None and identity == {name: begun[name] for name in identity}
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(
-            f"{path} is of a sweep over other settings: its trials have been released already, and "
-            "are not part of this one's ε; give another workdir"
+            f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings. "
+            "The trials of that sweep are not part of this ε. Use another workdir."
         )
     seed_given = sweep.seed is not None
     if begun is None:
@@ -277,7 +280,7 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
         values = {getattr(candidate.config, field) for candidate in candidates}
         if len(values) > 1:
             listed = ", ".join(sorted(map(str, values)))
-            raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
+            raise ConfigError(f"`{field}` must be the same for all trials, got {listed}.")
 
 
 def _check_each_priced(
@@ -288,9 +291,9 @@ def _check_each_priced(
     for candidate in candidates:
         if make_plan(candidate.config, dataset_size).cost not in costs:
             raise ConfigError(
-                f"{candidate.name} with {candidate.changes} has noise that the sweep is not priced "
-                f"for: a field of {type(candidate.config.method).__name__} that decides its "
-                "strategy or cycle_length is declared with Role.UNPRICED; take that away"
+                f"The noise of each trial must be priced, got {candidate.name} with "
+                f"{candidate.changes}. A field of {type(candidate.config.method).__name__} changes "
+                "its strategy or cycle_length but has Role.UNPRICED. Remove this role."
             )
 
 
@@ -309,9 +312,9 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
         had = {name: record.get(name) for name in priced}
         if had != priced:
             raise ConfigError(
-                f"a trial in {directory} had {_listed(had)}, and would be priced as of "
-                f"{_listed(priced)}: its version, or its data, was another one. Finish the sweep "
-                "with these, or give another workdir and count both"
+                f"Trials in {directory} must match their price, got a trial with {_listed(had)} "
+                f"instead of {_listed(priced)}. Finish the sweep with its original version and "
+                "data, or use another workdir and account for both."
             )
 
 

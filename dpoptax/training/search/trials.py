@@ -55,12 +55,13 @@ class Trial:
     def __post_init__(self) -> None:
         if self.config.seed is None:
             raise ConfigError(
-                "seed=None: a trial needs a seed, to be the same when it is run again"
+                "`seed` must be given for a trial, got None. A repeated trial must use the same "
+                "seed."
             )
         if self.config.parallel == "hosts":
             raise ConfigError(
-                "parallel='hosts': several runs are trained by one process; give 'devices', or "
-                "train each by dpoptax train"
+                "`parallel` must not be 'hosts' for trials, which one process trains. Use "
+                "'devices', or train each config by `dpoptax train`."
             )
 
 
@@ -140,9 +141,9 @@ class Runner:
                     yield pending.pop(future), future.result()
         except BrokenProcessPool as error:
             raise ConfigError(
-                f"one of {self._processes} worker processes died: for lack of memory, unless it "
-                "printed an error above. Give fewer `processes`; the same command goes on with "
-                "the runs that are missing."
+                f"One of {self._processes} worker processes died, probably because it ran out of "
+                "memory. Use fewer `processes`, and run the same command again to train the "
+                "missing runs."
             ) from error
 
 
@@ -179,8 +180,8 @@ def _check_accuracy(record: dict[str, Any]) -> None:
     """Raises, before the first step, if a run has no metric to choose by."""
     if "test_accuracy" not in record:
         raise ConfigError(
-            "runs are compared by their accuracy, which the metrics of this model do not have; "
-            "let them return 'accuracy', a number in [0, 1] that is better if it is larger"
+            "The metrics of the model must include 'accuracy', by which runs are compared. Return "
+            "'accuracy', a number in [0, 1], from its `metrics`."
         )
 
 
@@ -190,8 +191,8 @@ def _pickled(work: Any) -> bytes:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"a config cannot be sent to a worker process: {error}. Define its classes and "
-            "functions at the top level of the config file, or give `processes` 1."
+            "The classes and functions of a config must be importable by worker processes, got "
+            f"{error}. Define them at the top level of the config file, or set processes=1."
         ) from error
 
 
@@ -204,8 +205,8 @@ def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dic
         job = pickle.loads(work)
     except (AttributeError, ImportError) as error:  # such as a class of a notebook
         raise ConfigError(
-            f"a worker process does not find a part of a config: {error}. Define it in the config "
-            "file or in a module, or give `processes` 1."
+            "The classes and functions of a config must be importable by worker processes, got "
+            f"{error}. Define them in the config file or in a module, or set processes=1."
         ) from error
     return _run(*job)
 
