@@ -18,7 +18,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
-    AdamBC,
     AdaptiveKalman,
     CorrelatedNoise,
     Disk,
@@ -28,7 +27,7 @@ from dpoptax.training.methods import (
     NonPrivate,
 )
 from experiments import models as models  # registers "transformer"
-from experiments.methods import Muon, ScaleThenPrivatize
+from experiments.methods import AdamBC, Muon, ScaleThenPrivatize
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}
 """Learning rates, which `--factors` multiplies, by optimizer."""

@@ -185,6 +185,25 @@ class ShrunkMuon(Muon):
 
 
 @dataclasses.dataclass(frozen=True)
+class AdamBC(Method):
+    """Adam that takes the known noise off its second moment (DP-AdamBC, Tang et al., 2024)."""
+
+    name: ClassVar[str] = "DP-AdamBC"
+
+    b1: float = 0.9
+    """Decay of the first moment, in [0, 1)."""
+    b2: float = 0.999
+    """Decay of the second moment, in [0, 1)."""
+    eps: float | None = None
+    """Least denominator; None: what noise alone leaves of the second moment."""
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Its Adam, whatever optimizer the config names."""
+        momentum = (1.0 - self.b1,), (-self.b1,)
+        return dpoptax.extend.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
+
+
+@dataclasses.dataclass(frozen=True)
 class SignSGD(Method):
     """The sign of each coordinate of the noisy gradient or its momentum (DP-SignSGD)."""
 

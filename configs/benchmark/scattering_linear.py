@@ -31,7 +31,6 @@ import dataclasses
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
-    AdamBC,
     AdaptiveKalman,
     CorrelatedNoise,
     Disk,
@@ -41,7 +40,7 @@ from dpoptax.training.methods import (
     NonPrivate,
 )
 from experiments.config import ExperimentConfig
-from experiments.methods import GeoDP, InnerOuter
+from experiments.methods import AdamBC, GeoDP, InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),

@@ -1,7 +1,7 @@
 """Configures DP-AdamBC on digits: Adam with noise-corrected second moments."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import AdamBC
+from experiments.methods import AdamBC
 
 
 def get_config() -> TrainConfig:

@@ -138,6 +138,8 @@ def fit(
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"`optimizer` must be an optax transformation, got {optimizer!r}.")
+    if clip is None:
+        raise TypeError("`clip` must be a `Clip` or the clipping bound, got None.")
     eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
     for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if every < 1:

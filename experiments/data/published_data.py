@@ -15,7 +15,7 @@ from dpoptax.training.data.dataset import (
     Shapes,
     Split,
     Unit,
-    register_file_dataset,
+    register_dataset,
 )
 from dpoptax.training.errors import ConfigError
 from experiments.data.features import FeatureMap, example_of, featured
@@ -85,7 +85,7 @@ def register(name: str, dataset: PublishedDataset) -> None:
     """Adds a data set. Plain configs can also use it if it has images."""
     PUBLISHED[name] = dataset
     if dataset.kind == "images":
-        register_file_dataset(name, dataset.load, dataset.shapes())
+        register_dataset(dataset.load, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,18 +127,17 @@ class PublishedSpec(DatasetSpec):
         return FeatureDataset(**fields)
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types like `DatasetSpec.shapes`, without computing features."""
-        if self.features is None:
-            return super().shapes(unit)
-        self._check_images(self.features)
-        images = dataclasses.replace(self, features=None).shapes(unit)
-        return images._replace(example=example_of(self.features, images.example))
+        """Returns sizes and types, as published without a directory, and computes no features.
 
-    def known_shapes(self) -> Shapes | None:
-        """Returns the published sizes."""
-        if self.name in PUBLISHED:
+        The number of users is known from the data only.
+        """
+        if self.features is not None:
+            self._check_images(self.features)
+            images = dataclasses.replace(self, features=None).shapes(unit)
+            return images._replace(example=example_of(self.features, images.example))
+        if self.data_dir is None and unit == "example" and self.name in PUBLISHED:
             return PUBLISHED[self.name].shapes(self.tokens.length)
-        return super().known_shapes()
+        return super().shapes(unit)
 
     def read(self) -> Dataset:
         """Reads the data set, with texts encoded by the tokenizer."""

@@ -266,8 +266,7 @@ def compared(tmp_path_factory):
         seeds=2,
         epsilon=4.0,
         learning_rates=(1e-3, 1.0),
-        l2_clip_norm=0.5,
-        optimizer="momentum",
+        set=("l2_clip_norm=0.5", "optimizer=momentum"),
     )
     return paths, workdir / "out", compare(configs, comparison, progress=False)
 

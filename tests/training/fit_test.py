@@ -374,6 +374,7 @@ def test_the_bar_shows_epsilon_and_quick_runs_have_none(capsys, monkeypatch):
         (TypeError, {"evaluate": 0.1}, "`evaluate` must be a function of the parameters, got 0.1"),
         (TypeError, {"log": 0.1}, "`log` must be a list, a path or a function, got 0.1"),
         (TypeError, {"clip": "l2"}, "`clip` must be"),
+        (TypeError, {"clip": None}, "`clip` must be"),
         (TypeError, {"params": {"f": jnp.tanh}}, "`params` must be a tree of arrays, got a"),
         (TypeError, {"data": (X, 0.1)}, "`data` must be a tree of arrays .* got a float"),
         (ValueError, {"eval_every": 0}, "`eval_every` must be at least 1, got 0"),

@@ -18,7 +18,6 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.methods import (
     DPSGD,
-    AdamBC,
     AdaptiveClip,
     CorrelatedNoise,
     Disk,
@@ -34,6 +33,7 @@ from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step_keys import step_key
 from experiments.augmentations import flipped, shifted
 from experiments.methods import (
+    AdamBC,
     Augmented,
     AugmentedDisk,
     GeoDP,

@@ -7,6 +7,7 @@ reads one record at a time.
 import dataclasses
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -139,29 +140,16 @@ class Dataset:
         return {name: values[which] for name, values in cast(Split, self.train).items()}
 
 
-DATASETS: dict[str, Callable[[], Dataset]] = {}
+DATASETS: dict[str, Callable[..., Dataset]] = {}
 
 
-def register_dataset(load: Callable[[], Dataset]) -> Callable[[], Dataset]:
-    """Makes `load` available as a config's `dataset` under its function name; a decorator."""
-    DATASETS[load.__name__] = load
-    return load
+def register_dataset(load: Callable[..., Dataset], name: str | None = None) -> Any:
+    """Makes `load` available as a config's `dataset` under its function name; a decorator.
 
-
-FILE_DATASETS: dict[str, tuple[Callable[[Path], Dataset], Shapes | None]] = {}
-
-
-def register_file_dataset(
-    name: str, load: Callable[[Path], Dataset], shapes: Shapes | None = None
-) -> None:
-    """Makes a data set that is read from a config's `data_dir` available as its `dataset`.
-
-    Args:
-        name: Name of the data set.
-        load: Reads it from that directory.
-        shapes: Sizes as published, for plans without the files.
+    If it requires an argument, this is the config's `data_dir`, the directory with its files.
     """
-    FILE_DATASETS[name] = load, shapes
+    DATASETS[load.__name__ if name is None else name] = load
+    return load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,27 +183,19 @@ class DatasetSpec:
         return dataset
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types as published without a directory, otherwise from the data.
-
-        The number of users is known from the data only.
-        """
-        if self.data_dir is None and unit == "example" and (known := self.known_shapes()):
-            return known
+        """Returns sizes and types."""
         return self.load().shapes(unit)
 
-    def known_shapes(self) -> Shapes | None:
-        """Returns the sizes that are known without any file."""
-        return FILE_DATASETS.get(self.name, (None, None))[1]
-
     def read(self) -> Dataset:
-        """Reads the data set from its function or its files."""
-        if self.name in DATASETS:
-            dataset = DATASETS[self.name]()
-            _check_examples(self.name, dataset)
-            return dataset
-        if self.name not in FILE_DATASETS:
-            raise unknown_name("dataset", self.name, (*DATASETS, *FILE_DATASETS))
-        return FILE_DATASETS[self.name][0](self.directory())
+        """Reads the data set by its function."""
+        if self.name not in DATASETS:
+            raise unknown_name("dataset", self.name, DATASETS)
+        load = DATASETS[self.name]
+        given = inspect.signature(load).parameters.values()
+        takes_folder = any(parameter.default is parameter.empty for parameter in given)
+        dataset = load(self.directory()) if takes_folder else load()
+        _check_examples(self.name, dataset)
+        return dataset
 
     def directory(self) -> Path:
         """Returns the directory of the files, or raises a ConfigError if it is not given."""

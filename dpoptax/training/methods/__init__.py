@@ -7,7 +7,6 @@ from dpoptax.training.methods.filters import Doppler as Doppler
 from dpoptax.training.methods.method import DPSGD as DPSGD
 from dpoptax.training.methods.method import Method as Method
 from dpoptax.training.methods.method import NonPrivate as NonPrivate
-from dpoptax.training.methods.releases import AdamBC as AdamBC
 from dpoptax.training.methods.releases import AdaptiveClip as AdaptiveClip
 from dpoptax.training.methods.releases import CorrelatedNoise as CorrelatedNoise
 from dpoptax.training.methods.releases import LPAdam as LPAdam

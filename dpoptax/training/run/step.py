@@ -20,7 +20,7 @@ from dpoptax.users import per_user_loss
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The training step of a run. Two steps are equal if they have equal keys.
+    """The training step of a run. Steps with equal keys share one compiled program.
 
     Attributes:
         loss_fn: `loss_fn(params, example)`, the scalar loss of one example. It may take a key as a
@@ -31,8 +31,7 @@ class Step:
         per_user: Whether each row of a batch is a user with several examples.
         has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and is dropped.
         microbatch_size: As for `clipped_grad`.
-        key: Everything that the program depends on, so that equal steps share one program. None:
-            the step is equal to no other one.
+        key: Everything that the program depends on. None: it is not shared.
     """
 
     loss_fn: Callable[..., Any] = dataclasses.field(compare=False)

@@ -54,21 +54,9 @@ class Comparison:
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """These multiples, the same for every config; without effect next to learning_rates."""
     steps: int | None = None
-    """Number of steps of every config; None: the configs' own, as for all that follow."""
-    batch_size: int | None = None
-    """Expected batch size of every config."""
-    l2_clip_norm: float | None = None
-    """Clip norm of every private config."""
-    optimizer: str | None = None
-    """Optimizer of every config: sgd, momentum, adam or adamw."""
-    schedule: str | None = None
-    """Course of the learning rate of every config."""
-    model: str | None = None
-    """Model of every config."""
-    dataset: str | None = None
-    """Data set of every config."""
+    """Number of steps of every config; None: the configs' own."""
     set: tuple[str, ...] = ()
-    """FIELD=VALUE for any other field of every config, such as sampling=cyclic; fields of their
+    """FIELD=VALUE for any other field of every config, such as optimizer=adam; fields of their
     methods as method.FIELD=VALUE."""
     trial_seeds: int | None = None
     """Number of seeds, the first ones, that each learning rate is tried on; None: all."""
@@ -222,7 +210,7 @@ def _on_one_footing(
         epsilon = _common("epsilon", private, "--epsilon")
     delta = _common("delta", private, "--set delta=VALUE") if private else None
     if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
-        _common("dataset", configs, "--dataset, or configs of one data set")
+        _common("dataset", configs, "--set dataset=NAME, or configs of one data set")
         raise ConfigError("`data_dir` must be the same for all configs. Pass --data-dir.")
     _common("unit", configs, "--set unit=VALUE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
@@ -250,12 +238,10 @@ def _with_noise(
 def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
     """Returns the configs with all options of the comparison except ε."""
     changes: dict[str, Any] = {"record_training_metrics": False}
+    if comparison.steps is not None:
+        changes["steps"] = comparison.steps
     options = {"epsilon": "--epsilon", "learning_rate": "--learning-rates", "seed": "--seeds"}
-    options |= {"noise_multiplier": "--epsilon", "data_dir": "--data-dir"}
-    for field in _set_by_comparisons():
-        options[field] = f"--{field.replace('_', '-')}"
-        if getattr(comparison, field) is not None:
-            changes[field] = getattr(comparison, field)
+    options |= {"noise_multiplier": "--epsilon", "data_dir": "--data-dir", "steps": "--steps"}
     for text in comparison.set:
         field = text.partition("=")[0].replace("-", "_")
         if field in options:
@@ -268,13 +254,6 @@ def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dic
             )
     configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}
     return settings.with_values(configs, comparison.set)
-
-
-def _set_by_comparisons() -> list[str]:
-    """The fields of every config that a comparison has too; ε is that of the private ones."""
-    own = {field.name for field in dataclasses.fields(Comparison)}
-    shared = [field.name for field in dataclasses.fields(TrainConfig) if field.name in own]
-    return [name for name in shared if name != "epsilon"]
 
 
 def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
