@@ -1,12 +1,11 @@
-"""Saves and restores checkpoints of a run, each in one atomic unit.
+"""Saves and restores atomic checkpoints of a run.
 
-A checkpoint holds parameters, optimizer state with the ledger and the noise key, the sampler with
-its seed, the config and the metrics so far. It is written aside and renamed when it is whole, by
-orbax, while training goes on. A reader of a checkpoint can subtract the noise, so the directory is
-readable by its owner only.
+A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
+seed, the config and the metrics so far. Orbax writes it in the background and renames it when it is
+complete. Anyone with a checkpoint can subtract the noise, so only the owner can read the directory.
 
-A run that goes on from any of its checkpoints repeats its steps bit for bit: batches are functions
-of (seed, step) and noise of (key, step), so that nothing is released that was not released before.
+A run that resumes from any checkpoint repeats later steps bit for bit, because batches are
+functions of (seed, step) and noise of (key, step). Repeated steps therefore release nothing new.
 """
 
 import os
@@ -29,25 +28,25 @@ from dpoptax.training.run.records import plain
 FORMAT = 4
 
 _KEPT = 3
-"""Number of checkpoints that stay. More than one outlives damage to the newest."""
+"""Number of checkpoints to keep, in case the newest is damaged."""
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written, or none can be read; the message says what to do."""
+    """Raised when a checkpoint cannot be written or none can be read, with the remedy."""
 
 
 class Checkpoints:
-    """The checkpoints in one directory; a context manager.
+    """Manages the checkpoints in one directory; a context manager.
 
     Attributes:
-        directory: Where they are, a subdirectory for each, named by its step.
+        directory: The directory, with a subdirectory for each checkpoint, named by its step.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens `directory` and makes it if missing; the last three checkpoints stay.
+        """Opens `directory`, or creates it.
 
         Raises:
-            CheckpointError: The directory cannot be made, or is another user's.
+            CheckpointError: The directory cannot be created, or it belongs to another user.
         """
         self.directory = directory.absolute()
         try:
@@ -63,9 +62,10 @@ class Checkpoints:
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=policies.LatestN(_KEPT),
-                    # Unfinished files of a killed run. Orbax removes them in a thread that
-                    # nothing waits for before a save: a command that ends at once for a mistake in
-                    # its config would end with that thread's traceback. All hosts have to do it.
+                    # Removes unfinished files of a killed run. Orbax does this in a thread that
+                    # only a save waits for, so a command that fails early would print the
+                    # traceback of that thread. It is skipped for an empty directory, except with
+                    # several hosts, which must agree.
                     cleanup_tmp_directories=jax.process_count() > 1
                     or any(self.directory.iterdir()),
                 ),
@@ -73,7 +73,7 @@ class Checkpoints:
             self._open = stack.pop_all()
 
     def __enter__(self) -> "Checkpoints":
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -82,7 +82,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Waits for the last save. Its failure does not hide an error that ended the run."""
+        """Waits for the last save. Its failure does not replace an error of the run."""
         try:
             with self._open, self._clear_errors():
                 self._manager.close()
@@ -91,24 +91,26 @@ class Checkpoints:
                 raise
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a complete checkpoint, newest first."""
+        """Returns the steps with a complete checkpoint, newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
-        """Writes a checkpoint, in the background.
+        """Writes a checkpoint in the background.
 
         Args:
-            step: The number of finished steps.
-            state: A tree of arrays, random keys included; it may be donated after the call.
-            record: JSON values, stored in the same unit.
-            wait: Whether to return only when it is complete.
+            step: Number of finished steps.
+            state: A tree of arrays and random keys. It may be donated after the call.
+            record: JSON values, stored in the same checkpoint.
+            wait: Whether to return only after the checkpoint is complete.
 
         Raises:
-            CheckpointError: This one, or with `wait=False` the one before, could not be written.
+            CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
+                written.
         """
         arrays = _arrays(state)
         if jax.default_backend() == "cpu":
-            # There "to the host" does not copy, and the next step may overwrite its arguments.
+            # On the CPU, the transfer to the host does not copy, and the next step may overwrite
+            # the arrays.
             arrays = _copied(arrays)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         with self._clear_errors():
@@ -125,26 +127,26 @@ class Checkpoints:
                 self._manager.check_for_errors()
 
     def newest_record(self) -> dict[str, Any] | None:
-        """Returns the record of the newest readable checkpoint, or `None` without checkpoints.
+        """Returns the record of the newest readable checkpoint, or None without checkpoints.
 
         Raises:
-            CheckpointError: There are checkpoints, and none can be read.
+            CheckpointError: No existing checkpoint can be read.
         """
         found = self._first_readable(self._read_record)
         return None if found is None else found[1]
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Returns state and record of the newest readable checkpoint, or `None` without one.
+        """Returns state and record of the newest readable checkpoint, or None without one.
 
-        One that cannot be read is moved out of the way, with a warning, and the one before is
-        taken: its run repeats the lost steps exactly.
+        Unreadable checkpoints are moved aside with a warning. The run then repeats the lost steps
+        exactly.
 
         Args:
-            like: A state of the same structure; the result has its shapes, types and shardings,
-                whatever devices the checkpoint was written from.
+            like: A state of the same structure. The result has its shapes, types and shardings, on
+                any devices.
 
         Raises:
-            CheckpointError: There are checkpoints, and none can be read.
+            CheckpointError: No existing checkpoint can be read.
         """
 
         def read(step: int) -> tuple[Any, dict[str, Any]]:
@@ -177,7 +179,7 @@ class Checkpoints:
 
     def _first_readable(self, read: Any) -> tuple[int, Any] | None:
         if not devices.same_on_all_hosts(repr(self.steps())):
-            # Each would take its part of another step's batch, and add another step's noise.
+            # Hosts would read batches and add noise of different steps.
             raise CheckpointError(
                 f"All hosts must see the same checkpoints in {self.directory}. Use a workdir on a "
                 "disk that they share."
@@ -186,10 +188,10 @@ class Checkpoints:
         for step in self.steps():
             try:
                 result = read(step)
-            except Exception as error:  # every layer below raises its own errors for bad files
+            except Exception as error:  # damaged files can raise any error
                 failures.append(f"step {step}: {_first_line(error)}")
                 if jax.process_count() > 1:
-                    break  # the other hosts may have read it: all must take the same one
+                    break  # other hosts may have read it, and all must restore the same step
                 continue
             if failures:
                 warnings.warn(
@@ -214,7 +216,7 @@ class Checkpoints:
                 number += 1
                 target = target.with_name(f"unreadable-checkpoint-{step}-{number}")
             found = self.directory / str(step)
-            found.chmod(0o700)  # behind whose door it was: key and seed are as secret as there
+            found.chmod(0o700)  # it leaves the private directory, and contains key and seed
             found.rename(target)
         if steps:
             self._manager.reload()
@@ -234,15 +236,15 @@ class Checkpoints:
 
 
 def let_no_other_in(directory: Path, stack: ExitStack) -> None:
-    """Locks `directory` for this process until `stack` is closed, or the process ends anyhow.
+    """Locks `directory` for this process until `stack` is closed or the process ends.
 
-    Two fresh starts side by side would draw two seeds and show the steps of two runs as one.
+    Otherwise two simultaneous starts would draw two seeds and log the steps of two runs as one.
 
     Raises:
-        CheckpointError: Another one has it.
+        CheckpointError: Another process holds the lock.
     """
     if sys.platform == "win32" or jax.process_count() > 1:
-        return  # no such lock; hosts of one run share the directory
+        return  # Windows lacks flock, and hosts of a run share the directory
     import fcntl
 
     handle = os.open(directory, os.O_RDONLY)
@@ -260,9 +262,9 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """Returns the leaves by their number, with keys as their data, as a checkpoint stores them.
+    """Returns the leaves by number for a checkpoint, with random keys as their key data.
 
-    Empty arrays, which the library refuses, are left out: their shape says it all.
+    Empty arrays, which orbax rejects, are left out.
     """
     return {
         f"{index:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf

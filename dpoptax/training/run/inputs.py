@@ -1,4 +1,4 @@
-"""Checks the arguments of `dpoptax.training.fit` and moves arrays to its devices."""
+"""Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def devices_of(mesh: Mesh | None) -> Devices:
 
 
 def on_devices(name: str, tree: Any, place: Devices) -> Any:
-    """Returns new arrays of a tree on all devices, for a step that donates them.
+    """Copies the arrays of a tree to all devices, for a step that donates them.
 
     Raises:
         TypeError: A leaf is not an array.
@@ -52,10 +52,10 @@ def copied(tree: Any) -> Any:
 def checked_data(
     data: streaming.Source, plan: dpoptax.PrivacyPlan, users: UserTable | None, place: Devices
 ) -> streaming.Source:
-    """Returns the data, on the host if several devices share each batch.
+    """Checks the data and returns them, on the host if several devices share each batch.
 
     Raises:
-        TypeError: A column has no length, or no records at integers.
+        TypeError: A column has no length, or no records at integer indices.
         ValueError: The data do not fit the plan, or are not finite.
     """
     columns = streaming.columns(data)
