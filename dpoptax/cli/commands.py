@@ -12,7 +12,7 @@ from dpoptax.cli.options import AuditArguments, PlanArguments, SuggestArguments,
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 
-# Each command imports the modules that it runs, so that it does not wait for those of others.
+# Each command imports its own modules, so that it starts quickly.
 
 
 def _train(arguments: list[str]) -> int:
@@ -231,13 +231,13 @@ def _audit(arguments: list[str]) -> int:
 
 
 def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before the first option, and the rest."""
+    """Splits arguments into those before the first option and the rest."""
     paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
     return paths, arguments[len(paths) :]
 
 
 def _check_method(command: str, arguments: list[str]) -> None:
-    """Raises a ConfigError if an option names a method."""
+    """Raises a ConfigError if the options include --method."""
     if any(argument.partition("=")[0] == "--method" for argument in arguments):
         raise ConfigError(
             f"`dpoptax {command}` has no option --method. Set the method in the config file, for "

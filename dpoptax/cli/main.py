@@ -10,9 +10,9 @@ from dpoptax.cli import compilation_cache
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.errors import unknown_name
 
-# Commands whose options depend on the config, so that help without a config lists none.
+# Commands with options that depend on the config. Their help without a config lists none.
 _CONFIG_FIRST = ("train", "plan", "audit")
-# What commands cannot do without and `import dpoptax` can.
+# Packages that commands need and `import dpoptax` does not.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
 _COMMANDS = {
@@ -54,25 +54,25 @@ commands:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code, 2 for anything that the user can mend."""
+    """Runs the command line and returns the exit code, 2 for errors that a user can fix."""
     return run_command("dpoptax", _dispatch, arguments)
 
 
 def run_command(
     program: str, dispatch: Callable[[list[str]], int], arguments: Sequence[str] | None = None
 ) -> int:
-    """Runs the command that the arguments name and returns the exit code.
+    """Runs a command and returns the exit code.
 
-    Keeps compiled programs for the next start. Prints each warning once, and an error that the
-    user can fix without its traceback.
+    Compiled programs are cached on disk. Each warning is printed once. Errors that a user can fix
+    are printed without traceback.
 
     Args:
-        program: Name of the program, with which each message begins.
-        dispatch: Runs a command from the other arguments and returns the exit code.
-        arguments: Of the command line; None: of this process.
+        program: Name of the program, at the start of each message.
+        dispatch: Runs the command that the arguments name and returns the exit code.
+        arguments: Arguments of the command line. None: those of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # Orbax also logs unreadable checkpoints, which the warnings here name with a remedy.
+    # Silences orbax, whose log repeats the warnings about unreadable checkpoints.
     logging.getLogger("absl").setLevel(logging.ERROR)
     shown: set[str] = set()
 
@@ -122,7 +122,7 @@ def _dispatch(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
         return 0 if rest else 2
-    from dpoptax.cli.commands import COMMANDS  # here, because help does not need them
+    from dpoptax.cli.commands import COMMANDS  # imported late, because help does not need them
 
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)

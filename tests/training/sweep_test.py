@@ -111,7 +111,7 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
     exact = [records_of(workdir, row)["test_accuracy"] for row in results.trials]
     errors = 287 * (np.array([row.score for row in results.trials]) - exact)
     assert 0.2 * price.score_stddev < np.abs(errors).max() < 4 * price.score_stddev
-    assert "may be published; trials/ and" in table(results)
+    assert "may be published. trials/ and" in table(results)
 
 
 def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, monkeypatch):

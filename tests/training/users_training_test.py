@@ -284,4 +284,4 @@ def test_a_comparison_of_users_says_so(tmp_path):
     }
     comparison = Comparison(tmp_path, seeds=1, factors=(1.0, 2.0), processes=1)
     found = compare(configs, comparison, progress=False)
-    assert "ε is about one user with all of the examples that it owns." in found.notes
+    assert "The unit of ε is a user with all of its examples." in found.notes

@@ -1,4 +1,4 @@
-"""Settings to try: fields of a config and their values, as the command line spells them."""
+"""Parses settings of config fields from the command line and builds candidates."""
 
 import ast
 import dataclasses
@@ -17,12 +17,12 @@ from dpoptax.training.roles import Role, fields_with
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One setting.
+    """A config with changed fields.
 
     Attributes:
-        name: Of the config that it changes.
-        changes: Field to value.
-        config: The result.
+        name: Name of the original config.
+        changes: Changed fields and their values.
+        config: The changed config.
     """
 
     name: str
@@ -31,19 +31,19 @@ class Candidate:
 
 
 def grid_candidates(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """All combinations of FIELD=VALUE,VALUE,... for every config.
+    """Returns all combinations of FIELD=VALUE,VALUE,... for every config.
 
     Raises:
-        ConfigError: A field or a value that a config does not have.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     return _products(configs, [(field, text.split(",")) for field, text in _parsed(given)])
 
 
 def with_values(configs: dict[str, TrainConfig], given: Sequence[str]) -> dict[str, TrainConfig]:
-    """The configs, each with the values of FIELD=VALUE, commas and all.
+    """Returns the configs with the values of FIELD=VALUE, which may contain commas.
 
     Raises:
-        ConfigError: A field or a value that a config does not have.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     values = dict(_parsed(given, "FIELD=VALUE"))
     return {name: _candidate(name, config, values).config for name, config in configs.items()}
@@ -52,10 +52,10 @@ def with_values(configs: dict[str, TrainConfig], given: Sequence[str]) -> dict[s
 def random_candidates(
     configs: dict[str, TrainConfig], given: Sequence[str], count: int, rng: np.random.Generator
 ) -> list[Candidate]:
-    """`count` draws, each of a config and of a value for each field.
+    """Draws `count` candidates: a config and a value for each field.
 
     Raises:
-        ConfigError: A field or a value that a config does not have.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     axes, names = _parsed(given), list(configs)
     drawn = []
@@ -67,10 +67,10 @@ def random_candidates(
 
 
 def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """One candidate for each privacy cost that `random_candidates` can draw.
+    """Returns one candidate for each privacy cost that `random_candidates` can draw.
 
     Raises:
-        ConfigError: A range of a field that changes the cost: it holds too many.
+        ConfigError: A field that affects the cost has a range instead of a list.
     """
     axes = []
     for field, text in _parsed(given):
@@ -90,7 +90,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
 
 
 def _is_unpriced(field: str, config: TrainConfig) -> bool:
-    """Returns whether a field of a config, or of its method, does not affect the price of a run."""
+    """Returns whether a field of a config or its method has no effect on the privacy cost."""
     inner = field.removeprefix("method.")
     return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
 
@@ -124,7 +124,7 @@ def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[t
 
 
 def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
-    """One value from a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH, or from a list."""
+    """Draws a value from log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or a list."""
     kind, *ends = text.split(":")
     if not ends:
         choices = text.split(",")
@@ -170,7 +170,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
 
 
 def _value(value: Any, present: Any) -> Any:
-    """`value` as the type of the present one; text is read as Python would, if it can be."""
+    """Converts text to a Python literal if possible, and integers to float if needed."""
     if isinstance(value, str):
         if isinstance(present, str):
             return value

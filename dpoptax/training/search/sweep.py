@@ -1,4 +1,4 @@
-"""Sweeps over settings of configs: trials, the best of them, and the price of choosing it."""
+"""Sweeps over settings of configs and publishes the best trial."""
 
 import contextlib
 import dataclasses
@@ -33,11 +33,11 @@ from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_pr
 def run_sweep(
     configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True
 ) -> SweepResult:
-    """Runs `sweep` over named configs, and writes its files.
+    """Runs a sweep over named configs and writes its files.
 
     Raises:
-        ConfigError: Settings that no config has, configs whose results do not compare, or a
-            working directory of another sweep.
+        ConfigError: A setting is unknown, the configs are not comparable, or the directory holds
+            another sweep.
     """
     begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
@@ -51,12 +51,14 @@ def run_sweep(
             "two data sets in one sweep. Restore the original files (`data_dir`), or use another "
             "workdir and account for both sweeps."
         )
-    cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
+    cache_folder.make_private(
+        sweep.workdir / "trials"
+    )  # records contain seeds, which reveal the noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(sweep.workdir / "trials", stack)
         if not (sweep.workdir / "sweep.json").is_file():
-            # Before the first trial, and not before all is known to be allowed: a second start has
-            # to use the same seeds.
+            # Written after all checks and before the first trial, because a second start must use
+            # the same seeds.
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
         elif _begun(configs, sweep)[0]["seed"] != seed:
             raise ConfigError(
@@ -67,7 +69,7 @@ def run_sweep(
 
 
 def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
-    """Returns the statements on the result. Nothing is trained or written.
+    """Returns the privacy statements of a sweep without training or writing anything.
 
     Raises:
         ConfigError: As for `run_sweep`.
@@ -77,8 +79,8 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     said = notes(seeded, cost)
     if sweep.seed is None and "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
-            "The settings are drawn when the sweep begins. If they do not cost the same, the price "
-            "is that of other draws. With --seed it is that of the draws that run."
+            "The settings are drawn when the sweep starts. If their costs differ, this price is "
+            "for other draws. With --seed, it is for the draws of the sweep."
         )
     return said
 
@@ -99,7 +101,7 @@ def _run(
             dataclasses.replace(
                 candidates[which].config,
                 seed=_seed(seed, index),
-                eval_every=candidates[which].config.steps,  # the last score is the only one read
+                eval_every=candidates[which].config.steps,  # only the last score is used
             ),
             held_out=True,
             keep_params=True,
@@ -128,7 +130,7 @@ def _run(
             published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
     results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
     listed = sweep.workdir / "trials.md"
-    if sweep.repetitions != "fixed":  # only the best of these trials may be known
+    if sweep.repetitions != "fixed":  # only the best trial may be published
         records.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
     records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
@@ -138,9 +140,9 @@ def _run(
 def prepare(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
 ) -> tuple[list[settings.Candidate], list[int], Price]:
-    """The settings, the index of the setting of each trial, and the price; nothing is trained.
+    """Returns the settings, the index of each trial's setting, and the price, without training.
 
-    Pricing takes seconds a setting, which `progress` says.
+    Pricing takes seconds per setting. `progress` shows a bar.
 
     Raises:
         ConfigError: As for `run_sweep`.
@@ -199,14 +201,14 @@ def prepare(
 def _priced(
     configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
 ) -> list[settings.Candidate]:
-    """Returns the candidates to price: for a random number of trials all that can be drawn."""
+    """Returns the candidates to price, for random repetitions all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
         return settings.costs(configs, sweep.random)
     return candidates
 
 
 def table(results: SweepResult) -> str:
-    """The trials as a Markdown table, the best first, and what may be published of it."""
+    """Returns the trials as a Markdown table, the best first, with notes."""
     rows = sorted(results.trials, key=lambda row: -row.score)
     lines = [
         records.markdown_table(
@@ -222,16 +224,16 @@ def table(results: SweepResult) -> str:
 
 
 def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any], Sweep]:
-    """The identity of this sweep, or of the same one that was begun in the working directory.
+    """Returns the identity of the sweep, from its directory if it was started before.
 
-    And the sweep with the seed that was given at either start, if one was.
+    Also returns the sweep with the seed that was given at any start.
     """
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes", "seed")
     }
-    # The seeds of the configs do not count: each trial has its own.
+    # Ignore the seeds of configs, because each trial has its own.
     described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
     identity = records.plain({"sweep": given, "configs": described})
     path = sweep.workdir / "sweep.json"
@@ -259,7 +261,7 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
 def _drawn(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int
 ) -> tuple[list[settings.Candidate], list[int]]:
-    """The candidates, and the index of the candidate of each trial."""
+    """Draws the candidates, and the index of each trial's candidate."""
     count = sweep.trials or 0
     if sweep.repetitions != "fixed":
         count = dpoptax.accounting.selection.draw_number(
@@ -286,7 +288,7 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
 def _check_each_priced(
     candidates: list[settings.Candidate], plans: list[RunPlan], dataset_size: int
 ) -> None:
-    """Raises where a setting that was drawn costs what none of those that are priced does."""
+    """Raises a `ConfigError` if the cost of a drawn setting was not priced."""
     costs = [plan.cost for plan in plans]
     for candidate in candidates:
         if make_plan(candidate.config, dataset_size).cost not in costs:
@@ -298,7 +300,7 @@ def _check_each_priced(
 
 
 def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
-    """Raises where a trial that was found again had other noise than the one that is priced."""
+    """Raises a `ConfigError` if an existing trial does not have the priced noise."""
     for trial, record in zip(trials, found, strict=True):
         plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
         priced = records.plain(
@@ -323,7 +325,7 @@ def _listed(values: dict[str, Any]) -> str:
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
-    """Held-out accuracies, with noise on the number of right answers."""
+    """Returns held-out accuracies with noise on the number of correct predictions."""
     size = cost.held_out_size
     noise = [
         np.random.default_rng(_seed(seed, f"score {index}")).normal() for index in range(len(found))
@@ -342,7 +344,7 @@ def _publish(
     cost: Price,
     sweep: Sweep,
 ) -> dict[str, Any]:
-    """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
+    """Writes best/: parameters and config of the best trial, and its test accuracy."""
     dataset = dataset_of(config, held_out=False)
     model = config.build_model(dataset.num_classes)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
@@ -367,6 +369,6 @@ def _publish(
 
 
 def _seed(seed: int, use: int | str) -> int:
-    """Derives a seed for each use from that of a sweep."""
+    """Derives a seed for each use from the seed of a sweep."""
     words = np.random.SeedSequence([seed, *str(use).encode()]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])

@@ -1,7 +1,7 @@
-"""Trains many runs, one after the other or on all cores, and none twice.
+"""Trains many runs, sequentially or in parallel, and reuses finished ones.
 
-A run is a function of its config, seed included. One that was killed is run again from its start.
-With the same noise on the same batches it repeats its releases and adds none.
+A run is a function of its config, including the seed. A killed run starts again. With the same
+noise on the same batches, it repeats its releases and adds none.
 """
 
 import concurrent.futures
@@ -40,12 +40,12 @@ def _loaded(data: DatasetSpec) -> Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run of many.
+    """A run of a comparison or sweep.
 
     Attributes:
-        config: Config of the run; its seed is a number.
-        held_out: Whether a fifth of the training split takes the place of the test split.
-        keep_params: Whether the final parameters are written next to the record.
+        config: Config of the run, with a seed.
+        held_out: Whether a fifth of the training split replaces the test split.
+        keep_params: Whether to write the final parameters next to the record.
     """
 
     config: TrainConfig
@@ -66,12 +66,12 @@ class Trial:
 
 
 class Runner:
-    """Runs trials and keeps their records; use as a context manager.
+    """Runs trials and stores their records; use as a context manager.
 
     Args:
-        directory: For a record a trial; made if missing.
-        processes: Number of worker processes; 1 trains in this one.
-        made_by: What else a record depends on besides its trial: another one is not found again.
+        directory: Directory for the records. A missing directory is created.
+        processes: Number of worker processes. 1: trains in this process.
+        made_by: Code and versions. Records of others are not reused.
     """
 
     def __init__(self, directory: Path, *, processes: int = 1, made_by: str = "") -> None:
@@ -95,10 +95,10 @@ class Runner:
         return self._directory / f"{name}.json"
 
     def run(self, trials: Sequence[Trial], bar: Bar | None = None) -> list[dict[str, Any]]:
-        """The summary of each trial with its "history", in order.
+        """Returns the summary of each trial with its "history", in order.
 
-        `bar` counts trials as they are found or trained. Below it is one of the steps of those in
-        training. Where they have their own processes, its clock goes on.
+        `bar` counts found and finished trials. A nested bar shows the steps of a trial that trains
+        in this process.
         """
         bar = Bar(disable=True) if bar is None else bar
         paths = [self.path(trial) for trial in trials]
@@ -148,27 +148,27 @@ class Runner:
 
 
 def default_processes() -> int:
-    """One a core; a single one where an accelerator does the work, for it cannot be shared."""
+    """Returns the number of cores, or 1 with an accelerator, which processes cannot share."""
     return len(os.sched_getaffinity(0)) if jax.default_backend() == "cpu" else 1
 
 
 def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -> Dataset:
-    """The data set of a config, its test split replaced where a fifth is held out.
+    """Returns the data set of a config, with a held-out fifth as test split if `held_out`.
 
-    `progress` shows a bar where features have to be computed.
+    `progress` shows a bar while features are computed.
     """
     dataset = _loaded(config.data(progress=progress))
     return dataset.for_selection() if held_out else dataset
 
 
 def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
-    """Trains a trial, writes its record in one piece, and returns it."""
+    """Trains a trial, writes its record atomically, and returns it."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
     result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
-    # A later start reads this record.
+    # Equal to the record that a later start reads.
     record = records.plain({**result.summary, "history": result.history})
     if trial.keep_params:
         records.save_params(path.with_suffix(".msgpack"), result.params)
@@ -177,7 +177,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
 
 
 def _check_accuracy(record: dict[str, Any]) -> None:
-    """Raises, before the first step, if a run has no metric to choose by."""
+    """Raises a `ConfigError` before the first step if a run has no accuracy."""
     if "test_accuracy" not in record:
         raise ConfigError(
             "The metrics of the model must include 'accuracy', by which runs are compared. Return "
@@ -186,7 +186,7 @@ def _check_accuracy(record: dict[str, Any]) -> None:
 
 
 def _pickled(work: Any) -> bytes:
-    """Pickles a job here: a pool may wait forever for a job that its thread cannot pickle."""
+    """Pickles a job, because a pool may hang if its thread fails to pickle one."""
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -197,7 +197,7 @@ def _pickled(work: Any) -> bytes:
 
 
 def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dict[str, Any]:
-    """Runs the config files, for their classes and registrations, and then the job."""
+    """Runs a job after the config files, which define classes and register names."""
     for file in files:
         if file.module not in config_files.LOADED:
             config_files.run(file)
@@ -212,7 +212,7 @@ def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dic
 
 
 def _start_worker() -> None:
-    """One thread a worker, and no worker without its parent."""
+    """Limits a worker to one thread and ends it with its parent."""
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     parent = multiprocessing.parent_process()
@@ -220,7 +220,7 @@ def _start_worker() -> None:
     sentinel = parent.sentinel
 
     def follow() -> None:
-        # Killed without notice, a parent leaves its workers waiting for jobs for ever.
+        # Workers of a killed parent would wait for jobs forever.
         with contextlib.suppress(OSError):
             multiprocessing.connection.wait([sentinel])
         os._exit(1)
