@@ -22,7 +22,7 @@ _TUNING_SEEDS = 3
 
 
 class Split(NamedTuple):
-    """Digits in parts: inputs (examples, 64) in [0, 1] and labels (examples,) of each."""
+    """Splits of the digits: inputs (examples, 64) in [0, 1] and labels (examples,)."""
 
     public: Columns
     private: Columns
@@ -32,12 +32,12 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to train.
+    """A way to train.
 
     Attributes:
         ranges: Lowest and highest value of each tuned setting, searched on a logarithmic scale.
         plan: The private steps; None without any.
-        optimizer: Makes the optax chain behind the noise from the settings.
+        optimizer: Returns the optax chain after the noise for the settings.
         start: Changes the initial parameters before the private steps.
     """
 
@@ -138,7 +138,7 @@ def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[n
 
     @functools.cache
     def drawn(seed: int) -> Any:
-        """The start, the noise state and the batches of a seed, which the settings share."""
+        """Returns the start, the noise state and the batches of a seed, shared by all settings."""
         params = initial_params(jax.random.key(seed))
         if arm.plan is None or noise is None:
             return params, (), ()

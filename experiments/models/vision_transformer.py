@@ -1,4 +1,4 @@
-"""The vision transformer."""
+"""Defines a vision transformer."""
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,7 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns the logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         size = (self.patch, self.patch)
         tokens = nn.Conv(self.width, size, strides=size, padding="VALID")(inputs)
         tokens = tokens.reshape(-1, self.width)
