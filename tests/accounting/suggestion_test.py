@@ -105,4 +105,4 @@ def test_the_command_suggests_with_and_without_a_config(capsys, tmp_path):
     assert main(["plan", "--suggest", *numbers]) == 2
     assert "Pass --examples or --flops." in capsys.readouterr().err
     assert main(["plan", "--suggest", *numbers, "--flops", "1e9"]) == 2
-    assert "--flops needs" in capsys.readouterr().err
+    assert "`--flops` needs" in capsys.readouterr().err

@@ -293,4 +293,4 @@ def test_finished_seeds_are_not_trained_again(tmp_path, monkeypatch):
 
 def test_the_command_refuses_no_seeds(tmp_path, capsys):
     assert main(["released-code", "--seeds", "0", "--folder", str(tmp_path)]) == 2
-    assert "seeds=0" in capsys.readouterr().err
+    assert "`seeds` must be at least 1, got 0." in capsys.readouterr().err

@@ -188,4 +188,4 @@ def test_a_row_that_cannot_be_planned_says_why_and_leaves_the_others(tmp_path, c
     assert main(["plan", str(path)]) == 2
     shown = capsys.readouterr()
     assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["bad"], ["good", "7"]]
-    assert "error: bad: batch_size=5000" in shown.err
+    assert "error: bad: `batch_size` must be at most 1438" in shown.err
