@@ -342,7 +342,7 @@ def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands,
         tx, games.CLIP, games.PARAMS, sampler, steps=4, background=others
     )
     state = auditing._after(game, np.array([[4, 0]]))
-    claim = auditing._Claim.of(game, lambda: state, 1e-2, None)
+    claim = auditing._Claim.of(game.sampler, lambda: state, 1e-2, None)
     assert (claim.family is not None) == exact
     assert claim.trade_off is not None
 

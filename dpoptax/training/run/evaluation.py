@@ -62,7 +62,7 @@ class Evaluator:
         evaluate = evaluate_split(self._model, self._chunk)
         sums = [evaluate(params, part, mask, self._frozen) for part, mask in parts]
         metrics = {}
-        for metric in sums[0]:
+        for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):
             columns = zip(*(part[metric] for part in sums), strict=True)
             total, terms = (sum(map(float, column)) for column in columns)
             metrics[f"{name}_{metric}"] = total / max(terms, 1)
