@@ -13,10 +13,10 @@ Augment = Callable[[Any, jax.Array], Any]
 
 
 def shifted(most: int, *, mirrored: bool = False) -> Augment:
-    """Returns an augmentation that shifts the image by up to `most` pixels along each axis.
+    """Returns an augmentation that shifts the image by up to `most` pixels.
 
-    Shifts from -most to most are equally likely. Pixels from outside are zero, or the reflected
-    image if `mirrored`. `inputs` are an image (height, width, channels).
+    Along each axis, shifts from -most to most are equally likely. Pixels from outside are zero, or
+    the reflected image if `mirrored`. `inputs` are an image (height, width, channels).
     """
     if not isinstance(most, int) or most < 0:
         raise ConfigError(f"`shift` must be a nonnegative integer, got {most!r}.")
@@ -38,7 +38,7 @@ def shifted(most: int, *, mirrored: bool = False) -> Augment:
 
 
 def flipped(augment: Augment) -> Augment:
-    """Returns an augmentation that also mirrors the image left to right with probability 1/2."""
+    """Returns an augmentation that also mirrors half of the images at random."""
 
     def flip(example: Any, key: jax.Array) -> Any:
         first, second = jax.random.split(key)

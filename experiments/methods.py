@@ -16,7 +16,7 @@ from experiments.augmentations import flipped, shifted
 
 @dataclasses.dataclass(frozen=True)
 class GeoDP(Method):
-    """GeoDP as published, with noise on magnitude and angles of the mean. No ε is proven."""
+    """GeoDP as published: noise on magnitude and angles of the mean, without proof."""
 
     name: ClassVar[str] = "GeoDP"
 
@@ -235,7 +235,7 @@ class NormalizedSteps(Method):
 
 @dataclasses.dataclass(frozen=True)
 class Sat(Method):
-    """Gradients at a point ascended in the direction of the last release (Park et al., 2023)."""
+    """Gradients at an ascent point along the last release (Park et al., 2023)."""
 
     name: ClassVar[str] = "DP-SAT"
 

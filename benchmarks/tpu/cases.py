@@ -1,4 +1,4 @@
-"""Defines the cases: a model, its batch and devices, and its plain and private training steps."""
+"""Defines the cases: model, batch, devices, and both training steps."""
 
 import contextlib
 import dataclasses
@@ -188,7 +188,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def make_mesh(topology: str) -> Mesh:
-    """Returns a mesh of devices that need not exist: a topology such as "v5e:4x4", or "h100"."""
+    """Returns a mesh of absent devices: a topology such as "v5e:4x4", or "h100"."""
     from jax.experimental import topologies
 
     # Without these, the libraries look for devices. Nothing is executed, so processes may share

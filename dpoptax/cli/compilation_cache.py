@@ -74,7 +74,7 @@ def _set(name: str, value: object) -> None:
 
 
 def _prepared(folder: Path) -> Path:
-    """Creates the folder and removes excess files; raises OSError if it cannot be used."""
+    """Creates the folder and removes excess files, or raises OSError."""
     cache_folder.prepare(folder)
     cache_folder.keep_newest(folder, "*-cache", LARGEST)
     return folder

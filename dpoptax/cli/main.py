@@ -54,7 +54,7 @@ commands:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code, 2 for errors that a user can fix."""
+    """Runs the command line and returns the exit code, 2 for errors of the user."""
     return run_command("dpoptax", _dispatch, arguments)
 
 

@@ -1,4 +1,4 @@
-"""Audits a config by attacks on its clip, noise, filter, sampler, optimizer and model."""
+"""Audits a config by attacks on its releases and its training."""
 
 import dataclasses
 import time
@@ -187,7 +187,7 @@ def table(rows: list[Audited]) -> str:
 
 
 def notes(rows: list[Audited]) -> list[str]:
-    """Returns explanations of the bounds, the refuted claims, and the spread over canaries."""
+    """Returns notes on bounds, refuted claims and the spread over canaries."""
     methods = dict.fromkeys(bound.method for row in rows for bound in row.result.bounds)
     lines = [f"By {method}: {_MEANINGS[method]}." for method in methods]
     for row in rows:
@@ -236,13 +236,13 @@ def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.Audit
 
 
 def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
-    """Returns the chain of the run, with the same noise, for one step at another batch size."""
+    """Returns the chain of the run for one step at another batch size."""
     config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
     return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
 
 
 class _AuditState(NamedTuple):
-    """State of an audited chain: states of its parts, canaries, frozen arrays and scores."""
+    """State of an audited chain."""
 
     release: Any
     following: Any
@@ -270,10 +270,11 @@ class _Drawn:
 def _train(
     run: ResolvedRun, dataset: Dataset, key: jax.Array, **claim: Any
 ) -> auditing.AuditResult:
-    """Trains once, with each canary included with probability 1/2, and scores all canaries.
+    """Trains once on a random subset of the canaries and scores all canaries.
 
-    The attacker sees every noisy and filtered update. The score of a canary is the projection of
-    the updates on the clipped gradients of the canary, summed over the steps.
+    Each canary is included with probability 1/2. The attacker sees every noisy and filtered update.
+    The score of a canary is the projection of the updates on the clipped gradients of the canary,
+    summed over the steps.
     """
     start = time.perf_counter()
     noise_key, coin_key = jax.random.split(key)

@@ -16,9 +16,10 @@ _LINE = "{desc}: {n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}]{postfix}\n"
 
 
 class Bar(tqdm):
-    """Shows a progress bar on a terminal, and otherwise a line every ten seconds and at the end.
+    """Shows a progress bar on a terminal, and lines elsewhere.
 
-    A nested bar, such as the steps of one of many runs, has no final line.
+    There is a line every ten seconds and at the end. A nested bar, such as the steps of one of many
+    runs, has no final line.
     """
 
     fp: Any

@@ -1,4 +1,4 @@
-"""Creates folders for caches and secret files that only the current user can access."""
+"""Creates private folders for caches and secret files."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the cache folder `name`, in XDG_CACHE_HOME or the platform's counterpart."""
+    """Returns the cache folder `name` in XDG_CACHE_HOME or its counterpart."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given and Path(given).is_absolute():
         base = Path(given)
@@ -55,7 +55,7 @@ def make_private(folder: Path) -> None:
 
 
 def keep_newest(folder: Path, pattern: str, largest: int) -> None:
-    """Removes the oldest files that match `pattern` until at most `largest` bytes remain."""
+    """Removes the oldest files of a pattern until at most `largest` bytes remain."""
     files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob(pattern))
     excess = sum(size for _, size, _ in files) - largest
     for _, size, file in files:

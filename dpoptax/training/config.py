@@ -246,7 +246,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
-    """Returns the error for an exception in a config file, with its line and known fields."""
+    """Returns the error for an exception in a config file."""
     where = f"Config file {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():

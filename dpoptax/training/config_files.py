@@ -80,7 +80,7 @@ def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
 
 
 def code_digests(**names: str) -> dict[str, str]:
-    """Returns a hash of the source of each module that a field names as MODULE:FUNCTION."""
+    """Returns source hashes of the modules that fields name as MODULE:FUNCTION."""
     modules = {f: sys.modules[n.rpartition(":")[0]] for f, n in names.items() if ":" in n}
     return {
         f"code of the {field}": hashlib.sha256(inspect.getsource(module).encode()).hexdigest()

@@ -15,7 +15,7 @@ class ConfigError(ValueError):
 
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:
-    """Returns the error for an unknown name, with the nearest known name or a list of all names.
+    """Returns the error for an unknown name, with the nearest or all known names.
 
     Args:
         field: A field, or a text such as "A field of Disk" to begin the message with.

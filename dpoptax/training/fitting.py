@@ -267,7 +267,7 @@ def _words(key: jax.Array) -> list[int]:
 
 
 def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
-    """Returns the values that must not change when a run resumes, without seed and key."""
+    """Returns values that must not change when a run resumes, except seed and key."""
     fields = dataclasses.asdict(plan.sampler) | {
         "sampling": type(plan.sampler).__name__,
         "noise_multiplier": plan.noise_multiplier,

@@ -127,7 +127,7 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
 
 
 def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
-    """Writes the files of a finished run, the summary last, and returns it with its times."""
+    """Writes the files of a finished run and returns it with final times."""
     with phases("files"):
         # Imported late: matplotlib is slow to import, and the first step does not need it.
         from dpoptax.training.run import figures

@@ -98,7 +98,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {}
 
 
 def register_model(name: str, build: Callable[[int], nn.Module]) -> None:
-    """Registers `build(num_classes)`, a model from one example to logits, as a config's `model`."""
+    """Registers `build(num_classes)` as a config's `model`, from example to logits."""
     MODELS[name] = build
 
 
@@ -150,7 +150,7 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
 
 
 def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
-    """Returns the error for a model that fails on one example, with the line in its file."""
+    """Returns the error for a model that fails on one example."""
     called: Any = type(model).__call__
     if isinstance(model, FunctionModel):
         called = model.logits or model.initial
@@ -187,7 +187,7 @@ def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Arra
 
 
 def _computed(inputs: jax.Array) -> jax.Array:
-    """Returns inputs in the dtype of the computation; float16 is used for storage only."""
+    """Converts float16 inputs, which are for storage only, to float32."""
     return inputs.astype(jnp.float32) if inputs.dtype == jnp.float16 else inputs
 
 

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Role(enum.Flag):
-    """Effects of a field on a run. Every field has exactly one of the first three roles."""
+    """Effects of a field on a run. Each field has one of the first three roles."""
 
     KEPT = enum.auto()
     """A run cannot continue with another value."""
@@ -47,7 +47,7 @@ def field(default: Value, role: Role, numbers: Numbers | None = None) -> Value:
 
 
 def check(settings: Any) -> None:
-    """Checks the fields of a dataclass against their allowed numbers and `Literal` types.
+    """Checks the fields of a dataclass: allowed numbers and `Literal` types.
 
     None is allowed if the type includes it.
 

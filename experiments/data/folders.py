@@ -1,4 +1,4 @@
-"""Reads images from a folder for each class: train/CLASS/NAME.jpeg, val/CLASS/NAME.jpeg.
+"""Reads images from class folders: train/CLASS/NAME.jpeg, val/CLASS/NAME.jpeg.
 
 A step reads and decodes the images of its batch, so they may be larger than memory.
 """
@@ -61,7 +61,7 @@ class ImageFolder:
 
 
 def scaled_colors(values: np.ndarray) -> np.ndarray:
-    """Maps 0, ..., 255 to [-2, 2], float32: (x/255 - 0.5)/0.25, constants and no statistic."""
+    """Maps 0, ..., 255 to [-2, 2] as float32, by constants: (x/255 - 0.5)/0.25."""
     return (values.astype(np.float32) / 255 - 0.5) / 0.25
 
 

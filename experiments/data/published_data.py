@@ -127,7 +127,7 @@ class PublishedSpec(DatasetSpec):
         return FeatureDataset(**fields)
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types, as published without a directory, and computes no features.
+        """Returns published sizes without a directory, and otherwise those of the data.
 
         The number of users is known from the data only.
         """

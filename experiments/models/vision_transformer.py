@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 class VisionTransformer(nn.Module):
-    """Vision transformer (Dosovitskiy et al., 2020) with a class token and learned positions.
+    """Vision transformer with class token and positions (Dosovitskiy et al., 2020).
 
     Attributes:
         num_classes: Number of logits.

@@ -144,9 +144,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {}
 
 
 def register_dataset(load: Callable[..., Dataset], name: str | None = None) -> Any:
-    """Registers `load` as a config's `dataset`, by default under its function name; a decorator.
+    """Registers a function that loads a config's `dataset`; a decorator.
 
-    If `load` requires an argument, it gets the config's `data_dir`.
+    The name is by default that of the function. If it requires an argument, it gets the config's
+    `data_dir`.
     """
     DATASETS[load.__name__ if name is None else name] = load
     return load
@@ -216,7 +217,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
 
 
 def _check_examples(name: str, dataset: object) -> None:
-    """Raises a ConfigError if the result of a registered function is not a valid data set."""
+    """Raises a ConfigError if a registered function returns an invalid data set."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"The function of dataset={name!r} must return a Dataset, got a "
@@ -260,9 +261,10 @@ def _check_examples(name: str, dataset: object) -> None:
 
 
 def _check_finite(name: str, dataset: Dataset) -> None:
-    """Raises a `ConfigError` if examples are not finite, since their gradients count as zero.
+    """Raises a `ConfigError` if examples are not finite.
 
-    The guarantee compares data sets of finite examples, so this error costs no privacy.
+    Gradients that are not finite count as zero. The guarantee compares data sets of finite
+    examples, so this error costs no privacy.
     """
     for which, split in (("training", dataset.train), ("test", dataset.test)):
         found, checked = streaming.count_not_finite(split)

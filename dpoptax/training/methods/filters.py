@@ -31,7 +31,7 @@ class Doppler(Method):
 
 @dataclasses.dataclass(frozen=True)
 class Disk(Method):
-    """Look-ahead along the last step, and a Kalman filter on the noisy gradient (DiSK, 2024)."""
+    """Look-ahead along the last step, and a Kalman filter (DiSK, 2024)."""
 
     name: ClassVar[str] = "DiSK"
 

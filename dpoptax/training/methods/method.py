@@ -36,7 +36,7 @@ class Method:
         return 1
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the loss of one example: `loss_fn(params, example)`, with a key if `random`."""
+        """Returns the loss of one example, with a key as third argument if `random`."""
         return loss_fn
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
@@ -64,7 +64,7 @@ class Method:
         )
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the transform of gradient points and filter, between noise and optimizer.
+        """Returns gradient points and filter, between noise and optimizer.
 
         `stddev` is the standard deviation of the noise in its input.
         """
@@ -72,7 +72,7 @@ class Method:
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation | None:
-        """Returns the method's optimizer without a learning rate. None: the config's optimizer."""
+        """Returns the method's optimizer without learning rate. None: the config's."""
         del stddev
         return None
 
@@ -81,7 +81,7 @@ class Method:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns name and fields as plain values, with the class unless it is dpoptax's own.
+        """Returns name and fields as plain values, and the class if it is not dpoptax's.
 
         A class is identified by its module and qualified name. The module of a config file is the
         name of the file without suffix. Changes to the code of the class are not detected.

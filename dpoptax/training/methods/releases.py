@@ -74,7 +74,7 @@ class CorrelatedNoise(Doppler):
 
 @dataclasses.dataclass(frozen=True)
 class LPAdam(Doppler):
-    """Adam with DOPPLER's filter as first moment (LP-Adam, Zhang et al., 2024, Algorithm 3)."""
+    """Adam with DOPPLER's filter as first moment (Zhang et al., 2024, Algorithm 3)."""
 
     name: ClassVar[str] = "LP-Adam"
 
@@ -91,7 +91,7 @@ class LPAdam(Doppler):
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns Adam, whichever optimizer the config names, in the projected space if any."""
+        """Returns Adam, in the projected space if `rank` is given."""
         known = stddev if self.noise_corrected else 0.0
         adam = dpoptax.extend.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
         if self.rank is None:

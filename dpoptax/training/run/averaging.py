@@ -20,10 +20,11 @@ class AverageState(NamedTuple):
 
 
 def average_params(decay: float) -> optax.GradientTransformation:
-    """Passes updates through and averages parameters: x̄_{t+1} = μ_t x̄_t + (1 − μ_t) x_{t+1}.
+    """Tracks the average x̄_{t+1} = μ_t x̄_t + (1 − μ_t) x_{t+1} of the parameters.
 
-    It starts at x̄_0 = x_0. μ_t = min(decay, (1 + t)/(10 + t)) forgets the first parameters quickly.
-    Use it as the last stage of a chain; `update` needs `params`.
+    Updates pass through. The average starts at x̄_0 = x_0, and μ_t = min(decay, (1 + t)/(10 + t))
+    forgets the first parameters quickly. Use it as the last stage of a chain; `update` needs
+    `params`.
 
     Privacy: post-processing of releases.
 
@@ -58,6 +59,6 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 
 def averaged(params: Any, opt_state: Any) -> Any:
-    """Returns the average from the optimizer state in the dtypes of `params`, or `params`."""
+    """Returns the average in the dtypes of `params`, or `params` without one."""
     average = optax.tree.get(opt_state, "averaged_params")
     return params if average is None else optax.tree.cast_like(average, params)

@@ -110,7 +110,7 @@ class TrainingChain:
         ]
 
     def begin(self, params: Any) -> Any:
-        """Returns the initial optimizer state for parameters on one device, by one program."""
+        """Returns the initial optimizer state on one device, by one program."""
         leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
         program = _compiled_begin(self, tuple(leaves), structure)
         return program(params, self.keys, self.learning_rate)

@@ -127,7 +127,7 @@ class Checkpoints:
                 self._manager.check_for_errors()
 
     def newest_record(self) -> dict[str, Any] | None:
-        """Returns the record of the newest readable checkpoint, or None without checkpoints.
+        """Returns the record of the newest readable checkpoint, or None without one.
 
         Raises:
             CheckpointError: No existing checkpoint can be read.
@@ -262,7 +262,7 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """Returns the leaves by number for a checkpoint, with random keys as their key data.
+    """Returns the leaves by number, with random keys as their key data.
 
     Empty arrays, which orbax rejects, are left out.
     """

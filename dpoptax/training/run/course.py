@@ -114,7 +114,7 @@ class Course:
             self.save(wait=True)
 
     def _identify(self, program: Program) -> resume.Identity:
-        """Returns the identity of the run. It includes the data if saved or on several hosts."""
+        """Returns the identity of the run, with its data if they must be compared."""
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         hashed = ""
@@ -208,10 +208,10 @@ class Course:
         self.state = dataclasses.replace(state, history=(*state.history, entry))
 
     def progress(self) -> str:
-        """Returns a summary of the newest record, for a bar that is not redrawn at each step.
+        """Returns a summary of the newest record for the progress bar.
 
-        The bound on ε is that of the next evaluation. It holds for all steps until then, so the bar
-        never shows less than the spent ε.
+        The bar is not redrawn at each step. It shows the bound on ε at the next evaluation, which
+        holds for all steps until then.
         """
         done, entry = self.state.done, self.state.history[-1]
         until = min((step for step in self._bounds if step > done), default=done)

@@ -17,9 +17,10 @@ from dpoptax.training.data import streaming
 
 @functools.lru_cache
 def evaluate_split(model: nn.Module, chunk: int = 1024) -> Callable[..., dict[str, Any]]:
-    """Returns the compiled `evaluate(params, split, mask, frozen)`, in chunks of examples.
+    """Returns the compiled `evaluate(params, split, mask, frozen)`.
 
-    It returns, by metric, a sum over the examples in `mask` and its number of terms.
+    It processes `chunk` examples at a time. It returns, by metric, a sum over the examples in
+    `mask` and its number of terms.
     """
 
     def evaluate(

@@ -30,7 +30,7 @@ class Resident:
     rows_mask: Any = None
 
     def examples(self) -> Any:
-        """Returns leaves (B, ...). For users, returns leaves (B, R, ...) and the mask of rows."""
+        """Gathers leaves (B, ...), or for users (B, R, ...) with the mask of rows."""
         found = jax.tree.map(lambda values: values[self.rows], self.split)
         return found if self.rows_mask is None else (found, self.rows_mask)
 

@@ -52,7 +52,7 @@ def copied(tree: Any) -> Any:
 def checked_data(
     data: streaming.Source, plan: dpoptax.PrivacyPlan, users: UserTable | None, place: Devices
 ) -> streaming.Source:
-    """Checks the data and returns them, on the host if several devices share each batch.
+    """Checks the data and moves them to the host if several devices share a batch.
 
     Raises:
         TypeError: A column has no length, or no records at integer indices.

@@ -26,10 +26,10 @@ _SAYS = {
 
 
 class Phases:
-    """Measures the wall time of a run by phase. Time counts for the innermost phase only.
+    """Measures the wall time of a run by phase.
 
-    A phase is a context: `with phases("data"): ...`. A phase longer than `PATIENCE` is announced
-    once per run.
+    Time counts for the innermost phase only. A phase is a context: `with phases("data"): ...`. A
+    phase longer than `PATIENCE` is announced once per run.
 
     Attributes:
         first_step: Seconds until the first step was finished, or None before that.
@@ -45,7 +45,7 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Counts the time in the context for phase `name`, which may be entered repeatedly."""
+        """Counts the time in the context for phase `name`, which may recur."""
         self._turn()
         self._stack.append(name)
         timer = None

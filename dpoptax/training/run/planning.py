@@ -199,7 +199,7 @@ def text(name: str, cost: RunCost) -> str:
 def table(
     configs: dict[str, TrainConfig], *, progress: bool = False
 ) -> tuple[str, list[ConfigError]]:
-    """Formats the costs of several runs as a table, and returns the errors of failing runs.
+    """Returns a table with the costs of several runs, and the errors of others.
 
     `progress` shows a bar if this takes more than a second.
     """

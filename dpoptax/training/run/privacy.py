@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
-    """Returns a sampler of whole groups in turn. It never draws an incomplete last group."""
+    """Returns a sampler of whole groups in turn, without an incomplete last group."""
     groups = dataset_size // batch_size
     return matrix.CyclicPoissonSampler(groups * batch_size, batch_size, cycle_length=groups, **rest)
 

@@ -74,7 +74,7 @@ def make_secret(path: Path) -> None:
 
 
 def params_sha256(params: Any) -> str:
-    """Returns the SHA-256 over the bytes of all leaves, in the order of `jax.tree.leaves`."""
+    """Returns the SHA-256 over all leaves, in the order of `jax.tree.leaves`."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())

@@ -43,7 +43,7 @@ class ResolvedRun:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields that must not change when the run resumes, as JSON values without the seed."""
+        """Fields that must not change when the run resumes, as JSON without the seed."""
         config, plan = self.config, self.plan
         sampler = dataclasses.asdict(plan.sampler)
         del sampler["seed"]

@@ -77,7 +77,7 @@ def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
 def as_shown(
     observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
 ) -> Callable[[dict[str, Any]], object]:
-    """Wraps `observe` to check that records equal those of an earlier start bit for bit.
+    """Wraps `observe` to check that records equal earlier ones bit for bit.
 
     A repeated step has the same noise. If its sum is rounded differently, because of other compiler
     flags, another processor or kernels without a fixed order, the difference of both results

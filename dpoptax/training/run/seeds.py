@@ -70,7 +70,7 @@ def of_records(seed: int, generator: str) -> int:
 
 
 def derived(seed: int, use: str) -> bytes:
-    """Derives 256 bits for a use, which do not reveal the seed or the bits of other uses."""
+    """Derives 256 bits for a use. They do not reveal the seed or bits of other uses."""
     return hashlib.shake_256(seed.to_bytes(32, "big") + use.encode()).digest(32)
 
 

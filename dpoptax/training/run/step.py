@@ -60,7 +60,7 @@ class Step:
         return optax.apply_updates(params, updates), opt_state
 
     def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
-        """Returns `gradient(params, opt_state, examples, mask, indices)`, the optimizer's input."""
+        """Returns `gradient(params, opt_state, examples, mask, indices)`."""
         loss = self.loss_fn
         if frozen is not None:
             loss = functools.partial(loss, frozen=frozen)

@@ -140,7 +140,7 @@ def compare(
 
 
 def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
-    """Returns the content of data.json: fingerprints of the data sets and their secret key.
+    """Returns the content of data.json: data fingerprints and their secret key.
 
     Raises:
         ConfigError: Earlier runs used other examples under the same name.
@@ -169,7 +169,7 @@ def _one_method(
     runner: Runner,
     bar: Bar,
 ) -> tuple[float, list[GridPoint], list[Record]]:
-    """Returns the selected rate, the accuracies of all rates, and the runs of the selected one."""
+    """Returns the selected rate, the accuracies of all rates, and its runs."""
 
     def trials(rate: float, seeds: range, held_out: bool) -> list[Trial]:
         return [
@@ -194,7 +194,7 @@ def _one_method(
 def _on_one_footing(
     configs: dict[str, TrainConfig], comparison: Comparison
 ) -> tuple[dict[str, TrainConfig], float | None, float | None]:
-    """Returns the configs at one ε and δ, with both; raises if they are not comparable."""
+    """Returns the configs at a common ε and δ, or raises a ConfigError."""
     if not configs:
         raise ConfigError(
             "`configs` must name at least one config, got none. Pass the path of a config file."
@@ -223,7 +223,7 @@ def _on_one_footing(
 def _with_noise(
     configs: dict[str, TrainConfig], epsilon: float | None, dataset_size: int
 ) -> dict[str, TrainConfig]:
-    """Returns the configs, with the noise of DP-SGD at this ε for methods without a proof."""
+    """Sets the noise of methods without a proof to that of DP-SGD at this ε."""
 
     def noisy(config: TrainConfig) -> TrainConfig:
         if config.method.unproven() is None or config.noise_multiplier is not None:
@@ -273,7 +273,7 @@ def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
 
 
 def _names(configs: dict[str, TrainConfig]) -> list[str]:
-    """Returns the names of the methods, with the config's name if several share a method."""
+    """Returns the names of the methods, with config names if several share one."""
     names = [config.method.name for config in configs.values()]
     shared = os.path.commonprefix(list(configs)).rpartition("/")[0]
     labels = [label.removeprefix(f"{shared}/") if shared else label for label in configs]

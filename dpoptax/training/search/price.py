@@ -150,7 +150,7 @@ def price(
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
-    """Returns statements on the privacy of the result and on the files that may be published."""
+    """Returns statements on privacy and on the files that may be published."""
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [

@@ -172,5 +172,5 @@ class SweepResult:
 
 
 def best_of(trials: Sequence[TrialResult]) -> int | None:
-    """Returns the index of the first trial with the highest score, or None without trials."""
+    """Returns the index of the best trial, or None without trials."""
     return max(range(len(trials)), key=lambda index: trials[index].score, default=None)

@@ -90,7 +90,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
 
 
 def _is_unpriced(field: str, config: TrainConfig) -> bool:
-    """Returns whether a field of a config or its method has no effect on the privacy cost."""
+    """Returns whether a field has no effect on the privacy cost."""
     inner = field.removeprefix("method.")
     return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
 

@@ -140,9 +140,9 @@ def _run(
 def prepare(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
 ) -> tuple[list[settings.Candidate], list[int], Price]:
-    """Returns the settings, the index of each trial's setting, and the price, without training.
+    """Returns the settings, the index of each trial's setting, and the price.
 
-    Pricing takes seconds per setting. `progress` shows a bar.
+    Nothing is trained. Pricing takes seconds per setting; `progress` shows a bar.
 
     Raises:
         ConfigError: As for `run_sweep`.

@@ -148,12 +148,12 @@ class Runner:
 
 
 def default_processes() -> int:
-    """Returns the number of cores, or 1 with an accelerator, which processes cannot share."""
+    """Returns the number of cores, or 1 for an accelerator, which is not shared."""
     return len(os.sched_getaffinity(0)) if jax.default_backend() == "cpu" else 1
 
 
 def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -> Dataset:
-    """Returns the data set of a config, with a held-out fifth as test split if `held_out`.
+    """Returns the data set of a config, or its training split with a fifth held out.
 
     `progress` shows a bar while features are computed.
     """
