@@ -28,10 +28,10 @@ _SETTINGS = {
 def kept_in(folder: Path) -> Iterator[None]:
     """Caches programs that are compiled within the context in `folder`.
 
-    Anyone who can write to a cache can run code as its reader. A folder that belongs to another
-    user or that others can write to is therefore not used, and a warning is shown.
-    JAX_COMPILATION_CACHE_DIR sets another folder, and JAX_ENABLE_COMPILATION_CACHE=false disables
-    the cache.
+    A cache that other users can write to would let them run code as this user. A folder that
+    belongs to another user or that others can write to is therefore not used, and a warning is
+    shown. JAX_COMPILATION_CACHE_DIR sets another folder, and JAX_ENABLE_COMPILATION_CACHE=false
+    disables the cache.
     """
     settings: Any = jax.config
     if not settings.jax_enable_compilation_cache or getattr(settings, _FOLDER) is not None:

@@ -199,7 +199,7 @@ class DatasetSpec:
         return dataset
 
     def directory(self) -> Path:
-        """Returns the directory of the files, or raises a ConfigError if there is none."""
+        """Returns the directory of the files, or raises a ConfigError."""
         if self.data_dir is None:
             raise ConfigError(
                 f"`data_dir` must be given for dataset={self.name!r}, got None. Pass --data-dir, "

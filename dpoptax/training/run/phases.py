@@ -36,7 +36,7 @@ class Phases:
     """
 
     def __init__(self, say: Callable[[str], object] | None = None) -> None:
-        """Starts the clock. `say` gets announcements; None: there are none."""
+        """Starts the clock. `say` gets the announcements, if given."""
         self._say, self._said = say, set[str]()
         self._seconds: dict[str, float] = {}
         self._stack: list[str] = []
