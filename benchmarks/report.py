@@ -70,10 +70,16 @@ def join(folders: tuple[Path, ...], /, output: Path) -> None:
         more, here = load(folder)
         for name, value in here.items():
             if facts.setdefault(name, value) != value:
-                raise ValueError(f"{folder}: {name} is {value}, but {facts[name]} in others")
+                raise ValueError(
+                    f"All folders must be from one machine, got {name} {value} in {folder} and "
+                    f"{facts[name]} in others. Run the benchmarks again on one machine."
+                )
         both = {_key(r.cell) for r in results} & {_key(r.cell) for r in more}
         if both:
-            raise ValueError(f"{folder}: {sorted(both)} is also in another folder")
+            raise ValueError(
+                f"Each cell must be in one folder, got {sorted(both)} in {folder} and in another "
+                "one. Remove one of them."
+            )
         results += more
     save(results, facts, output)
 

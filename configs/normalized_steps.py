@@ -1,6 +1,7 @@
-r"""Compares normalized steps and DP-SAT with DP-SGD, momentum and Adam on the digits.
+r"""Compares normalized steps and DP-SAT with DP-SGD, momentum and Adam.
 
-The learning rate of each run is constant or decays by cosine. All runs have the same factors:
+The data are the digits. The learning rate of each run is constant or decays by cosine. All runs
+have the same factors:
 
     dpoptax compare configs/normalized_steps.py --steps 120 --epsilon 1 --trial-seeds 3 \
       --factors 0.125 0.25 0.5 1 2 4 8 16 32 64 --workdir runs/normalized-120

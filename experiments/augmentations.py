@@ -9,25 +9,24 @@ import jax.numpy as jnp
 from dpoptax.training.errors import ConfigError
 
 Augment = Callable[[Any, jax.Array], Any]
-"""`augment(example, key)`: the example with another image as its `inputs`."""
+"""`augment(example, key)` returns the example with a changed image as its `inputs`."""
 
 
 def shifted(most: int, *, mirrored: bool = False) -> Augment:
-    """The image moved by up to `most` pixels along each axis.
+    """Returns an augmentation that shifts the image by up to `most` pixels.
 
-    Every shift of -most, ..., most is as likely; what enters from outside is zero, or, `mirrored`,
-    the image's own edge, reflected. `inputs` are an image (height, width, channels); all else of
-    the example stays.
+    Along each axis, shifts from -most to most are equally likely. Pixels from outside are zero, or
+    the reflected image if `mirrored`. `inputs` are an image (height, width, channels).
     """
     if not isinstance(most, int) or most < 0:
-        raise ConfigError(f"shift={most!r} is not allowed; give a number of pixels, 0 for none")
+        raise ConfigError(f"`shift` must be a nonnegative integer, got {most!r}.")
 
     def augment(example: Any, key: jax.Array) -> Any:
         image = example["inputs"]
         if image.ndim != 3:
             raise ConfigError(
-                f"shifts want images (height, width, channels), not inputs of shape {image.shape}; "
-                "take another method"
+                "The inputs must be images (height, width, channels) to be shifted, got shape "
+                f"{image.shape}. Use another method."
             )
         down, right = jax.random.randint(key, (2,), 0, 2 * most + 1)
         mode = "symmetric" if mirrored else "constant"
@@ -39,7 +38,7 @@ def shifted(most: int, *, mirrored: bool = False) -> Augment:
 
 
 def flipped(augment: Augment) -> Augment:
-    """The image that `augment` makes, with probability 1/2 mirrored left to right."""
+    """Returns an augmentation that also mirrors half of the images at random."""
 
     def flip(example: Any, key: jax.Array) -> Any:
         first, second = jax.random.split(key)

@@ -244,7 +244,10 @@ def _generate(arguments: list[str]) -> int:
 
     configs = load_experiments(given.config)
     if len(configs) > 1:
-        raise ConfigError(f"config {given.config} names {len(configs)} runs; give one as FILE:NAME")
+        raise ConfigError(
+            f"`config` must name one run, got {len(configs)} runs in {given.config}. Pass one as "
+            "FILE:NAME."
+        )
     (config,) = configs.values()
     changes = {"data_dir": given.data_dir, "pretrained": given.pretrained}
     given_changes: Any = {name: path for name, path in changes.items() if path is not None}
@@ -289,8 +292,8 @@ def _record(arguments: list[str]) -> int:
     path = given.workdir / "results.json"
     if not path.is_file():
         raise ConfigError(
-            f"workdir={str(given.workdir)!r} has no results.json; give the --workdir of a "
-            "dpoptax compare"
+            f"`workdir` must contain results.json, got {str(given.workdir)!r}. Pass the --workdir "
+            "of a `dpoptax compare`."
         )
     append(given.output, comparison_lines(json.loads(path.read_text(encoding="utf-8"))))
     return 0

@@ -29,9 +29,9 @@ from experiments.models.transformer import Lora
 Features = Literal["none", "scattering", "dictionary"]
 """Features that replace images."""
 
-_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
-_LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "a whole number of at least 2")
-_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "a positive finite number")
+_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive integer")
+_LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "an integer of at least 2")
+_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "positive and finite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +81,9 @@ class ExperimentConfig(TrainConfig):
         super().__post_init__()
         if self.features != "none" and isinstance(self.method, Augmented):
             raise ConfigError(
-                f"features={self.features!r} are computed once, and method={self.method.name} "
-                "alters the images of each step; give features='none' or another method"
+                f"`features` must be 'none' for method={self.method.name}, which alters the images "
+                f"of each step, got {self.features!r}. Features are computed once. Use another "
+                "method, or features='none'."
             )
 
     def data(self, *, progress: bool = False) -> PublishedSpec:
@@ -108,8 +109,8 @@ class ExperimentConfig(TrainConfig):
         for name in ("pretrained", "lora_rank"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is for published models, and "
-                    f"model={self.model!r} is not one; leave it out"
+                    f"`{name}` must be None for model={self.model!r}, which has no published "
+                    f"weights, got {getattr(self, name)!r}. Omit it."
                 )
         return super().build_model(num_classes)
 
@@ -121,8 +122,9 @@ class ExperimentConfig(TrainConfig):
         """
         if self.pretrained is None and self.model in PUBLISHED_MODELS:
             raise ConfigError(
-                f"pretrained=None, and model={self.model!r} starts from published weights; give "
-                "--pretrained, a directory with config.json and model.safetensors"
+                f"`pretrained` must be given for model={self.model!r}, which starts from published "
+                "weights, got None. Pass --pretrained, a directory with config.json and "
+                "model.safetensors."
             )
         variables = super().initial_variables(model, inputs, key)
         if self.pretrained is None:
@@ -158,5 +160,7 @@ def load_experiments(path: str | Path) -> dict[str, ExperimentConfig]:
     configs = load_configs(path)
     found = {n: config for n, config in configs.items() if isinstance(config, ExperimentConfig)}
     if len(found) < len(configs):
-        raise ConfigError(f"config {path} has to return an ExperimentConfig, not a TrainConfig")
+        raise ConfigError(
+            f"The config file {path} must return an ExperimentConfig, got a TrainConfig."
+        )
     return found

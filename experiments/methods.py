@@ -16,7 +16,7 @@ from experiments.augmentations import flipped, shifted
 
 @dataclasses.dataclass(frozen=True)
 class GeoDP(Method):
-    """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
+    """GeoDP as published: noise on magnitude and angles of the mean, without proof."""
 
     name: ClassVar[str] = "GeoDP"
 
@@ -24,12 +24,12 @@ class GeoDP(Method):
     """Factor of the noise on the angles, in (0, 1]."""
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
+        """Returns Algorithm 1 of the paper, which `dpoptax.accounting` rejects."""
         del clip, steps
         return dpoptax.contrib.geodp(self.beta, **release)
 
     def unproven(self) -> str:
-        """What its ledger says too."""
+        """Returns the reason that is also in its ledger."""
         return (
             "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
             "gradient are not a mean: one example can turn a small mean gradient around by π, "
@@ -40,25 +40,25 @@ class GeoDP(Method):
 
 @dataclasses.dataclass(frozen=True)
 class Augmented(Method):
-    """Gradients that are means over altered copies of an example, then clipped (De et al., 2022).
+    """Clipped mean gradients over augmented copies of each example (De et al., 2022).
 
-    Copies are shifted, and flipped if asked for. For inputs that are images.
+    Copies are shifted and optionally flipped. Inputs must be images.
     """
 
     name: ClassVar[str] = "Augmented"
     random: ClassVar[bool] = True
 
     multiplicity: int = 4
-    """Number of copies; each costs a gradient."""
+    """Number of copies. Each costs one gradient."""
     shift: int = 1
-    """Largest shift of a copy along each axis, in pixels."""
+    """Maximum shift of a copy along each axis, in pixels."""
     mirrored: bool = False
-    """Whether a shift brings in the image's mirror at its edges, not zeros."""
+    """Whether shifts fill the border with the mirrored image instead of zeros."""
     flip: bool = False
-    """Whether every other copy, at random, is the mirror image, left for right."""
+    """Whether to mirror each copy left to right with probability 1/2."""
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The mean loss of the copies."""
+        """Returns the mean loss over the copies."""
         augment = shifted(self.shift, mirrored=self.mirrored)
         if self.flip:
             augment = flipped(augment)
@@ -79,7 +79,7 @@ class InnerOuter(Method):
     """Outer momentum, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns its gradient points and its momentum."""
+        """Returns the gradient points and the momentum."""
         del stddev
         return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
 
@@ -186,7 +186,7 @@ class ShrunkMuon(Muon):
 
 @dataclasses.dataclass(frozen=True)
 class AdamBC(Method):
-    """Adam that takes the known noise off its second moment (DP-AdamBC, Tang et al., 2024)."""
+    """Adam with a noise-corrected second moment (DP-AdamBC, Tang et al., 2024)."""
 
     name: ClassVar[str] = "DP-AdamBC"
 
@@ -195,10 +195,10 @@ class AdamBC(Method):
     b2: float = 0.999
     """Decay of the second moment, in [0, 1)."""
     eps: float | None = None
-    """Least denominator; None: what noise alone leaves of the second moment."""
+    """Smallest denominator. None: the level of the second moment from noise alone."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Its Adam, whatever optimizer the config names."""
+        """Returns this Adam, whichever optimizer the config names."""
         momentum = (1.0 - self.b1,), (-self.b1,)
         return dpoptax.extend.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
 
@@ -235,7 +235,7 @@ class NormalizedSteps(Method):
 
 @dataclasses.dataclass(frozen=True)
 class Sat(Method):
-    """Gradients at a point ascended in the direction of the last release (Park et al., 2023)."""
+    """Gradients at an ascent point along the last release (Park et al., 2023)."""
 
     name: ClassVar[str] = "DP-SAT"
 

@@ -146,8 +146,8 @@ def record_run(
     method = config.method
     if not method.private or config.noise_multiplier == 0:
         raise ConfigError(
-            "only released gradients are recorded, and a run without noise releases none; give a "
-            "private method with noise"
+            "`config` must have noise to be recorded, because a run without noise releases no "
+            "gradients. Use a private method with noise."
         )
     plan = make_plan(config, dataset.units(config.unit))
     run = resolve(config, plan, num_classes=dataset.num_classes)

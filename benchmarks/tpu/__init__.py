@@ -1,1 +1,1 @@
-"""Compares private and plain training steps as compiled for a TPU; nothing is executed."""
+"""Compares private and plain training steps as compiled for a TPU."""

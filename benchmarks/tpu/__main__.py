@@ -1,4 +1,4 @@
-"""Compiles plain and private training steps for a TPU that need not exist, and compares them.
+"""Compiles and compares plain and private training steps for an absent TPU.
 
     uv run --group tpu python -m benchmarks.tpu [CASE...] [--topology v5e:4x4] [--json FILE]
 
@@ -75,7 +75,7 @@ def measure(case: Case, options: Options, step: str, mesh: Mesh) -> Measured:
 
 
 def _reason(text: str) -> str:
-    """Returns the first line of an error, or the memory that a program needs if it does not fit."""
+    """Returns the first line of an error, or the memory of a program that does not fit."""
     used = re.search(r"Used ([\d.]+[MGT]) of ([\d.]+[MGT]) hbm", text)
     return f"needs {used[1]} of {used[2]}" if used else text.splitlines()[0][:120]
 
@@ -100,7 +100,7 @@ def ratio_row(plain: Measured, private: Measured) -> str:
 
 @contextlib.contextmanager
 def announced(text: str, every: float = 20.0) -> Iterator[None]:
-    """Prints a line to stderr now, and the time every few seconds until the block ends."""
+    """Prints a line to stderr, then the time every few seconds."""
     start, ended = time.monotonic(), threading.Event()
 
     def tick() -> None:

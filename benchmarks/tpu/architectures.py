@@ -1,4 +1,4 @@
-"""Defines transformers and a ResNet by the shapes of their parameters and the loss of one example.
+"""Defines transformers and a ResNet by parameter shapes and loss.
 
 No array is created, so a model of any size can be traced and compiled.
 """
@@ -83,7 +83,7 @@ def gpt2(
 
 
 def vit_s(*, layers: int = 12, dtype: str = "float32") -> Architecture:
-    """Returns ViT-S for 64 patches of 4×4 pixels: width 384, 6 heads, a scan over the layers."""
+    """Returns ViT-S for 64 patches of 4×4 pixels, with a scan over the layers."""
     width, attend = 384, functools.partial(_attention, heads=6, causal=False, block=None)
 
     def loss_fn(params: Any, example: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Defines the cases: a model, its batch and devices, and its plain and private training steps."""
+"""Defines the cases: model, batch, devices, and both training steps."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ LEARNING_RATE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and the way it is trained.
+    """A model and its training setup.
 
     Attributes:
       model: makes the model.
@@ -47,7 +47,7 @@ class Options:
       precision: as of `dpoptax.clipped_grad`.
       microbatch_size: as of `dpoptax.clipped_grad`.
       mesh: whether `clipped_grad` gets the mesh; otherwise only `jit` knows it.
-      noise: whether noise is added, or only the clipped sum computed.
+      noise: whether to add noise after the clipped sum.
     """
 
     clip: Literal["flat", "per-layer", "streaming"] = "flat"
@@ -169,7 +169,7 @@ def _axis(case: Case) -> str | None:
     return "data" if case.fsdp else None
 
 
-# What XLA has to know about a GPU that is absent.
+# Facts that XLA needs about an absent GPU.
 _H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
@@ -188,7 +188,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def make_mesh(topology: str) -> Mesh:
-    """Returns a mesh of devices that need not exist: a topology such as "v5e:4x4", or "h100"."""
+    """Returns a mesh of absent devices: a topology such as "v5e:4x4", or "h100"."""
     from jax.experimental import topologies
 
     # Without these, the libraries look for devices. Nothing is executed, so processes may share

@@ -1,4 +1,4 @@
-"""Counts matrix-unit passes, bytes of main memory and collectives in optimized HLO for a TPU.
+"""Counts matrix-unit passes, memory traffic and collectives in TPU HLO.
 
 XLA's own cost analysis counts the body of a loop once. Here every computation is counted as often
 as it runs.
@@ -51,7 +51,7 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """An instruction: its results, operands, and the text after the opening parenthesis."""
+    """An instruction: results, operands, and the text after the parenthesis."""
 
     name: str
     operation: str
@@ -139,7 +139,7 @@ class Program:
                     self._count(branch, runs)
 
     def _trips(self, loop: Instruction) -> int:
-        """Returns the iterations of a loop: those XLA knows, or the constant it compares with.
+        """Returns the iterations of a loop, from XLA or from its constant bound.
 
         The loop of `materialize` has neither, and no iterations.
         """
@@ -287,7 +287,7 @@ def _closing(text: str) -> int:
 
 
 def _convolution(x: Instruction, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> int:
-    """Returns the multiply-adds of a convolution, without those on padding and dilation."""
+    """Returns the multiply-adds of a convolution without padding and dilation."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.text)
     assert labels is not None
     at_lhs, at_rhs, at_out = labels.groups()

@@ -37,7 +37,7 @@ def ratio(case: Case, options: Options) -> float:
 
 
 def passes(function: Callable[..., Any], *args: Any, platform: str = "tpu") -> float:
-    """Returns 2 × multiply-adds × passes of all contractions of a function on a platform.
+    """Returns 2 × multiply-adds × passes of all contractions of a function.
 
     The arguments may be shapes. Operations whose results are not used are left out. Loops count as
     often as they run, and of `lax.platform_dependent` only the branch of the platform counts.
@@ -73,7 +73,7 @@ def _of_equation(eqn: JaxprEqn, platform: str) -> float:
 
 
 def _platforms(eqn: JaxprEqn) -> tuple[tuple[str, ...] | None, ...]:
-    """Returns the platforms of each branch of `lax.platform_dependent`, None for the default."""
+    """Returns the platforms of each branch of `lax.platform_dependent`."""
     return eqn.params.get("branches_platforms") or ()
 
 
@@ -84,7 +84,7 @@ def _branch(eqn: JaxprEqn, platform: str) -> int:
 
 
 def _passes(eqn: JaxprEqn) -> int:
-    """Returns the passes of a contraction: more than one only if an operand is in float32."""
+    """Returns the passes of a contraction, more than one only for float32."""
     if all(type_of(operand).dtype.name != "float32" for operand in eqn.invars):
         return 1
     precision = eqn.params["precision"]
@@ -93,7 +93,7 @@ def _passes(eqn: JaxprEqn) -> int:
 
 
 def _convolution(eqn: JaxprEqn) -> int:
-    """Returns the multiply-adds of a convolution, without those on padding and dilation."""
+    """Returns the multiply-adds of a convolution without padding and dilation."""
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs = (type_of(operand).shape for operand in eqn.invars)
     out = type_of(eqn.outvars[0]).shape

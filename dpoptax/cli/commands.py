@@ -12,7 +12,7 @@ from dpoptax.cli.options import AuditArguments, PlanArguments, SuggestArguments,
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 
-# Each command imports the modules that it runs, so that it does not wait for those of others.
+# Each command imports its own modules, so that it starts quickly.
 
 
 def _train(arguments: list[str]) -> int:
@@ -26,12 +26,12 @@ def _train(arguments: list[str]) -> int:
         default=TrainArguments(config=config, workdir=tyro.MISSING),
         args=arguments[1:],
         prog=f"dpoptax train {path}",
-        description=f"Train as {path} says; every field can be overridden.",
+        description=f"Train the config of {path}. Every field can be overridden.",
     )
     if given.config.method.private and given.config.seed is not None:
         warnings.warn(
-            "`seed` is known to everyone who can read the config or the command, and whoever knows "
-            "it can subtract the noise. Leave it out to draw a seed from the operating system.",
+            "`seed` can be read in the config or the command, and the noise follows from it. Omit "
+            "it to draw a seed from the operating system.",
             stacklevel=2,
         )
     summary = train_and_evaluate(given.config, given.workdir).summary
@@ -80,7 +80,10 @@ def _plan(arguments: list[str]) -> int:
         configs = load_configs(path)
     if len(configs) > 1:
         if rest:
-            raise ConfigError(f"{path} names {len(configs)} runs; give FILE:NAME before options")
+            raise ConfigError(
+                f"Options need one run, but {path} names {len(configs)} runs. Pass FILE:NAME "
+                "before the options."
+            )
         table, refused = planning.table(configs, progress=True)
         print(table)
         if refused:
@@ -92,7 +95,7 @@ def _plan(arguments: list[str]) -> int:
         default=PlanArguments(config=config),
         args=rest,
         prog=f"dpoptax plan {path}",
-        description=f"What {path} would cost; every field can be overridden.",
+        description=f"Compute the cost of {path} without training. Every field can be overridden.",
     )
     with Phases(say)("plan"):
         cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
@@ -130,10 +133,15 @@ def _suggest(paths: list[str], options: list[str]) -> int:
             planned = planning.plan_run(config)
             cost = (planned.flops or 0.0) / planned.rows
         if not cost:
-            raise ConfigError("--flops needs --flops-per-example, or --params and --tokens")
+            raise ConfigError(
+                "`--flops` needs the operations for one example. Pass --flops-per-example, or "
+                "--params and --tokens."
+            )
         examples = given.flops / cost
     if examples is None:
-        raise ConfigError("plan --suggest needs a compute budget: give --examples or --flops")
+        raise ConfigError(
+            "`dpoptax plan --suggest` needs a compute budget. Pass --examples or --flops."
+        )
     names = ("dataset_size", "epsilon", "delta", "min_steps", "max_excess", "accountant")
     suggestion = accounting.suggest_plan(
         examples=examples, **{name: getattr(given, name) for name in names}
@@ -170,7 +178,7 @@ def _sweep(arguments: list[str]) -> int:
         SweepArguments,
         args=arguments,
         prog="dpoptax sweep",
-        description="Try settings of configs, and price the choice of the best.",
+        description="Train many settings of configs. The ε of the best covers the choice.",
     )
     configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
     if given.dry_run:
@@ -189,7 +197,8 @@ def _audit(arguments: list[str]) -> int:
         from dpoptax.training import audit
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
+            f"`dpoptax audit` needs {error.name}, which is not installed. Run: pip install "
+            "'dpoptax[audit,train]'"
         ) from error
     _check_method("audit", arguments)
     paths, options = _paths_first(arguments)
@@ -199,7 +208,7 @@ def _audit(arguments: list[str]) -> int:
             default=AuditArguments(config=load_config(path)),
             args=options,
             prog=f"dpoptax audit {path}",
-            description=f"Attack the training that {path} says; every field can be overridden.",
+            description=f"Audit the training of {path}. Every field can be overridden.",
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
@@ -222,17 +231,17 @@ def _audit(arguments: list[str]) -> int:
 
 
 def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before the first option, and the rest."""
+    """Splits arguments into those before the first option and the rest."""
     paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
     return paths, arguments[len(paths) :]
 
 
 def _check_method(command: str, arguments: list[str]) -> None:
-    """Raises a ConfigError if an option names a method."""
+    """Raises a ConfigError if the options include --method."""
     if any(argument.partition("=")[0] == "--method" for argument in arguments):
         raise ConfigError(
-            f"--method is not an option of {command}; the config file says which, as "
-            "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
+            f"`dpoptax {command}` has no option --method. Set the method in the config file, for "
+            "example TrainConfig(method=Disk(kappa=0.7, gamma=0.5))."
         )
 
 
@@ -240,13 +249,14 @@ def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
     path = arguments[0]
     if path.startswith("-"):
         raise ConfigError(
-            f"{command} got {path!r} first; the path of the config comes before options"
+            f"The first argument of `dpoptax {command}` must be the path of a config, got "
+            f"{path!r}. Put options after the path."
         )
     paths, _ = _paths_first(arguments)
     if len(paths) > 1:
         raise ConfigError(
-            f"{command} takes one config, and got {len(paths)}: {', '.join(paths)}; "
-            "dpoptax compare trains several"
+            f"`dpoptax {command}` takes one config, got {len(paths)}: {', '.join(paths)}. Use "
+            "`dpoptax compare` to train several configs."
         )
     return path, load_config(path)
 

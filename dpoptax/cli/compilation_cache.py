@@ -1,4 +1,4 @@
-"""Keeps compiled programs on disk for the next start of a command, for this user only."""
+"""Caches compiled programs of commands on disk, for the current user only."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ import jax
 from dpoptax.training import cache_folder
 
 LARGEST = 2 * 2**30
-"""Bytes of programs that stay in the folder; beyond, what was written first goes."""
+"""Maximum bytes in the cache folder. The oldest files are removed."""
 
 _FOLDER = "jax_compilation_cache_dir"
 _SETTINGS = {
@@ -26,13 +26,12 @@ _SETTINGS = {
 
 @contextlib.contextmanager
 def kept_in(folder: Path) -> Iterator[None]:
-    """Keeps programs that are compiled within the context in `folder`.
+    """Caches programs that are compiled within the context in `folder`.
 
-    A cache that others can write to would let them run code as this user, so only its owner can
-    write to the folder.
-    A folder that others may write to, or that is not this user's, is not used: a warning says so,
-    and everything is compiled as without it. JAX_COMPILATION_CACHE_DIR names
-    another folder, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
+    A cache that other users can write to would let them run code as this user. A folder that
+    belongs to another user or that others can write to is therefore not used, and a warning is
+    shown. JAX_COMPILATION_CACHE_DIR sets another folder, and JAX_ENABLE_COMPILATION_CACHE=false
+    disables the cache.
     """
     settings: Any = jax.config
     if not settings.jax_enable_compilation_cache or getattr(settings, _FOLDER) is not None:
@@ -42,14 +41,14 @@ def kept_in(folder: Path) -> Iterator[None]:
         place = _prepared(folder / _machine())
     except (OSError, RuntimeError) as error:
         warnings.warn(
-            f"nothing compiled is kept for the next start: {error}; name another folder "
-            "in the environment variable JAX_COMPILATION_CACHE_DIR",
+            f"Compiled programs are not kept for the next start ({error}). Set the environment "
+            "variable JAX_COMPILATION_CACHE_DIR to another folder.",
             stacklevel=2,
         )
         yield
         return
     before = {name: getattr(jax.config, name) for name in _SETTINGS}
-    # Worker processes read the environment.
+    # Worker processes read these settings from the environment.
     environment = {name.upper(): os.environ.get(name.upper()) for name in _SETTINGS}
     for name, value in (_SETTINGS | {_FOLDER: str(place)}).items():
         _set(name, value)
@@ -71,18 +70,18 @@ def _set(name: str, value: object) -> None:
 
     jax.config.update(name, value)
     if name == _FOLDER:
-        compilation_cache.reset_cache()  # which folder is used is decided at first use
+        compilation_cache.reset_cache()  # JAX fixes the folder at first use
 
 
 def _prepared(folder: Path) -> Path:
-    """Makes the folder and removes excess files; raises OSError if it cannot be used."""
+    """Creates the folder and removes excess files, or raises OSError."""
     cache_folder.prepare(folder)
     cache_folder.keep_newest(folder, "*-cache", LARGEST)
     return folder
 
 
 def _machine() -> str:
-    """A name for what compiled code runs on: a home folder may be shared by several machines."""
+    """Returns a name of this kind of machine, because several may share a home folder."""
     described = [jax.__version__, platform.system(), platform.machine(), platform.processor()]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         described += next(([line] for line in lines if line.startswith(("flags", "Features"))), [])

@@ -15,8 +15,8 @@ class TrainArguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     workdir: Path
-    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/.
-    The same command goes on with a run that was stopped."""
+    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/. The
+    same command resumes an interrupted run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class PlanArguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     compile: bool = False
-    """Also compile the step, which can take minutes, for the working memory that it needs."""
+    """Also compile the step, which can take minutes, to show its working memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,29 +33,29 @@ class SuggestArguments:
     """Options of `dpoptax plan --suggest`."""
 
     dataset_size: int
-    """Number of examples, or of users; by default the config's."""
+    """Number of examples or users; by default the config's."""
     epsilon: float
     """ε of the run; by default the config's."""
     delta: float
     """δ of the run; by default the config's."""
     examples: float | None = None
-    """Compute budget in examples: batch size times steps; by default the config's."""
+    """Compute budget in examples, batch size times steps; by default the config's."""
     flops: float | None = None
     """Compute budget in floating-point operations, instead of examples."""
     flops_per_example: float | None = None
-    """Operations for one example; by default those of the config's traced step."""
+    """Operations per example; by default those of the config's traced step."""
     params: float | None = None
-    """Number of parameters of a transformer: 6 operations for each and for each token."""
+    """Number of parameters of a transformer, with 6 operations per parameter and token."""
     tokens: float = 1
-    """Tokens of an example, with --params."""
+    """Number of tokens per example, for --params."""
     min_steps: int = 100
-    """Fewest steps that finish the training."""
+    """Minimum number of steps."""
     max_excess: float = 0.1
-    """Fraction of noise above the limit that is not worth a larger batch."""
+    """Acceptable relative excess of the noise over that of full batches."""
     accountant: Accountant = "rdp"
-    """Prices the options; "pld" takes minutes."""
+    """Accountant of the options; "pld" takes minutes."""
     figure: Path | None = None
-    """PNG file for the curve."""
+    """PNG file for a figure of the options."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class AuditArguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     trials: int = 20_000
-    """Training runs with the attacker's example, and as many without."""
+    """Number of training runs with the attacked example, and of runs without it."""
     confidence: float = 0.999
     """Confidence of each bound."""
     attack_seed: int = 0
-    """Seed of the attack; not of the training."""
+    """Seed of the attack, not of the training."""

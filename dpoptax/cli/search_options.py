@@ -1,4 +1,4 @@
-"""Options of the commands that train many runs, and their configs."""
+"""Options of the commands that train many runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class _Configs:
     configs: tyro.conf.Positional[tuple[Path, ...]]
     """Python files with get_config()."""
     data_dir: Path | None = None
-    """Directory with the data set's files for every config; None: the configs' own."""
+    """Directory with the files of the data set for every config. None: the configs' own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class SweepArguments(_Configs):
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")]
     dry_run: bool = False
-    """Only print what the result would cost."""
+    """Only print the privacy cost of the result."""
 
 
 def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
-    """Returns the configs with the data directory that is given for all of them."""
+    """Returns the configs with the data directory of the options, if given."""
     if given.data_dir is None:
         return configs
     return {
@@ -48,7 +48,7 @@ def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, Tra
 
 
 def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
-    """The configs of all paths by name, with the path before a name that two paths have."""
+    """Reads the configs of all paths by name, with the path if several share a name."""
     loaded = [(str(path), load_configs(path)) for path in paths]
     names = [name for _, configs in loaded for name in configs]
     given = {
@@ -57,5 +57,5 @@ def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
         for name, config in configs.items()
     }
     if len(given) < len(names):
-        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
+        raise ConfigError(f"`configs` must name each config once, got {', '.join(names)}.")
     return given

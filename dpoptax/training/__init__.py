@@ -1,4 +1,4 @@
-"""Trains your own models with `fit`, and models of configs, with the public API of dpoptax."""
+"""Trains your own model with `fit`, or the model of a config."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in ("fit", "FitResult"):  # with orbax, which the command line does not wait for
+        if name in ("fit", "FitResult"):  # lazy: the command line does not need orbax
             return getattr(importlib.import_module("dpoptax.training.fitting"), name)
         raise AttributeError(f"module 'dpoptax.training' has no attribute {name!r}")

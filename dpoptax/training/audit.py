@@ -1,4 +1,4 @@
-"""Audits a config: attacks its noise, filter, clip, sampler, optimizer and model."""
+"""Audits a config by attacks on its releases and its training."""
 
 import dataclasses
 import time
@@ -26,32 +26,32 @@ from dpoptax.training.run.records import epsilon_text
 from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.seeds import Keys
 
-# Parameters of the games whose canary is a gradient; few, so that there can be many runs.
+# Number of parameters in games with a gradient as canary. Small, so that many runs are affordable.
 _SMALL = 2
-# A sampler that cannot leave out the other records is replayed, which takes a hundred times longer.
+# Other samplers than Poisson are replayed with all records, which takes a hundred times longer.
 _REPLAYED = 50
 _CANARIES = 1000
-# Examples of `auditing.searched_canary`.
+# Number of examples of `auditing.searched_canary`.
 _SEARCHED = 16
 
-# Meanings of the bounds, by their names in the table.
+# Explanations of the bounds, by their names in the table.
 _MEANINGS = {
-    "one threshold": "errors of one test, by Clopper and Pearson; holds for any mechanism",
-    "(ε, δ), Steinke et al.": "how many guesses about canaries were right; for any mechanism",
+    "one threshold": "Clopper-Pearson bound on the errors of one test; for any mechanism",
+    "(ε, δ), Steinke et al.": "number of correct guesses about canaries; for any mechanism",
     "f-DP of (ε, δ)": "the same guesses by Mahloujifar et al.'s recursion; for any mechanism",
-    "f-DP of the claim": "the errors or guesses against the claimed trade-off function, and those "
-    "of the same mechanism with other noise: if it is of that kind, no smaller ε is true",
+    "f-DP of the claim": "errors or guesses against the claimed trade-off function at every noise "
+    "level; a lower bound on ε if the mechanism is of the claimed kind",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Audited:
-    """One attack, and a row of the table for each of its bounds.
+    """Result of one attack, with a row of the table for each bound.
 
     Attributes:
-        method: Of the config.
+        method: Name of the config's method.
         name: Name of the audit.
-        result: Its result.
+        result: Result of the audit.
     """
 
     method: str
@@ -76,47 +76,50 @@ def audit_config(
 ) -> list[Audited]:
     """Attacks the training of a config and bounds its ε from below.
 
-    Five audits: one release on a full batch, which shows how well the attack sees; the same with
-    the example that `auditing.worst_example` found instead of a plain canary, which attacks
-    the clip; the whole run, with every update of noise and filter shown; the whole run, with the
-    final parameters shown; and one training of the model itself, by the loop that trains configs,
-    with training examples as canaries. The last is left out where the unit is a user, or where
-    examples are streamed.
+    The audits are:
 
-    The claim of a whole run is the ε that the run states by its accountant, or that of privacy loss
-    distributions if it is smaller. The claim of one release is the latter.
+    1. one release on a full batch, which shows the power of the attack;
+    2. the same with an example found by `auditing.worst_example`, which attacks the clip;
+    3. the whole run, with all noisy and filtered updates visible;
+    4. the whole run, with only the final parameters visible;
+    5. one training of the model by the training loop, with training examples as canaries. It is
+       skipped if the unit is a user or the examples are streamed.
+
+    The claim of a whole run is the smaller of two values of ε: the one stated by the config's
+    accountant and the one by privacy loss distributions. The claim of one release is the latter.
 
     Args:
-        config: The run; its steps are those that its budget permits.
-        trials: Runs with the canary, and as many without; ten times as many of the single release.
-        confidence: Of each bound.
-        seed: Of the attack.
-        progress: Whether each audit is named on standard error before it begins; they take minutes.
+        config: The run, for the steps that its budget permits.
+        trials: Number of runs with the canary, and of runs without it. Audits of one release take
+            ten times as many.
+        confidence: Confidence of each bound.
+        seed: Seed of the attack.
+        progress: Whether to announce each audit on standard error. An audit takes minutes.
 
     Raises:
-        ConfigError: A config that claims nothing.
+        ConfigError: The config claims no ε.
         ValueError: As for training.
     """
     if not config.method.private or config.noise_multiplier == 0:
         raise ConfigError(
-            f"method={config.method.name} with noise_multiplier={config.noise_multiplier} claims "
-            "no ε, so there is nothing to audit; give a private method and noise"
+            f"`config` must claim an ε to be audited, got method={config.method.name} with "
+            f"noise_multiplier={config.noise_multiplier}. Use a private method with noise."
         )
     if (unproven := config.method.unproven()) is not None:
         raise ConfigError(
-            f"method={config.method.name} claims no ε that an audit could contradict: {unproven}. "
-            "Give a method with a proof; to audit an ε that others claim for it, use "
-            "dpoptax.auditing with claimed_epsilon"
+            f"`method` must have a privacy proof to be audited, got {config.method.name}: "
+            f"{unproven}. To audit an ε that others claim for it, use dpoptax.auditing with "
+            "`claimed_epsilon`."
         )
 
     def tell(name: str) -> None:
         if progress:
             say(f"auditing {config.method.name}, {name} ...")
 
-    # The seed is fixed, so that an audit can be repeated.
+    # A fixed seed makes audits repeatable.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
-    # A fixed key, into which the audits of many runs fold their own.
+    # A fixed key: audits of many runs fold a key for each run into it.
     run = resolve(
         config,
         make_plan(config, dataset.units(config.unit)),
@@ -130,7 +133,7 @@ def audit_config(
         "key": jax.random.key(seed),
     }
     runs = trials if type(plan.sampler) is sampling.PoissonSampler else trials // _REPLAYED
-    releases = {  # made when it is their turn: what cannot be audited is refused before a search
+    releases = {  # built lazily, so that unsupported configs fail before the costly search
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
     }
@@ -184,7 +187,7 @@ def table(rows: list[Audited]) -> str:
 
 
 def notes(rows: list[Audited]) -> list[str]:
-    """Explains the bounds of the table, names refuted claims, and says how much canaries vary."""
+    """Returns notes on bounds, refuted claims and the spread over canaries."""
     methods = dict.fromkeys(bound.method for row in rows for bound in row.result.bounds)
     lines = [f"By {method}: {_MEANINGS[method]}." for method in methods]
     for row in rows:
@@ -195,8 +198,8 @@ def notes(rows: list[Audited]) -> list[str]:
             low, high = auditing.bootstrap_interval(found.canaries)
             lines.append(
                 f"{name}: the attack's area under the curve is {found.canaries.auc:.3f}, and "
-                f"{low:.3f} to {high:.3f} in 95 % of bootstrap resamples of the canaries: how "
-                "much it varies over canaries, which proves nothing; the bounds above do."
+                f"{low:.3f} to {high:.3f} in 95 % of bootstrap resamples of the canaries. This "
+                "spread is not a bound."
             )
     return lines
 
@@ -209,16 +212,16 @@ def _full_batch(run: ResolvedRun) -> auditing.Game:
 
 
 def _worst_example(run: ResolvedRun) -> auditing.Game:
-    # Full batches of the search's few examples: epsilon is that of one release, as above.
+    # Full batches, so that ε is that of one release, as above.
     chain = _one_release(run, _SEARCHED)
     return auditing.searched_canary(chain.release, chain.clip)[0]
 
 
 def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.AuditResult:
-    """The result of a whole run, whose claim is also the ε that the run itself states.
+    """Replaces the claim by the ε that the run states, if it is smaller.
 
-    By privacy loss distributions the same ledgers claim more where the config's accountant prices
-    who takes part by chance, as "monte_carlo" does.
+    It is smaller if the accountant uses amplification that privacy loss distributions do not, such
+    as "monte_carlo".
     """
     stated = run.plan.epsilon(run.plan.permitted_steps)
     if stated is None or stated >= result.claimed_epsilon or result.claimed is None:
@@ -233,13 +236,13 @@ def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.Audit
 
 
 def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
-    """The run's chain, with its noise, for a single step on a batch of another size."""
+    """Returns the chain of the run for one step at another batch size."""
     config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
     return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
 
 
 class _AuditState(NamedTuple):
-    """State of an audited chain: of its parts, the canaries, the constants, and the scores."""
+    """State of an audited chain."""
 
     release: Any
     following: Any
@@ -250,7 +253,7 @@ class _AuditState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Drawn:
-    """Draws a sampler's batches without the records whose coin fell so."""
+    """Draws the batches of a sampler without the excluded records."""
 
     sampler: sampling.Sampler
     kept: np.ndarray
@@ -267,10 +270,11 @@ class _Drawn:
 def _train(
     run: ResolvedRun, dataset: Dataset, key: jax.Array, **claim: Any
 ) -> auditing.AuditResult:
-    """Takes the run's own steps, with canaries in its data, and scores each release.
+    """Trains once on a random subset of the canaries and scores all canaries.
 
-    The attacker sees every output of noise and filter, and projects it on the contribution that
-    each canary would have made to the sum of that step.
+    Each canary is included with probability 1/2. The attacker sees every noisy and filtered update.
+    The score of a canary is the projection of the updates on the clipped gradients of the canary,
+    summed over the steps.
     """
     start = time.perf_counter()
     noise_key, coin_key = jax.random.split(key)
@@ -288,8 +292,8 @@ def _train(
     step, release, following = run.step, chain.release, optax.chain(*chain.following)
 
     def init(params: Any) -> _AuditState:
-        # Data are arguments, since the compilation cache on disk holds the constants of a program.
-        # Copies, since a step takes the arrays of its state.
+        # Data are arguments, because the compilation cache on disk stores constants of programs.
+        # They are copied, because a step donates the arrays of its state.
         data, frozen = jax.tree.map(jnp.array, (canaries, job.frozen))
         states = release.init(params), following.init(params)
         return _AuditState(*states, data, frozen, jnp.zeros(count))

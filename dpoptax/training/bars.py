@@ -1,4 +1,4 @@
-"""Progress bars, which are lines where nobody watches a terminal."""
+"""Shows progress bars on terminals and progress lines elsewhere."""
 
 import io
 import time
@@ -7,29 +7,30 @@ from typing import Any
 from tqdm import tqdm
 
 PAUSE = 10.0
-"""Seconds between two lines of a bar in a file."""
+"""Seconds between two lines if the output is not a terminal."""
 
 SHORT = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
-"""A bar's format that leaves most of 80 columns to the text beside it."""
+"""Format of a bar that leaves most of 80 columns to its postfix."""
 
 _LINE = "{desc}: {n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}]{postfix}\n"
 
 
 class Bar(tqdm):
-    """A progress bar on a terminal; in a file a line every ten seconds, and one at the end.
+    """Shows a progress bar on a terminal, and lines elsewhere.
 
-    A bar below another one, such as that of the steps of one run of many, has no line at its end.
+    There is a line every ten seconds and at the end. A nested bar, such as the steps of one of many
+    runs, has no final line.
     """
 
     fp: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As tqdm's."""
+        """Takes the arguments of tqdm."""
         self._shown = time.monotonic()
         super().__init__(*args, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool | None:
-        """Shows the bar, or a line if the last one was long ago, and neither before the delay."""
+        """Shows the bar, or a line if the last line is old, but nothing before the delay."""
         if self.delay and time.time() < self.start_t + self.delay:
             return True
         if self.fp.isatty():
@@ -39,20 +40,20 @@ class Bar(tqdm):
         return True
 
     def clear(self, *args: Any, **kwargs: Any) -> None:
-        """Takes the bar away, so that something else can be written; lines stay."""
+        """Clears the bar, so that other text can be written. Lines remain."""
         if self.fp.isatty():
             super().clear(*args, **kwargs)
 
     def close(self) -> None:
-        """Shows the bar for the last time."""
+        """Closes the bar after a final update."""
         if not self.disable and not self.fp.isatty():
             if not self.pos and self.last_print_t >= self.start_t + self.delay:
                 self._write_line()
-            self.fp = io.StringIO()  # no carriage return after it
+            self.fp = io.StringIO()  # suppresses tqdm's final carriage return
         super().close()
 
     def _write_line(self) -> None:
-        name = self.desc.removesuffix(": ") or "dpoptax"  # set_description ends it so
+        name = self.desc.removesuffix(": ") or "dpoptax"  # set_description adds the colon
         as_line = {**self.format_dict, "bar_format": _LINE, "ncols": None, "prefix": name}
         self.fp.write(self.format_meter(**as_line))
         self.fp.flush()

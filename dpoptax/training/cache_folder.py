@@ -1,4 +1,4 @@
-"""Makes folders for this user only: caches, and files that are secret."""
+"""Creates private folders for caches and secret files."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the cache folder `name`, in XDG_CACHE_HOME or the platform's counterpart."""
+    """Returns the cache folder `name` in XDG_CACHE_HOME or its counterpart."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given and Path(given).is_absolute():
         base = Path(given)
@@ -22,10 +22,11 @@ def cache_folder(name: str) -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Makes a folder for its owner only.
+    """Creates a folder that only its owner can access.
 
     Raises:
-        OSError: It cannot be made or written to, is another user's, or others may write to it.
+        OSError: The folder cannot be created or written to, it belongs to another user, or others
+            can write to it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform != "win32":
@@ -35,24 +36,26 @@ def prepare(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder for secret files, or takes an existing one, for its owner only.
+    """Creates a folder for secret files, or restricts an existing one to its owner.
 
     Raises:
-        OSError: It cannot be made, or it is another user's, who could read the files.
+        OSError: The folder cannot be created, or it belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":
         return
-    # Whose a new file is, and not who this process is: a disk of the network may call both nobody.
+    # Compare with the owner of a new file, not of the process: network disks may map all to nobody.
     with tempfile.TemporaryFile(dir=folder) as file:
         if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
-            raise PermissionError(f"{folder} belongs to another user")
+            raise PermissionError(
+                f"The folder {folder} must belong to the current user. Use another folder."
+            )
     if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         folder.chmod(0o700)
 
 
 def keep_newest(folder: Path, pattern: str, largest: int) -> None:
-    """Removes the oldest files that match `pattern`, until all have `largest` bytes."""
+    """Removes the oldest files of a pattern until at most `largest` bytes remain."""
     files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob(pattern))
     excess = sum(size for _, size, _ in files) - largest
     for _, size, file in files:
@@ -66,15 +69,24 @@ def _check_others_keep_out(folder: Path) -> None:
     """Raises unless only this user can write to the folder or replace it."""
     found, *around = (place.stat() for place in (folder, *folder.resolve().parents))
     if found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+        raise PermissionError(
+            f"The folder {folder} must belong to the current user. Use another folder."
+        )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or any(map(_open_to_others, around)):
-        raise PermissionError(f"others may write to {folder}, whose files would be used")
+        raise PermissionError(
+            f"The folder {folder} must not be writable by other users, who could replace its "
+            "files. Remove their write permission from it and its parents."
+        )
     if any(x.st_uid not in (found.st_uid, 0, around[-1].st_uid) for x in around):
-        raise PermissionError(f"{folder} is in a folder of another user, who could replace it")
+        raise PermissionError(
+            f"The folder {folder} must not be inside a folder of another user, who could replace "
+            "it. Use another folder."
+        )
     folder.chmod(0o700)
 
 
 def _open_to_others(found: os.stat_result) -> bool:
-    """Returns whether others may rename files in a folder. The user's own group has no others."""
+    """Returns whether other users can rename files in a folder."""
+    # A group whose number is that of the user has no other members.
     group = stat.S_IWGRP if found.st_gid != os.getuid() else 0
     return bool(found.st_mode & (group | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX

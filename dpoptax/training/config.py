@@ -20,168 +20,168 @@ if TYPE_CHECKING:
     from dpoptax.training.models import Variables
 
 Accountant = Literal["pld", "rdp", "monte_carlo"]
-"""As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
+"""Copy of `dpoptax.accounting.Accountant`, whose import is slow."""
 
-_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
+_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive integer")
 _SEED = Numbers(
     lambda x: isinstance(x, int) and 0 <= x < 2**256,
-    "a whole number from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
+    "an integer from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
 )
-_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "a positive finite number")
+_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "positive and finite")
 _CLIP_NORM = Numbers(
     _POSITIVE.valid,
-    "a positive finite number; gradients that are all scaled to one length are clip='auto_v', a "
-    "bound that is found is method=AdaptiveClip(), and none at all method=NonPrivate()",
+    "positive and finite",
+    " Use clip='auto_v' to scale all gradients to one norm, method=AdaptiveClip() to adapt the "
+    "bound, or method=NonPrivate() to train without clipping.",
 )
-_FRACTION = Numbers(lambda x: 0 < x < 1, "a number strictly between 0 and 1")
-_NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "a finite number that is not negative")
+_FRACTION = Numbers(lambda x: 0 < x < 1, "strictly between 0 and 1")
+_NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "finite and at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Config of a training run.
+    """Configures a training run.
 
-    With `noise_multiplier=None` the noise is calibrated, so that `steps` steps spend `epsilon` at
-    `delta`. If it is given, `epsilon` is a budget: a step that would exceed it does not run. With
-    `epsilon=None` the run does not have a budget and reports the spent ε.
+    With `noise_multiplier=None`, the noise is calibrated so that `steps` steps spend `epsilon` at
+    `delta`. Otherwise `epsilon` is a budget, and a step that would exceed it does not run. With
+    `epsilon=None`, the run has no budget and reports the spent ε.
 
     Raises:
-        ConfigError: A value outside its range; the message names field, value and remedy.
+        ConfigError: A field is out of range. The message names field, value and remedy.
     """
 
     method: Method = field(DPSGD(), Role.KEPT | Role.STEP)
-    """Method, which decides where gradients are taken and how the noisy gradient is filtered."""
+    """Method: gradient points, and the filter of the noisy gradient."""
 
     dataset: str = field("digits", Role.KEPT)
-    """Name of a data set: digits, or one that the config file registers."""
+    """Name of a data set: digits, or one registered by the config file."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
-    """Directory with the files of the data set; digits needs none."""
+    """Directory with the files of the data set, if it has files."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, one that the config file registers, or MODULE:FUNCTION,
-    which returns a flax module or a FunctionModel for a number of classes."""
+    """Name of a model: linear, mlp, cnn, one registered by the config file, or MODULE:FUNCTION. The
+    function maps the number of classes to a flax module or a FunctionModel."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
-    """Unit that ε protects: example, or user. A user's examples are one example to the clip, with
-    the mean of their losses; sizes of batches and microbatches then count users."""
+    """Unit of privacy: example, or user. With user, the clip applies to the gradient of the mean
+    loss of a user's examples, and batch and microbatch sizes count users."""
     records_per_user: int | None = field(None, Role.KEPT, _COUNT)
-    """Largest number of a user's examples in a step, drawn anew at each step if there are more."""
+    """Maximum number of examples of a user in a step. If a user has more, each step draws some."""
 
     steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
     """Number of optimizer steps."""
     batch_size: int = field(256, Role.PLANNED | Role.STEP, _COUNT)
-    """Expected number of examples per step, by which every sum is divided."""
+    """Expected number of examples per step. Every sum is divided by it."""
     microbatch_size: int | None = field(None, Role.KEPT | Role.STEP, _COUNT)
-    """Number of examples whose gradients are held in memory at once. None: the whole batch."""
+    """Number of examples with gradients in memory at once. None: the whole batch."""
     optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Optimizer of the filtered gradient: sgd, momentum, adam, adamw (weight decay 0.01), or
-    MODULE:FUNCTION, which returns an optax transformation without its learning rate."""
+    MODULE:FUNCTION. The function returns an optax transformation without a learning rate."""
     learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED, _POSITIVE)
     """Peak learning rate."""
     schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)
-    """Course of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
-    which rises over the first twentieth of the steps."""
+    """Schedule of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
+    which warms up over the first twentieth of the steps."""
 
     parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED, _FRACTION)
     """Decay of a moving average of the parameters, in (0, 1), at most (1 + t)/(10 + t) at step t.
-    The average is evaluated and written. None: the parameters themselves."""
+    The average is evaluated and saved instead of the parameters. None: no average."""
 
     epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
-    """Target of the calibration, and a budget that no step exceeds; None: no budget."""
+    """Target ε of the calibration, and the privacy budget. None: no budget."""
     delta: float = field(1e-5, Role.KEPT, _FRACTION)
-    """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
+    """δ of (ε, δ)-differential privacy, well below 1 / number of examples."""
     noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
-    """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
+    """Noise standard deviation relative to the clip norm. None: calibrated from epsilon."""
     fixed_point: bool = field(False, Role.KEPT | Role.STEP | Role.UNPRICED)
-    """Whether the noise consists of whole numbers, so that ε holds against an adversary who sees
-    every bit of the parameters. Drawing takes twice as long, and the noise is larger by some
-    thousandths. For correlated noise it needs sampling="cyclic" or "in_order"."""
+    """Whether to add integer noise, so that ε holds against an adversary who sees every bit of the
+    parameters. Sampling noise takes twice as long, and the noise is larger by some thousandths.
+    Correlated noise then needs sampling="cyclic" or "in_order"."""
     clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
-    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
-    auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
-    its own."""
+    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer, auto_s_per_layer and
+    auto_v_per_layer split the bound evenly over the arrays of parameters. A method may override
+    it."""
     l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED, _CLIP_NORM)
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = field("poisson", Role.PLANNED)
-    """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of an
+    """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of every
     epoch), random_allocation (each example in as many steps as there are epochs, anywhere in the
-    run), min_separation (random, never twice within the steps over which noise is correlated),
-    cyclic (groups of examples take turns, for correlated noise), in_order (batches are these
-    groups: data in a fixed order or used once, without amplification), or shuffled (without a
-    guarantee)."""
+    run), min_separation (random, and never twice within the steps over which noise is correlated),
+    cyclic (groups of examples take turns, for correlated noise), in_order (each group is a batch:
+    data in a fixed order or used once, without amplification), or shuffled (no guarantee)."""
     accountant: Accountant = field("pld", Role.CHANGEABLE)
     """Accountant: privacy loss distributions (pld), Rényi divergences (rdp), or monte_carlo, which
-    draws losses of the whole run, for correlated noise with random participation."""
+    samples the privacy loss of the whole run, for correlated noise with random participation."""
 
     seed: int | None = field(None, Role.PLANNED, _SEED)
     """Seed of the initial parameters, the batches and the noise. None: a fresh seed from the
-    operating system, which only the checkpoints record. Anyone who knows the seed can subtract the
-    noise, and two runs with the same seed reveal each other's noise: give one only to repeat a
-    study."""
+    operating system, stored in the checkpoints only. Anyone who knows the seed can subtract the
+    noise, and two runs with one seed reveal each other's noise. Set it only to repeat a study."""
     generator: Literal["threefry", "chacha20"] = field(
         "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
     )
-    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With the
-    latter the guarantee holds against adversaries who cannot break a cipher. A seed from the
-    operating system has 63 bits for threefry and 256 for ChaCha20, which takes about four times as
-    long."""
+    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With chacha20,
+    the guarantee holds against adversaries who cannot break these ciphers, and sampling takes about
+    four times as long. A seed from the operating system has 63 bits for threefry and 256 for
+    chacha20."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
-    """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
+    """Steps between checkpoints. They contain the seed and the noise key."""
     parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
-    """Devices that share the work: one device, all of this process, or all of several hosts."""
+    """Devices that share each batch: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
     record_training_metrics: bool = field(False, Role.KEPT)
-    """Whether to record loss and accuracy on the training split during the whole run. They are
-    computed from private data without noise: the stated ε does not cover them."""
+    """Whether to record loss and accuracy on the training split. They are computed from private
+    data without noise, so the stated ε does not cover them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise ConfigError(
-                f"method={self.method!r} is not a method; give an instance of a Method, such as "
-                "dpoptax.training.methods.DPSGD()"
+                f"`method` must be a Method, got {self.method!r}. Pass an instance such as "
+                "dpoptax.training.methods.DPSGD()."
             )
         check(self)
         stronger = self.fixed_point or self.generator == "chacha20"
         if stronger and (not self.method.private or self.method.unproven() is not None):
             raise ConfigError(
-                f"fixed_point=True and generator='chacha20' strengthen a guarantee, and are not "
-                f"for method={self.method.name}, which has none; leave them out"
+                "`method` must have a privacy guarantee for fixed_point=True and "
+                f"generator='chacha20', got {self.method.name}. Omit both options."
             )
         if self.generator == "chacha20" and self.sampling == "min_separation":
             raise ConfigError(
-                "generator='chacha20' draws batches by SHAKE-256, and sampling='min_separation' "
-                "cannot; give generator='threefry', or sampling='balls_in_bins'"
+                "`sampling` must not be 'min_separation' with generator='chacha20', because it "
+                "cannot draw batches by SHAKE-256. Use generator='threefry' or "
+                "sampling='balls_in_bins'."
             )
         if self.generator == "threefry" and self.seed is not None and self.seed >= 2**63:
             raise ConfigError(
-                "seed is above 2**63 - 1, for which keys of generator='threefry' have no bits; "
-                "give generator='chacha20', or a smaller one"
+                "`seed` must be below 2**63 with generator='threefry', whose keys have no more "
+                "bits. Pass a smaller seed, or use generator='chacha20'."
             )
         if self.unit == "user" and self.records_per_user is None:
             raise ConfigError(
-                "records_per_user=None with unit='user': give the largest number of examples that "
-                "a user has in a step"
+                "`records_per_user` must be given with unit='user', got None. Pass the largest "
+                "number of examples of a user in a step."
             )
         if self.unit == "example" and self.records_per_user is not None:
             raise ConfigError(
-                f"records_per_user={self.records_per_user} is for unit='user'; leave it out, or "
-                "give that"
+                "`records_per_user` must be None with unit='example', got "
+                f"{self.records_per_user}. Omit it, or use unit='user'."
             )
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
-                "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
-                "epsilon (the noise is calibrated to it) or noise_multiplier"
+                "`epsilon` or `noise_multiplier` must be given for a private method, got None for "
+                "both. Set `epsilon` to calibrate the noise, or set `noise_multiplier`."
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as plain values, the method with its name, for summary.json."""
+        """Returns all fields as JSON values, for summary.json."""
         fields = {**dataclasses.asdict(self), "method": self.method.to_dict()}
         return {name: _plain(value) for name, value in fields.items()}
 
-    # A subclass that adds fields overrides these to read other data or to build other models.
+    # Subclasses with more fields override these methods to read other data or build other models.
 
     def data(self, *, progress: bool = False) -> DatasetSpec:
-        """Specifies the data of the run. `progress` shows how far reading it is."""
+        """Returns the specification of the data. `progress` shows the progress of reading."""
         return DatasetSpec(self.dataset, self.data_dir, progress)
 
     def build_model(self, num_classes: int | None) -> "nn.Module":
@@ -193,7 +193,7 @@ class TrainConfig:
     def initial_variables(
         self, model: "nn.Module", inputs: "jax.Array", key: "jax.Array"
     ) -> "Variables":
-        """Returns the variables with which training starts, for inputs of one example."""
+        """Returns the initial variables, for inputs of one example."""
         from dpoptax.training import models
 
         return models.initial_variables(model, inputs, key)
@@ -206,32 +206,39 @@ def _plain(value: Any) -> Any:
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
-    """Reads the configs of a Python file by name, or those whose name matches a pattern.
+    """Reads the configs of a Python file by name.
 
-    A file defines `get_config()`, for one run named like the file, or `get_configs()`, for a
-    table's rows by name. `FILE:PATTERN` chooses among them, such as `table1.py:mnist/*`.
+    The file defines `get_config()`, for one run named like the file, or `get_configs()`, for
+    several runs by name. `FILE:PATTERN` selects some of them, such as `table1.py:mnist/*`.
 
     Raises:
-        ConfigError: No such file, an error inside it, nothing of these types, or no match.
+        ConfigError: The file does not exist, raises an error, or defines no config that matches.
     """
     path, pattern = str(path), "*"
     if ":" in path and not Path(path).is_file():
         path, pattern = path.rsplit(":", 1)
     if not Path(path).is_file():
-        raise ConfigError(f"config {path!r} is not a file; give a Python file's path")
+        raise ConfigError(
+            f"`config` must be a Python file, got {path!r}. Pass the path of an existing file."
+        )
     defined: dict[str, Any] = {}
     try:
         defined = vars(config_files.load(path))
         one, several = defined.get("get_config"), defined.get("get_configs")
         found = {Path(path).stem: one()} if callable(one) else several() if several else None
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code can raise any error
         raise _raised_in(path, error, defined) from error
     if found is None:
-        raise ConfigError(f"config {path} defines no get_config(); it has to return a TrainConfig")
+        raise ConfigError(
+            f"The config file {path} must define get_config() or get_configs(), got neither. "
+            "Define get_config() and return a TrainConfig."
+        )
     for config in found.values():
         if not isinstance(config, TrainConfig):
             kind = type(config).__name__
-            raise ConfigError(f"config {path}: its functions returned {kind}; return a TrainConfig")
+            raise ConfigError(
+                f"The functions of the config file {path} must return a TrainConfig, got {kind}."
+            )
     chosen = {name: found[name] for name in found if fnmatch.fnmatchcase(name, pattern)}
     if not chosen:
         raise unknown_name("config", pattern, found)
@@ -239,26 +246,27 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
-    """Returns the error for an exception in a config file: its line, and the known fields."""
-    where = f"config {path}{line_in(path, error)}"
+    """Returns the error for an exception in a config file."""
+    where = f"Config file {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():
         if wrong and dataclasses.is_dataclass(kind) and getattr(kind, "__name__", "") == wrong[1]:
             names = (f.name for f in dataclasses.fields(kind) if f.init)
-            return unknown_name(f"{where}: field of {wrong[1]}", wrong[2], names)
+            return unknown_name(f"{where}: A field of {wrong[1]}", wrong[2], names)
     return ConfigError(f"{where}: {type(error).__name__}: {error}")
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """Reads the one config that `path` names; see `load_configs`.
+    """Reads a single config; see `load_configs`.
 
     Raises:
-        ConfigError: As there, or several configs.
+        ConfigError: As for `load_configs`, or `path` names several configs.
     """
     configs = load_configs(path)
     if len(configs) > 1:
         raise ConfigError(
-            f"config {path} names {len(configs)} runs; give one as FILE:NAME, such as "
-            f"{path}:{next(iter(configs))}. dpoptax plan {path} lists them"
+            f"`config` must name one run, got {len(configs)} runs in {path}. Pass one as "
+            f"FILE:NAME, for example {path}:{next(iter(configs))}. `dpoptax plan {path}` lists all "
+            "of them."
         )
     return next(iter(configs.values()))

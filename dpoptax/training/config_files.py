@@ -15,12 +15,12 @@ from dpoptax.training.errors import ConfigError, unknown_name
 
 
 class ConfigFile(NamedTuple):
-    """A config file as it was when it was read.
+    """A config file that was read.
 
     Attributes:
-        module: Name in `sys.modules`, under which pickle finds the classes of the file.
-        path: Where the file is.
-        source: Its contents.
+        module: Name in `sys.modules`, where pickle finds the classes of the file.
+        path: Path of the file.
+        source: Contents of the file.
     """
 
     module: str
@@ -29,7 +29,7 @@ class ConfigFile(NamedTuple):
 
 
 LOADED: dict[str, ConfigFile] = {}
-"""The files that this process has run, in order, by the name of their module."""
+"""Config files that this process has run, in order, by module name."""
 
 
 def load(path: str) -> types.ModuleType:
@@ -38,10 +38,10 @@ def load(path: str) -> types.ModuleType:
 
 
 def run(file: ConfigFile) -> types.ModuleType:
-    """Runs a file that was read before, maybe by another process."""
+    """Runs a file that this or another process has read."""
     module = types.ModuleType(file.module)
     module.__file__ = file.path
-    # Before the file runs: dataclasses look up the module in which they are defined.
+    # Register the module first, because dataclasses look up the module that defines them.
     sys.modules[file.module], LOADED[file.module] = module, file
     try:
         exec(compile(file.source, file.path, "exec"), vars(module))
@@ -52,12 +52,12 @@ def run(file: ConfigFile) -> types.ModuleType:
 
 
 def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
-    """Returns the object that a config names: a registered one, or MODULE:FUNCTION.
+    """Returns the registered object `name`, or imports MODULE:FUNCTION.
 
-    Modules of the current folder are found too.
+    Modules in the current folder can also be imported.
 
     Raises:
-        ConfigError: An unknown name, or a reference that cannot be imported.
+        ConfigError: The name is unknown, or the import fails.
     """
     module, _, function = name.rpartition(":")
     if name in registered:
@@ -68,18 +68,19 @@ def named(field: str, name: str, registered: Mapping[str, Any]) -> Any:
         sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code can raise any error
         raise ConfigError(
-            f"{field}={name!r} cannot be imported: {type(error).__name__}: {error}; give "
-            "MODULE:FUNCTION of a module in the current folder or of an installed one"
+            f"`{field}` must be a registered name or MODULE:FUNCTION, got {name!r}, whose import "
+            f"fails with {type(error).__name__}: {error}. Name a module in the current folder or "
+            "an installed module."
         ) from error
     if not callable(found):
-        raise ConfigError(f"{field}={name!r} is not a function; give MODULE:FUNCTION")
+        raise ConfigError(f"`{field}` must name a function, got {name!r}. Pass MODULE:FUNCTION.")
     return found
 
 
 def code_digests(**names: str) -> dict[str, str]:
-    """Returns a hash of each module that a field's MODULE:FUNCTION refers to."""
+    """Returns source hashes of the modules that fields name as MODULE:FUNCTION."""
     modules = {f: sys.modules[n.rpartition(":")[0]] for f, n in names.items() if ":" in n}
     return {
         f"code of the {field}": hashlib.sha256(inspect.getsource(module).encode()).hexdigest()

@@ -5,30 +5,37 @@ import traceback
 from collections.abc import Iterable
 
 _SHORT = 10
-"""Up to so many names are listed even if one of them is likely meant."""
+"""Up to this many names are listed even if one of them is a close match."""
 _LONG = 64
-"""More names than this are never listed in full."""
+"""Longer lists of names are abbreviated."""
 
 
 class ConfigError(ValueError):
-    """Raised for a value of a config or of the command line; the message names a remedy."""
+    """Raised for an invalid config or command line. The message names the remedy."""
 
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:
-    """Returns the error for an unknown name, with the nearest known one or a list of all."""
+    """Returns the error for an unknown name, with the nearest or all known names.
+
+    Args:
+        field: A field, or a text such as "A field of Disk" to begin the message with.
+        value: The unknown name.
+        available: The known names.
+    """
     names = sorted(available)
     near = difflib.get_close_matches(str(value), names, n=1)
-    meant = f". Did you mean {near[0]!r}?" if near else ""
+    meant = f" Did you mean {near[0]!r}?" if near else ""
     if near and len(names) > _SHORT:
-        listed = ""
+        allowed = "a known name"
     elif len(names) <= _LONG:
-        listed = f"; available: {', '.join(names)}"
+        allowed = f"one of {', '.join(names)}"
     else:
-        listed = f"; {len(names)} are available, such as {', '.join(names[:3])}"
-    return ConfigError(f"{field}={value!r} is unknown{listed}{meant}")
+        allowed = f"one of {len(names)} names such as {', '.join(names[:3])}"
+    subject = f"`{field}`" if field.isidentifier() else field
+    return ConfigError(f"{subject} must be {allowed}, got {value!r}.{meant}")
 
 
 def line_in(path: str, error: BaseException) -> str:
-    """Returns the last line of a file that an error went through, as ", line N", or ""."""
+    """Returns ", line N" with the last line of `path` in the error's traceback, or ""."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     return f", line {lines[-1]}" if lines else ""

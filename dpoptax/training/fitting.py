@@ -33,8 +33,8 @@ class FitResult:
     Attributes:
       params: the final parameters. They may be published under `guarantee`.
       opt_state: the final state of the noise and the optimizer. Secret: it holds the noise key.
-      guarantee: of the steps that were taken; `print(guarantee)` states it.
-      history: the records of all evaluations, as they were logged.
+      guarantee: the guarantee of the steps taken; `print(guarantee)` states it.
+      history: the logged records of all evaluations.
       plan: the plan, with the sampler that drew the batches.
     """
 
@@ -46,7 +46,7 @@ class FitResult:
 
     @property
     def steps(self) -> int:
-        """Number of steps that were taken, fewer than the plan's if the budget ended the run."""
+        """Number of steps taken. It is below the plan's if the budget ended the run."""
         return self.guarantee.releases[0].number
 
 
@@ -73,58 +73,57 @@ def fit(
     checkpoint_every: int = 100,
     progress: bool = True,
 ) -> FitResult:
-    """Trains parameters on private data, as a privacy plan says.
+    """Trains parameters on private data under a privacy plan.
 
         x_{t+1} = x_t + optimizer((Σ_ξ clip(∇ℓ(x_t; ξ)) + σ C N(0, I)) / B),   t = 0, …, T − 1
 
-    It does the same as the loop in the README, with the same parameters bit for bit: `plan` draws
-    the batches and adds the noise, `clipped_grad` clips. In addition it reads batches ahead,
-    evaluates, logs, stops at a budget, and goes on with a run that was stopped.
+    The result equals that of the loop in the README bit for bit: `plan` draws the batches and adds
+    the noise, and `clipped_grad` clips. `fit` also prefetches batches, evaluates, logs, stops at a
+    budget, and resumes an interrupted run.
 
-    Privacy: the parameters of all steps together have `FitResult.guarantee`, and so has everything
-    computed from them. Metrics that `evaluate` computes on private data are not covered. The noise
-    key and the sampler's seed are secret, and so are `FitResult.opt_state` and `workdir`.
+    Privacy: `FitResult.guarantee` covers the parameters of all steps together and everything
+    computed from them. It does not cover metrics that `evaluate` computes on private data. The
+    noise key, the sampler's seed, `FitResult.opt_state` and `workdir` are secret.
 
     Args:
       loss_fn: `loss_fn(params, example)`, the scalar loss of one example. If it requires a third
-        argument, this is a key, a new one for each step and example. With `frozen`, it also gets
+        argument, it gets a key that is new for each step and example. With `frozen`, it also gets
         the keyword `frozen`.
       params: a tree of arrays. They are copied, and replicated on the devices of a mesh.
       data: a tree of columns with a row for each example: arrays, memory-mapped arrays, lists of
-        examples, or sources with `len` and integer indices, such as those of `grain`. An array of
-        JAX stays where it is; all others are read ahead of the steps, on a thread.
+        examples, or sources with `len` and integer indices, such as those of `grain`. JAX arrays
+        stay on their device. All others are prefetched in a thread.
       plan: its N must be the number of examples.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
         in it. It must not add noise.
       clip: as for `clipped_grad`.
-      frozen: arrays that `loss_fn` computes with and that are not trained, such as published
-        weights. They are an argument of the compiled step.
+      frozen: arrays that `loss_fn` uses and that are not trained, such as pretrained weights. They
+        are an argument of the compiled step.
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
-        user is the mean over its examples.
-      has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and are dropped.
+        user is the mean loss of its examples.
+      has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
       microbatch_size: as for `clipped_grad`.
-      mesh: devices along an axis "data" that share each batch, of one or of several hosts; None for
+      mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call, with the same `key` and the same seed in `plan`.
-      key: of the noise, new for each run. By default, `dpoptax.random_key_from_os()`.
+      key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
       fixed_point: whether the guarantee holds for every bit of the parameters.
-      budget: ε at the plan's δ. No step that would exceed it is taken.
+      budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
         before the first step and one after the last.
-      log: gets a record of each evaluation, with step, ε, metrics and seconds: a list, the path of
-        a file of JSON lines, or a function of one record. A run that goes on logs earlier records
-        again.
-      workdir: folder for checkpoints and metrics.jsonl. If it holds a run that was stopped, the
-        same call goes on with it, and ends with the same parameters bit for bit. It then uses that
-        run's key and seed.
+      log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
+        the path of a file of JSON lines, or a function of one record. A resumed run logs earlier
+        records again.
+      workdir: folder for checkpoints and metrics.jsonl. If it holds an interrupted run, the same
+        call resumes it with its key and seed, and ends with the same parameters bit for bit.
       checkpoint_every: steps between checkpoints.
       progress: whether to show a progress bar with ε, if the run takes more than a second.
 
     Raises:
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of range; the data do not fit the plan or are not finite; one
-        step exceeds the budget; or the run in `workdir` is another one.
-      OSError: a checkpoint cannot be written, or there are some and none can be read.
+        step exceeds the budget; or `workdir` holds another run.
+      OSError: a checkpoint cannot be written, or no existing checkpoint can be read.
 
     >>> import dpoptax, jax.numpy as jnp, optax
     >>> data = jnp.arange(100.0) / 100
@@ -195,7 +194,7 @@ def fit(
             patience=PATIENCE,
         )
         first = State(0, params, opt_state)
-        del params, opt_state  # a restored state replaces them
+        del params, opt_state  # frees them once a restored state replaces them
         course = Course(job, first, context)
         del first
         course.finish()
@@ -213,7 +212,7 @@ def _least(noise_multiplier: float | Mapping[int, float]) -> float:
 def _metrics(
     evaluate: Callable[[Any], Mapping[str, Any] | None] | None,
 ) -> Callable[[Any, Any], Record]:
-    """Returns the function that makes the metrics of a record, as JSON values."""
+    """Returns a function that computes the metrics of a record as JSON values."""
     if evaluate is None:
         return lambda *_: {}
     if not callable(evaluate):
@@ -221,12 +220,15 @@ def _metrics(
 
     def metrics(params: Any, opt_state: Any) -> Record:
         del opt_state
-        found = evaluate(inputs.copied(params))  # the next step takes the arrays
+        found = evaluate(inputs.copied(params))  # the next step donates the arrays
         if found is not None and not isinstance(found, Mapping):
-            raise TypeError(f"`evaluate` must return metrics by name or None, got {found!r}.")
+            raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
         found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}
         if taken := found.keys() & {"step", "epsilon", "seconds"}:
-            raise ValueError(f"`evaluate` must not return {sorted(taken)}, which records have.")
+            raise ValueError(
+                f"`evaluate` must not return {sorted(taken)}, which are fields of every record. "
+                "Rename these metrics."
+            )
         return found
 
     return metrics
@@ -239,16 +241,16 @@ def _continued(
     record: Record,
     workdir: Path,
 ) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
-    """Returns the plan with the seed of the begun run, and its key.
+    """Returns the plan and the key of the run to resume, with the seed of that run.
 
     Raises:
-        ValueError: The plan or the key is that of another run.
+        ValueError: The plan or the key belongs to another run.
     """
     resume.check_same_fields(_fields(plan, fixed_point), record, workdir)
     if key is not None and _words(key) != record["key"]:
         raise ValueError(
-            f"`key` must be that of the run in {workdir}, got another one. Omit it to go on with "
-            "the run, or pass another workdir for a new one."
+            f"`key` must be the key of the run in {workdir}, got another one. Omit it to continue "
+            "that run, or pass another workdir for a new run."
         )
     words = jnp.asarray(record["key"], jnp.uint32)
     key = jax.random.wrap_key_data(words) if words.size == 2 else words
@@ -265,7 +267,7 @@ def _words(key: jax.Array) -> list[int]:
 
 
 def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
-    """Returns the values that must not change when a run goes on. Seed and key are its own."""
+    """Returns values that must not change when a run resumes, except seed and key."""
     fields = dataclasses.asdict(plan.sampler) | {
         "sampling": type(plan.sampler).__name__,
         "noise_multiplier": plan.noise_multiplier,

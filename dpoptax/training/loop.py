@@ -1,4 +1,4 @@
-"""Trains a config, private or not, and writes or returns its result."""
+"""Trains a config, with or without privacy, and writes or returns the result."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class RunResult:
 
     Attributes:
         summary: Content of summary.json.
-        history: Records of metrics.jsonl. The first one was made before any step.
-        params: Final parameters, or their average if the config asks for one.
+        history: Records of metrics.jsonl. The first record is from before the first step.
+        params: Final parameters, or their average if the config has `parameter_ema`.
     """
 
     summary: Record
@@ -44,21 +44,21 @@ class RunResult:
 def train_and_evaluate(
     config: TrainConfig, workdir: str | Path, *, progress: bool = True
 ) -> RunResult:
-    """Trains `config` and writes the run to `workdir`, or goes on with the run there.
+    """Trains `config` and writes the run to `workdir`, or resumes the run there.
 
-    The files are metrics.jsonl (a line per evaluation, written as it happens), checkpoints/,
-    summary.json, params.msgpack and training.png. A run that was stopped goes on from its last
-    checkpoint when called again. It ends as it would have without the stop, bit for bit.
+    The files are metrics.jsonl (a line per evaluation, written at once), checkpoints/,
+    summary.json, params.msgpack and training.png. An interrupted run resumes from its last
+    checkpoint and ends with the same result bit for bit.
 
     Args:
         config: The run.
-        workdir: Directory for its files; made if missing.
+        workdir: Directory for the files of the run. A missing directory is created.
         progress: Whether to show a progress bar.
 
     Raises:
-        ValueError: A config that cannot be trained, or that is not the one of the run in `workdir`:
-            another mechanism, sampler or data. The message names field, value and remedy.
-        CheckpointError: A checkpoint cannot be written, or there are some and none can be read.
+        ValueError: The config cannot be trained, or `workdir` holds a run with another mechanism,
+            sampler or data. The message names field, value and remedy.
+        CheckpointError: A checkpoint cannot be written, or no existing checkpoint can be read.
     """
     phases = Phases(say if progress else None)
     with phases("devices"):
@@ -80,27 +80,27 @@ def train_and_evaluate(
             dataset = config.data(progress=progress).load()
         run = _resolve(config, dataset, workdir, context)
         course = Course(*make_job(run, dataset, context), context)
-        if main:  # not before: a refused start keeps the statement on the earlier run
+        if main:  # after all checks, so that a refused start keeps the summary of the earlier run
             (workdir / "summary.json").unlink(missing_ok=True)
         result = _result(run, course, dataset.name)
-        # Under the lock: parameters of another process would end up next to this summary.
+        # Write under the lock, so that parameters and summary are from one process.
         return _written(result, workdir, phases) if main else result
 
 
 def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Context) -> ResolvedRun:
-    """Resolves a config, with the seed of the run that has begun in the folder.
+    """Resolves a config, with the seed of the run in the folder if there is one.
 
     Raises:
-        ConfigError: That run is another one, or it has spent more than the config's budget.
+        ConfigError: The folder holds another run, or that run has spent more than the budget.
     """
     begun, phases, seeded = context.begun, context.phases, config
-    # Wrong names are reported before the noise is calibrated, which may take long.
+    # Report unknown names first, because calibration may take long.
     config.build_model(dataset.num_classes)
     check_names(config)
     if begun is not None and config.seed is None:
         seeded = dataclasses.replace(config, seed=begun["seed"])
         if begun.get("seed_given"):
-            config = seeded  # so that the summary says that ε depends on a seed that was given
+            config = seeded  # the summary then states that ε assumes a secret seed
     with phases("accounting"):
         plan = make_plan(seeded, dataset.units(config.unit))
     with phases("init"):
@@ -109,8 +109,9 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
         return run
     if plan.seed != begun["seed"]:
         raise ConfigError(
-            f"seed differs from that of the run in {workdir}: it would go on with other noise on "
-            "the same data; give the old one, or another workdir for a new run"
+            f"`seed` must be the seed of the run in {workdir}, got another one. Otherwise the run "
+            "would add other noise to the same data. Pass the original seed, or another workdir "
+            "for a new run."
         )
     resume.check_same_fields(run.fields, begun, workdir)
     reached = max(begun["step"], context.shown)
@@ -119,22 +120,22 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
             spent = plan.epsilon(reached)
         if spent is not None and spent > config.epsilon:
             raise ConfigError(
-                f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in "
-                f"{workdir} has spent in {reached} steps; a budget cannot be taken back"
+                f"`epsilon` must be at least {spent:.4g}, which the run in {workdir} has spent in "
+                f"{reached} steps, got {config.epsilon:g}. A spent budget cannot be recovered."
             )
     return run
 
 
 def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
-    """Writes the files of a finished run, the summary last, and returns it with its times."""
+    """Writes the files of a finished run and returns it with final times."""
     with phases("files"):
-        # With matplotlib, which the first step need not wait for.
+        # Imported late: matplotlib is slow to import, and the first step does not need it.
         from dpoptax.training.run import figures
 
         records.save_params(workdir / "params.msgpack", result.params)
         figures.plot_run(result.summary, result.history, workdir / "training.png")
     summary = {**result.summary, "phases": phases.seconds()}
-    seeded = result.summary["config"]["seed"] is not None  # which tells the noise
+    seeded = result.summary["config"]["seed"] is not None  # the seed reveals the noise
     records.write_json(workdir / "summary.json", summary, secret=seeded)
     return dataclasses.replace(result, summary=summary)
 
@@ -148,15 +149,15 @@ def train(
     progress: bool = False,
     place: devices.Devices = devices.Devices(),  # noqa: B008
 ) -> RunResult:
-    """Trains on `dataset` within `plan` and writes no files.
+    """Trains on `dataset` under `plan` and writes no files.
 
-    The run ends before a step past `plan.permitted_steps`. Its summary then says
-    `stopped_by_budget`.
+    The run ends after `plan.permitted_steps` steps. If these are fewer than the config's steps, the
+    summary has `stopped_by_budget`.
 
     Args:
         config: The run.
-        dataset: Its data.
-        plan: From `make_plan`, of this config.
+        dataset: The data.
+        plan: The plan of this config, from `make_plan`.
         observe: Called with each record.
         progress: Whether to show a progress bar.
         place: The devices.
@@ -168,16 +169,16 @@ def train(
 
 
 def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job, State]:
-    """Returns the job of a resolved config and its first state.
+    """Returns the job of a resolved config and its initial state.
 
     Raises:
-        ConfigError: A config that cannot be trained on these data.
+        ConfigError: The config cannot be trained on these data.
     """
     config, plan, place, phases = run.config, run.plan, context.place, context.phases
     if config.record_training_metrics and not streaming.in_memory(dataset.train):
         raise ConfigError(
-            "record_training_metrics=True reads the whole training split, which is streamed "
-            "from files; leave it out"
+            "`record_training_metrics` must be False for a data set that is streamed from files, "
+            "got True. The metrics would read the whole training split."
         )
     with phases("init"):
         first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
@@ -228,7 +229,7 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
 
 
 def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:
-    """Takes the run to its end and sums it up."""
+    """Finishes the run and returns its result."""
     course.finish()
     state, phases = course.state, course.context.phases
     config = run.config

@@ -1,4 +1,4 @@
-"""Flax models by name, their initial values, and the loss of one example."""
+"""Registers flax models, initializes them, and computes the loss of one example."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ Params = Any
 
 
 class MLP(nn.Module):
-    """Fully connected layers with tanh between them; tanh keeps gradients bounded under noise."""
+    """Fully connected layers with tanh, which bounds activations under noise."""
 
     num_classes: int
     widths: tuple[int, ...] = (64,)
@@ -33,7 +33,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two 3x3 convolutions with tanh and average pooling, then one linear layer."""
+    """Two 3x3 convolutions with tanh and average pooling, then a linear layer."""
 
     num_classes: int
     channels: tuple[int, ...] = (16, 32)
@@ -50,20 +50,20 @@ class CNN(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionModel:
-    """A model of any library, with your own loss and metrics, for a config's `model`.
+    """Model of any library with a custom loss and metrics, for a config's `model`.
 
-    A config names the function of `num_classes` that returns it: MODULE:FUNCTION, or a name that
-    `register_model` registers. One of `logits` and `loss` is required.
+    A config names a function of `num_classes` that returns the model: MODULE:FUNCTION, or a name
+    registered with `register_model`. One of `logits` and `loss` is required.
 
     Attributes:
         initial: `initial(key, inputs)` returns the parameters, for inputs of one example.
-        logits: `logits(params, inputs)` returns those of one example.
+        logits: `logits(params, inputs)` returns the logits of one example.
         loss: `loss(params, example)` returns the loss of one example, a dict of "inputs", "labels"
-            and other columns; by default the cross-entropy of the logits. If it requires a third
-            argument, this is a key, a new one for each step and example, such as for dropout.
-        metrics: `metrics(params, example)` returns numbers of one example by name, whose means are
+            and other columns. By default, it is the cross-entropy of the logits. If it requires a
+            third argument, it gets a key that is new for each step and example, e.g. for dropout.
+        metrics: `metrics(params, example)` returns numbers for one example by name. Their means are
             recorded. `dpoptax compare` and `sweep` choose by "accuracy", which must be in [0, 1].
-            By default, the cross-entropy and the accuracy of the logits, or the loss without them.
+            By default, cross-entropy and accuracy of the logits, or the loss without logits.
     """
 
     initial: Callable[[jax.Array, jax.Array], Params]
@@ -73,14 +73,19 @@ class FunctionModel:
 
     def __post_init__(self) -> None:
         if self.logits is None and self.loss is None:
-            raise ConfigError("a FunctionModel needs `logits` or `loss`; give one of them")
+            raise ConfigError(
+                "A FunctionModel must have `logits` or `loss`, got neither. Pass one of them."
+            )
         if self.logits is None and self.metrics is None and has_random_loss(self):
-            raise ConfigError("a FunctionModel whose loss takes a key needs `logits` or `metrics`")
+            raise ConfigError(
+                "A FunctionModel whose loss takes a key must have `logits` or `metrics`, got "
+                "neither. Pass one of them."
+            )
 
-    # As a flax module.
+    # The interface of a flax module.
 
     def init(self, key: jax.Array, inputs: jax.Array) -> dict[str, Params]:
-        """Returns the variables of a new model."""
+        """Returns the initial variables."""
         return {"params": self.initial(key, inputs)}
 
     def apply(self, variables: dict[str, Params], inputs: jax.Array) -> jax.Array:
@@ -93,7 +98,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {}
 
 
 def register_model(name: str, build: Callable[[int], nn.Module]) -> None:
-    """Makes `build(num_classes)` available as a config's `model`; it maps one example to logits."""
+    """Registers `build(num_classes)` as a config's `model`, from example to logits."""
     MODELS[name] = build
 
 
@@ -103,22 +108,22 @@ register_model("cnn", CNN)
 
 
 def build_model(name: str, num_classes: int | None) -> nn.Module:
-    """Builds the model that is registered under `name`, or that MODULE:FUNCTION builds.
+    """Builds the registered model `name`, or the model that MODULE:FUNCTION returns.
 
     Raises:
-        ConfigError: An unknown name, or a reference that cannot be imported.
+        ConfigError: The name is unknown, or the import fails.
     """
     model: nn.Module = named("model", name, MODELS)(num_classes)
     return model
 
 
 class Variables(NamedTuple):
-    """Arrays that a model computes with.
+    """Arrays of a model.
 
     Attributes:
-        params: Trained and released parameters.
-        frozen: The collection "frozen" of constants, such as weights below LoRA's corrections.
-            Empty for models without one.
+        params: Parameters that are trained and released.
+        frozen: The collection "frozen" of constants, such as the base weights of LoRA. It may be
+            empty.
     """
 
     params: Params
@@ -126,10 +131,10 @@ class Variables(NamedTuple):
 
 
 def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
-    """Draws initial values for examples shaped like `inputs`, whose values are not used.
+    """Initializes the variables for one example with the shape of `inputs`.
 
     Raises:
-        ConfigError: A model that does not take one such example, or that keeps other state.
+        ConfigError: The model does not take one such example, or it keeps other state.
     """
     try:
         made = model.init(key, jnp.zeros_like(_computed(inputs)))
@@ -137,14 +142,15 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
         raise _unfit(model, inputs, error) from error
     if others := made.keys() - {"params", "frozen"}:
         raise ConfigError(
-            f"model {type(model).__name__} keeps {', '.join(sorted(others))} next to its "
-            "parameters, which the data would change without noise; for BatchNorm take GroupNorm"
+            f"`model` must keep parameters only, got {type(model).__name__} with "
+            f"{', '.join(sorted(others))}. Such state would depend on the data without noise. Use "
+            "GroupNorm instead of BatchNorm."
         )
     return Variables(made["params"], made.get("frozen", {}))
 
 
 def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
-    """Returns the error for a model that does not take an example, with a line of its file."""
+    """Returns the error for a model that fails on one example."""
     called: Any = type(model).__call__
     if isinstance(model, FunctionModel):
         called = model.logits or model.initial
@@ -152,16 +158,16 @@ def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError
     line = line_in(path, error)
     where = f" ({path}{line})" if line else ""
     return ConfigError(
-        f"model {type(model).__name__}{where} does not take one example alone, of shape "
-        f"{inputs.shape}: {type(error).__name__}: {error}"
+        f"`model` must take one example without a batch axis, got {type(model).__name__}{where}, "
+        f"which fails for inputs of shape {inputs.shape} with {type(error).__name__}: {error}"
     )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
-    """Draws initial values as `init_variables` does, by one compiled program.
+    """Initializes the variables like `init_variables`, in one compiled program.
 
-    Compiled, the forward pass of the initialization is left out.
+    The compiler removes the forward pass of the initialization.
     """
     return init_variables(model, inputs, key)
 
@@ -170,7 +176,7 @@ def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Arra
     """Computes the logits of one example.
 
     Raises:
-        ConfigError: A model that does not take it.
+        ConfigError: The model fails on the example.
     """
     frozen = {"frozen": variables.frozen} if variables.frozen else {}
     try:
@@ -181,7 +187,7 @@ def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Arra
 
 
 def _computed(inputs: jax.Array) -> jax.Array:
-    """Returns inputs in the type that models compute with: float16 is for storage."""
+    """Converts float16 inputs, which are for storage only, to float32."""
     return inputs.astype(jnp.float32) if inputs.dtype == jnp.float16 else inputs
 
 
@@ -189,27 +195,28 @@ def token_losses(model: nn.Module, variables: Variables, example: Any) -> tuple[
     """Computes the cross-entropy of each label of one example.
 
     Returns:
-        The losses, the logits, and whether each label counts. They are scalars and one row of
-        logits for an example with one class; they have a leading axis for a row of tokens.
+        The losses, the logits, and a mask of the labels that count. For an example with one class,
+        the losses and the mask are scalars. For a row of tokens, all have a leading axis of tokens.
 
     Raises:
-        ConfigError: A model whose logits do not fit the labels.
+        ConfigError: The logits do not fit the labels.
     """
     logits, labels = apply(model, variables, example["inputs"]), example["labels"]
     if logits.ndim != labels.ndim + 1:
         raise ConfigError(
-            f"model {type(model).__name__} makes an array of shape {logits.shape} of one example, "
-            f"of shape {example['inputs'].shape} with labels of shape {labels.shape}: want logits "
-            "for each label, and no axis of examples"
+            "`model` must return logits for each label of one example, got an array of shape "
+            f"{logits.shape} from {type(model).__name__} for inputs of shape "
+            f"{example['inputs'].shape} and labels of shape {labels.shape}. Remove any batch axis "
+            "from the model."
         )
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
     return losses, logits, labels >= 0
 
 
 def example_loss(model: nn.Module, frozen: Params = None) -> Callable[..., jax.Array]:
-    """Returns `loss(params, example)`: the cross-entropy of one example, a scalar.
+    """Returns `loss(params, example)`, the scalar cross-entropy of one example.
 
-    For a row of tokens it is the mean over the tokens that have a label, and 0 if none has one.
+    For a row of tokens it is the mean over tokens with a label, or 0 without labels.
     """
     if isinstance(model, FunctionModel) and model.loss is not None:
         return model.loss
@@ -227,7 +234,7 @@ def takes_key(loss_fn: Callable[..., Any]) -> bool:
     """Returns whether a loss requires a third positional argument.
 
     Raises:
-        TypeError: It is not a function.
+        TypeError: `loss_fn` is not a function.
     """
     if not callable(loss_fn):
         raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
@@ -247,7 +254,7 @@ def has_random_loss(model: Any) -> bool:
 
 
 def has_own_metrics(model: nn.Module) -> bool:
-    """Returns whether the metrics of a model are not those of its logits."""
+    """Returns whether a model has other metrics than those of its logits."""
     own = isinstance(model, FunctionModel)
     return own and (model.metrics is not None or model.logits is None)
 
@@ -255,9 +262,9 @@ def has_own_metrics(model: nn.Module) -> bool:
 def example_metrics(
     model: nn.Module, variables: Variables, example: Any
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Computes the metrics of one example: a sum and the number of its terms by name.
+    """Computes the metrics of one example: by name, a sum and its number of terms.
 
-    They are the cross-entropy ("loss") and the accuracy over the labels, or a model's own.
+    They are the cross-entropy ("loss") and the accuracy of the labels, or the model's own metrics.
     """
     one = jnp.ones([], jnp.int32)
     if has_own_metrics(model):
@@ -265,8 +272,10 @@ def example_metrics(
         measure = own.metrics or (lambda *args: {"loss": example_loss(model)(*args)})
         found = {name: jnp.asarray(x) for name, x in measure(variables.params, example).items()}
         if wrong := sorted(name for name, value in found.items() if value.shape):
-            raise ConfigError(f"metrics {', '.join(wrong)} of one example are not numbers")
-        if "accuracy" in found:  # a sweep adds noise for a change of one right answer
+            raise ConfigError(
+                f"`metrics` must return scalars for one example, got arrays for {', '.join(wrong)}."
+            )
+        if "accuracy" in found:  # a sweep relies on sensitivity 1 of the sum
             found["accuracy"] = jnp.clip(jnp.nan_to_num(found["accuracy"]), 0.0, 1.0)
         return {name: (value, one) for name, value in found.items()}
     losses, logits, used = token_losses(model, variables, example)

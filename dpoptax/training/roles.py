@@ -1,4 +1,4 @@
-"""Declares the allowed values of each field of a config, and the parts of a run that read it."""
+"""Declares allowed values and roles of config fields."""
 
 import dataclasses
 import enum
@@ -11,44 +11,48 @@ Value = TypeVar("Value")
 
 
 class Role(enum.Flag):
-    """Effects of a field. Each field of a config has one of the first three."""
+    """Effects of a field on a run. Each field has one of the first three roles."""
 
     KEPT = enum.auto()
-    """Another value is another run: one that was begun does not go on with it."""
+    """A run cannot continue with another value."""
     PLANNED = enum.auto()
-    """Kept too, as the plan resolved it: a seed that was drawn, noise that was calibrated."""
+    """Like KEPT, for the value resolved by the plan, such as a drawn seed or calibrated noise."""
     CHANGEABLE = enum.auto()
-    """May change between two parts of a run: it changes nothing of what a step releases."""
+    """May change when a run continues, because it does not affect the releases of a step."""
     STEP = enum.auto()
-    """The compiled step depends on it: runs that differ in other fields alone share a program."""
+    """Affects the compiled step. Runs that differ only in other fields share a program."""
     UNPRICED = enum.auto()
-    """It changes nothing of what a run costs in privacy."""
+    """Does not affect the privacy cost of a run."""
 
 
 class Numbers(NamedTuple):
-    """The numbers that a field takes.
+    """The allowed numbers of a field.
 
     Attributes:
-        valid: Whether one is among them.
-        remedy: Text for messages that names allowed values.
+        valid: Returns whether a number is allowed.
+        remedy: Names the allowed values in messages, after "must be".
+        hint: Ends messages with alternatives, if any.
     """
 
     valid: Callable[[float], bool]
     remedy: str
+    hint: str = ""
 
 
 def field(default: Value, role: Role, numbers: Numbers | None = None) -> Value:
-    """Declares a field of a dataclass with its default, its role and its allowed numbers."""
+    """Declares a field of a dataclass with default, role and allowed numbers."""
     metadata = {"role": role, "numbers": numbers}
     declared: Any = dataclasses.field(default=default, metadata=metadata)
     return declared
 
 
 def check(settings: Any) -> None:
-    """Raises a `ConfigError` for a number that its field does not allow, and for an unknown name.
+    """Checks the fields of a dataclass: allowed numbers and `Literal` types.
 
-    A name is unknown if the field's type is a `Literal` without it. None is allowed if the type has
-    it.
+    None is allowed if the type includes it.
+
+    Raises:
+        ConfigError: A value is not allowed.
     """
     for each in dataclasses.fields(settings):
         value, kinds = getattr(settings, each.name), get_args(each.type)
@@ -59,23 +63,25 @@ def check(settings: Any) -> None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and numbers.valid(value)):
-            raise ConfigError(f"{each.name}={value!r} is not allowed; give {numbers.remedy}")
+            raise ConfigError(
+                f"`{each.name}` must be {numbers.remedy}, got {value!r}.{numbers.hint}"
+            )
 
 
 def role_of(declared: "dataclasses.Field[Any]") -> Role:
-    """Returns the role of a field, empty if it declares none."""
+    """Returns the role of a field, or an empty role if none is declared."""
     return declared.metadata.get("role", Role(0))
 
 
 def fields_with(settings: Any, role: Role) -> tuple[str, ...]:
-    """Returns the names of the fields of a dataclass, or of an instance, with `role`."""
+    """Returns the names of the fields with `role`, of a dataclass or an instance."""
     return tuple(each.name for each in dataclasses.fields(settings) if role in role_of(each))
 
 
 class Part:
-    """The fields of an instance that have a role. Reading another field is an error.
+    """Exposes only the fields of an instance that have a role.
 
-    Two parts are equal, with equal hashes, if these fields are.
+    Reading another field raises an error. Parts are compared and hashed by these fields.
     """
 
     def __init__(self, settings: Any, role: Role) -> None:
@@ -83,12 +89,12 @@ class Part:
         self._values = {name: getattr(settings, name) for name in fields_with(settings, role)}
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # as copying asks, before there are values
+        if name.startswith("_"):  # copy and pickle look these up before __init__
             raise AttributeError(name)
         if name not in self._values:
             raise AttributeError(
-                f"{name} was read by code that may read fields of role {self._role} only; give the "
-                "field this role where it is declared"
+                f"`{name}` must have role {self._role} to be read here. Add this role to the "
+                "declaration of the field."
             )
         return self._values[name]
 

@@ -172,8 +172,8 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
         return study.parts(seeds)
     if data_dir is None:
         raise ConfigError(
-            f"study {name} trains on {study.dataset}; give --data-dir, the directory with its "
-            "published files"
+            f"`data_dir` must be given for the study {name}, which trains on {study.dataset}. Pass "
+            "--data-dir, the directory with its published files."
         )
     return study.parts(seeds, configs, data_dir)
 

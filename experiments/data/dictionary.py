@@ -92,18 +92,18 @@ class Dictionary:
         """
         if len(shape) != 3 or shape[-1] not in (1, 3):
             raise ConfigError(
-                f"features='dictionary' wants images (height, width, 1 or 3), not examples of "
-                f"shape {shape}; give features='none'"
+                "The examples must be images (height, width, 1 or 3) for features='dictionary', "
+                f"got shape {shape}. Use features='none'."
             )
         if min(shape[:2]) - self.patch + 1 < self.grid:
             raise ConfigError(
-                f"dictionary_patch={self.patch} with dictionary_grid={self.grid} is too large for "
-                f"images of shape {shape}; give smaller ones"
+                f"`dictionary_patch` and `dictionary_grid` must fit images of shape {shape}, got "
+                f"{self.patch} and {self.grid}. Use smaller values."
             )
         if self.filters > _PATCHES:
             raise ConfigError(
-                f"dictionary_filters={self.filters} is more than the {_PATCHES} patches that are "
-                "drawn; give at most as many"
+                f"`dictionary_filters` must be at most {_PATCHES}, the number of drawn patches, "
+                f"got {self.filters}."
             )
         return self.grid, self.grid, 2 * self.filters
 

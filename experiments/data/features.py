@@ -92,8 +92,8 @@ def featured(
 
     if not isinstance(source, Mapping):
         raise ConfigError(
-            f"features={wanted.name!r} are computed for images in arrays, and dataset={name!r} is "
-            "a source of records; give features='none'"
+            f"`features` must be 'none' for dataset={name!r}, which is a source of records, got "
+            f"{wanted.name!r}. Features need images in arrays."
         )
     images = source["inputs"]
     shape = (len(images), *wanted.shape(images.shape[1:]))
@@ -136,8 +136,8 @@ def _computed(
         return kept
     except OSError as error:
         warnings.warn(
-            f"features are not kept for the next start, and are held in memory: {error}; set the "
-            "environment variable XDG_CACHE_HOME to another folder for caches",
+            f"Features are held in memory and not kept for the next start ({error}). Set the "
+            "environment variable XDG_CACHE_HOME to another folder.",
             stacklevel=2,
         )
     bar.reset()

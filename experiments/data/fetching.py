@@ -142,25 +142,25 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
             the file, its address and its folder.
     """
     if name not in PUBLISHED:
-        raise unknown_name("data set", name, PUBLISHED)
+        raise unknown_name("dataset", name, PUBLISHED)
     if data_dir is None:
         raise ConfigError(
-            f"data_dir=None, and the files of dataset={name!r} need a directory; give --data-dir"
+            f"`data_dir` must be given to fetch dataset={name!r}, got None. Pass --data-dir."
         )
     data_dir = Path(data_dir)
     try:
         PUBLISHED[name].find(data_dir)
     except MissingFilesError as error:
         if name not in SOURCES:
-            raise ConfigError(f"dataset={name!r} has to be fetched by hand: {error}") from error
+            raise ConfigError(f"dataset={name!r} must be fetched by hand. {error}") from error
     else:
         return []
     try:
         import pooch
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"fetching needs {error.name}, which is not installed; run `uv sync`, or put "
-            f"by hand {_by_hand(SOURCES[name], data_dir)}"
+            f"Fetching needs {error.name}, which is not installed. Run `uv sync`, or download "
+            f"{_by_hand(SOURCES[name], data_dir)} by hand."
         ) from error
     downloader = pooch.HTTPDownloader(progressbar=progress)
     fetched = []
@@ -171,22 +171,22 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
             if path.exists():
                 if pooch.file_hash(str(path), alg=algorithm) != checksum:
                     raise ConfigError(
-                        f"{path} is not the published file: its checksum is not {file.checksum}; "
-                        "move it away to fetch it again"
+                        f"{path} must be the published file, got bytes with another checksum than "
+                        f"{file.checksum}. Move it away and fetch it again."
                     )
                 continue
             pooch.retrieve(file.url, file.checksum, path.name, path.parent, downloader=downloader)
         except OSError as error:  # errors of the network or the disk
             raise ConfigError(
-                f"{path.name} could not be fetched for dataset={name!r} "
-                f"({type(error).__name__}: {error}); put by hand {_by_hand([file], data_dir)}"
+                f"{path.name} of dataset={name!r} cannot be fetched ({type(error).__name__}: "
+                f"{error}). Download {_by_hand([file], data_dir)} by hand."
             ) from error
         except ValueError as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"{file.url} has sent something else than the published {path.name}, and nothing "
-                f"of it was kept ({error}); put by hand {_by_hand([file], data_dir)}"
+                f"{file.url} must send the published {path.name}, got other bytes, which were "
+                f"deleted ({error}). Download {_by_hand([file], data_dir)} by hand."
             ) from error
         fetched.append(path)
     return fetched

@@ -1,4 +1,4 @@
-"""Reads images from a folder for each class: train/CLASS/NAME.jpeg, val/CLASS/NAME.jpeg.
+"""Reads images from class folders: train/CLASS/NAME.jpeg, val/CLASS/NAME.jpeg.
 
 A step reads and decodes the images of its batch, so they may be larger than memory.
 """
@@ -52,7 +52,7 @@ class ImageFolder:
                 )
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ConfigError(
-                f"{path} cannot be read as an image ({error}); replace it, or leave it out"
+                f"{path} cannot be read as an image ({error}). Replace or remove it."
             ) from error
         left, top = ((side - self.size) // 2 for side in scaled.size)
         middle = scaled.crop((left, top, left + self.size, top + self.size))
@@ -61,7 +61,7 @@ class ImageFolder:
 
 
 def scaled_colors(values: np.ndarray) -> np.ndarray:
-    """Maps 0, ..., 255 to [-2, 2], float32: (x/255 - 0.5)/0.25, constants and no statistic."""
+    """Maps 0, ..., 255 to [-2, 2] as float32, by constants: (x/255 - 0.5)/0.25."""
     return (values.astype(np.float32) / 255 - 0.5) / 0.25
 
 
@@ -84,13 +84,14 @@ def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
             continue
         if path.parent.name not in numbers:
             raise ConfigError(
-                f"{path.parent} is a class that the training images do not have; the validation "
-                "images have to lie in folders of the same names"
+                f"{path.parent} must be a class of the training images, got another name. Put the "
+                "validation images into folders with the same names."
             )
         paths.append(path)
         labels.append(numbers[path.parent.name])
     if not paths:
         raise ConfigError(
-            f"{folder} has no images in class folders; put each image as CLASS/NAME.JPEG"
+            f"{folder} must have images in class folders, got none. Put each image as "
+            "CLASS/NAME.JPEG."
         )
     return ImageFolder(tuple(paths), tuple(labels))

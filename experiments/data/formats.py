@@ -41,7 +41,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise damaged(path, f"it is no whole gzip file ({error})") from error
+        raise damaged(path, f"it is not a complete gzip file ({error})") from error
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -56,11 +56,11 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """
     content = read_bytes(path)
     if len(content) < 4 + 4 * dimensions or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise damaged(path, f"it is no IDX file of bytes in {dimensions} dimension(s)")
+        raise damaged(path, f"it is not an IDX file of bytes with {dimensions} dimension(s)")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if values.size != math.prod(shape):
-        raise damaged(path, f"it announces shape {shape} and holds {values.size} values")
+        raise damaged(path, f"its header states shape {shape}, but it holds {values.size} values")
     return values.reshape(shape)
 
 
@@ -105,9 +105,7 @@ def read_cifar_binary(
     """
     record = label_bytes + math.prod(CIFAR_SHAPE)
     if not content or len(content) % record:
-        raise damaged(
-            path, f"its {len(content)} bytes are not a whole number of {record}-byte records"
-        )
+        raise damaged(path, f"its {len(content)} bytes are not a multiple of {record}-byte records")
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _cifar_images(rows[:, label_bytes:], rows[:, label_bytes - 1], path)
 
@@ -124,18 +122,18 @@ def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
     if path.is_dir():
         for name in names:
             if not (path / name).is_file():
-                raise damaged(path, f"{name} is missing in it")
+                raise damaged(path, f"it lacks {name}")
             yield (path / name).read_bytes()
         return
     try:
         yield from _zipped(path, names) if path.suffix == ".zip" else _tarred(path, names)
     except KeyError as error:
-        raise damaged(path, f"{error.args[0]} is missing in it") from error
+        raise damaged(path, f"it lacks {error.args[0]}") from error
     except (
         *(tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile),
         *(zipfile.BadZipFile, NotImplementedError),  # the latter for an unsupported compression
     ) as error:
-        raise damaged(path, f"it is no whole archive ({error})") from error
+        raise damaged(path, f"it is not a complete archive ({error})") from error
 
 
 def _tarred(path: Path, names: Sequence[str]) -> list[bytes]:
@@ -181,12 +179,16 @@ class _ArrayUnpickler(pickle.Unpickler):
             return lambda code, *_: np.dtype(code if isinstance(code, str) else code.decode())
         if (module, name) == ("_codecs", "encode"):  # bytes, as Python 3 writes them for Python 2
             return lambda text, _: text.encode("latin1")
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a batch of images")
+        raise pickle.UnpicklingError(
+            f"A batch of images must contain arrays only, got {module}.{name}."
+        )
 
 
 def damaged(path: Path, reason: str) -> ConfigError:
     """Returns the error for an existing file with unexpected content."""
-    return ConfigError(f"{path} cannot be read: {reason}; fetch it again from the data's own page")
+    return ConfigError(
+        f"{path} cannot be read: {reason}. Fetch it again from the page of the data set."
+    )
 
 
 class MissingFilesError(ConfigError):
@@ -195,8 +197,8 @@ class MissingFilesError(ConfigError):
 
 def missing(dataset: str, data_dir: Path, files: str, remedy: str = "") -> MissingFilesError:
     """Returns the error for missing files."""
-    remedy = remedy or f"or run python -m experiments fetch {dataset} --data-dir {data_dir}"
+    remedy = remedy or f"run python -m experiments fetch {dataset} --data-dir {data_dir}"
     return MissingFilesError(
-        f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; give "
-        f"another --data-dir, or put it there as it is published, {remedy}"
+        f"dataset={dataset!r} needs {files}, which is missing in data_dir={str(data_dir)!r}. Pass "
+        f"another --data-dir, or {remedy}."
     )

@@ -27,7 +27,7 @@ def find_imagenet(data_dir: Path) -> tuple[Path, Path]:
             "imagenet",
             data_dir,
             f"a folder {'train' if train is None else 'val'}/ of class folders",
-            "from https://image-net.org/download, which asks for an account",
+            "put the files there from https://image-net.org/download, which requires an account",
         )
     return train, val
 

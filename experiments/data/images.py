@@ -107,13 +107,13 @@ def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, nam
 def _split(inputs: np.ndarray, labels: np.ndarray, classes: int, file: str, name: str) -> Split:
     if len(inputs) != len(labels):
         raise ConfigError(
-            f"dataset={name!r}: {file} has {len(labels)} labels for {len(inputs)} images; take "
-            "both files from one release"
+            f"{file} of dataset={name!r} must have one label for each image, got {len(labels)} "
+            f"labels for {len(inputs)} images. Use both files of one release."
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise ConfigError(
-            f"dataset={name!r}: {file} has labels from {labels.min()} to {labels.max()}, want 0 to "
-            f"{classes - 1}; check that data_dir holds this data set"
+            f"{file} of dataset={name!r} must have labels from 0 to {classes - 1}, got "
+            f"{labels.min()} to {labels.max()}. Check that `data_dir` holds this data set."
         )
     return {"inputs": inputs, "labels": labels.astype(np.int32)}
 

@@ -127,7 +127,7 @@ class PublishedSpec(DatasetSpec):
         return FeatureDataset(**fields)
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types, as published without a directory, and computes no features.
+        """Returns published sizes without a directory, and otherwise those of the data.
 
         The number of users is known from the data only.
         """
@@ -152,8 +152,8 @@ class PublishedSpec(DatasetSpec):
     def _check_images(self, features: FeatureMap) -> None:
         if self._kind != "images":
             raise ConfigError(
-                f"features={features.name!r} are of images, and dataset={self.name!r} is for "
-                f"{self._kind}; give features='none'"
+                f"`features` must be 'none' for dataset={self.name!r}, which is for {self._kind}, "
+                f"got {features.name!r}. Features need images."
             )
 
 

@@ -72,27 +72,28 @@ class Scattering:
         """
         if len(shape) != 3:
             raise ConfigError(
-                f"features='scattering' wants images (height, width, channels), not examples of "
-                f"shape {shape}; give features='none'"
+                "The examples must be images (height, width, channels) for features='scattering', "
+                f"got shape {shape}. Use features='none'."
             )
         *sizes, colours = shape
         for size in sizes:
             if self._border(size)[1] >= size:
                 raise ConfigError(
-                    f"scattering_scale={self.scale} is too large for images of shape {shape}, "
-                    f"which are reflected {self._border(size)[1]} pixels wide; give a smaller one"
+                    f"`scattering_scale` must be small enough for images of shape {shape}, got "
+                    f"{self.scale}, which reflects {self._border(size)[1]} pixels at the border. "
+                    "Use a smaller value."
                 )
         if self.colors == "opponent" and colours != 3:
             raise ConfigError(
-                f"feature_colors='opponent' is for red, green and blue, not for images of shape "
-                f"{shape}; give 'given'"
+                f"`feature_colors` must be 'given' for images of shape {shape}, got 'opponent', "
+                "which needs red, green and blue."
             )
         scales, angles = self.scale, self.angles
         channels = colours * (1 + scales * angles + angles**2 * scales * (scales - 1) // 2)
         if self.groups is not None and channels % self.groups:
             raise ConfigError(
-                f"feature_groups={self.groups} does not divide the {channels} channels of the "
-                f"features of images of shape {shape}; give a divisor of it, or None"
+                f"`feature_groups` must divide the {channels} channels of the features of images "
+                f"of shape {shape}, got {self.groups}. Use a divisor or None."
             )
         height, width = (-(-size // 2**self.scale) for size in sizes)
         return height, width, channels

@@ -116,13 +116,15 @@ def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
         if len(cells) != len(names):
             if task.broken_rows:
                 continue
-            raise damaged(path, f"line {number} has {len(cells)} columns, want {len(names)}")
+            raise damaged(path, f"line {number} has {len(cells)} columns instead of {len(names)}")
         *texts, label = (cells[place] for place in places)
         if label not in task.labels:
-            raise damaged(path, f"line {number} has label {label!r}, want one of {task.labels}")
+            raise damaged(
+                path, f"line {number} has label {label!r}, which is not one of {task.labels}"
+            )
         user = None if owner is None else cells[owner].strip()
         if user == "":
-            raise damaged(path, f"line {number} has no user in a file with that column")
+            raise damaged(path, f"line {number} has no user, but the file has a column of users")
         yield *texts, task.labels.index(label), user
 
 
@@ -149,12 +151,12 @@ def _read_e2e(path: Path) -> Iterator[tuple[str, str]]:
     try:
         for row in rows:
             if not row.get("mr") or row.get("ref") is None:
-                raise damaged(path, f"line {rows.line_num} lacks one of its columns mr and ref")
+                raise damaged(path, f"line {rows.line_num} lacks one of the columns mr and ref")
             slots = [slot.strip().removesuffix("]") for slot in row["mr"].split("],")]
             yield " | ".join(slot.replace("[", " : ", 1) for slot in slots), row["ref"]
     except csv.Error as error:
         raise damaged(
-            path, f"what follows line {rows.line_num} is no row of CSV ({error})"
+            path, f"the text after line {rows.line_num} is not a row of CSV ({error})"
         ) from error
 
 
@@ -184,7 +186,9 @@ def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
                 yield triples, annotation["text"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise damaged(path, f"it is no list of triplesets with annotations ({reason})") from error
+        raise damaged(
+            path, f"it is not a list of triplesets with annotations ({reason})"
+        ) from error
 
 
 def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Dataset:
@@ -229,7 +233,7 @@ def _text(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise damaged(path, f"it is no text in UTF-8 ({error})") from error
+        raise damaged(path, f"it is not a UTF-8 text ({error})") from error
 
 
 for _name, _task in GLUE.items():

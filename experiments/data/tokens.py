@@ -117,8 +117,9 @@ class Tokens:
         """Returns the tokenizer of the `tokenizers` library, or raises a `ConfigError`."""
         if self.folder is None:
             raise ConfigError(
-                "pretrained=None, and texts need the tokenizer of a model; give --pretrained, the "
-                "directory of a published model with tokenizer.json, or vocab.json and merges.txt"
+                "`pretrained` must be given for texts, which need a tokenizer, got None. Pass "
+                "--pretrained, the directory of a published model with tokenizer.json, or "
+                "vocab.json and merges.txt."
             )
         return _load(self.folder)
 
@@ -133,9 +134,9 @@ class Tokens:
         number = self.tokenizer().token_to_id(name)
         if number is None:
             raise ConfigError(
-                f"the tokenizer in pretrained={str(self.folder)!r} has no token {name!r}; "
-                "sentences need an encoder's such as roberta-base, generation a decoder's such as "
-                "gpt2"
+                f"The tokenizer in pretrained={str(self.folder)!r} must have the token {name!r}, "
+                "got none. Use a tokenizer of an encoder such as roberta-base for sentences, and "
+                "of a decoder such as gpt2 for generation."
             )
         return number
 
@@ -146,7 +147,7 @@ def _load(folder: Path) -> Any:
         import tokenizers
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"texts need {error.name}, which is not installed; run `uv sync`"
+            f"Texts need {error.name}, which is not installed. Run `uv sync`."
         ) from error
     whole, vocab, merges = (
         folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
@@ -154,8 +155,8 @@ def _load(folder: Path) -> Any:
     used = whole if whole.is_file() else vocab
     if not used.is_file() or (used is vocab and not merges.is_file()):
         raise ConfigError(
-            f"pretrained={str(folder)!r} has neither tokenizer.json nor vocab.json with "
-            "merges.txt; put the tokenizer's files there as they are published with the model"
+            "`pretrained` must contain tokenizer.json, or vocab.json and merges.txt, got "
+            f"{str(folder)!r} without them. Put the published files of the tokenizer there."
         )
     try:
         if used is whole:
@@ -167,8 +168,8 @@ def _load(folder: Path) -> Any:
             tokenizer.decoder = tokenizers.decoders.ByteLevel()
     except Exception as error:  # the library raises plain exceptions
         raise ConfigError(
-            f"{used} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}); "
-            "fetch it again from the model's own page"
+            f"{used} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}). "
+            "Fetch it again from the page of the model."
         ) from error
     tokenizer.encode_special_tokens = True
     tokenizer.no_padding()

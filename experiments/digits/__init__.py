@@ -1,1 +1,1 @@
-"""Measures settings of private training on handwritten digits, with tuning and spreads."""
+"""Measures settings of private training on handwritten digits."""

@@ -1,4 +1,4 @@
-"""Trains many settings and seeds of an arm at once, and tests the best setting on new seeds."""
+"""Tunes an arm on several seeds at once and tests the best setting on new seeds."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ _TUNING_SEEDS = 3
 
 
 class Split(NamedTuple):
-    """Digits in parts: inputs (examples, 64) in [0, 1] and labels (examples,) of each."""
+    """Splits of the digits: inputs (examples, 64) in [0, 1] and labels (examples,)."""
 
     public: Columns
     private: Columns
@@ -32,12 +32,12 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to train.
+    """A way to train.
 
     Attributes:
         ranges: Lowest and highest value of each tuned setting, searched on a logarithmic scale.
         plan: The private steps; None without any.
-        optimizer: Makes the optax chain behind the noise from the settings.
+        optimizer: Returns the optax chain after the noise for the settings.
         start: Changes the initial parameters before the private steps.
     """
 
@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
 
 def split_digits(public: int = 0) -> Split:
-    """Returns the digits in parts, with `public` examples taken from the training data."""
+    """Splits the digits, with `public` examples taken from the training data."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.data))
     inputs = (digits.data[order] / 16).astype(np.float32)
@@ -98,7 +98,7 @@ def loss_fn(params: Params, example: Any) -> jax.Array:
 
 
 def measure(arm: Arm, split: Split, *, trials: int, seeds: int) -> Result:
-    """Tries settings of an arm on some seeds, and tests the best one on `seeds` others."""
+    """Tunes an arm on some seeds and tests the best setting on `seeds` others."""
     train = _trainer(arm, split)
     drawn = qmc.Halton(len(arm.ranges), scramble=False).random(trials + 1)[1:]
     lows, highs = np.log(np.array(list(arm.ranges.values())).T)
@@ -111,7 +111,7 @@ def measure(arm: Arm, split: Split, *, trials: int, seeds: int) -> Result:
 
 
 def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[np.ndarray, ...]]:
-    """Returns a function from settings and seeds to validation and test accuracies in percent."""
+    """Returns a function from settings and seeds to accuracies in percent."""
     grad_fn = dpoptax.clipped_grad(loss_fn, 1.0)
     noise = None if arm.plan is None else arm.plan.noise(jax.random.key(0))
 
@@ -138,7 +138,7 @@ def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[n
 
     @functools.cache
     def drawn(seed: int) -> Any:
-        """The start, the noise state and the batches of a seed, which the settings share."""
+        """Returns start, noise state and batches of a seed, shared by all settings."""
         params = initial_params(jax.random.key(seed))
         if arm.plan is None or noise is None:
             return params, (), ()

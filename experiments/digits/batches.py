@@ -1,4 +1,4 @@
-"""Measures how a compute budget is best split into batch size and steps, at equal ε."""
+"""Measures splits of a compute budget into batch size and steps, at equal ε."""
 
 import optax
 

@@ -1,4 +1,4 @@
-"""Measures ways to use a few public examples next to private ones, at equal ε and tuning."""
+"""Measures ways to use a few public examples, at equal ε and tuning."""
 
 from collections.abc import Callable
 from typing import Any

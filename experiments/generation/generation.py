@@ -44,7 +44,7 @@ class Search:
         records.check_count("max_new_tokens", self.max_new_tokens)
         if not 0 <= self.length_penalty < float("inf"):
             raise ConfigError(
-                f"length_penalty={self.length_penalty} is not allowed; give a number of at least 0"
+                f"`length_penalty` must be finite and at least 0, got {self.length_penalty}."
             )
 
 
@@ -70,7 +70,10 @@ def score_run(
     """
     path = workdir / "params.msgpack"
     if not path.is_file():
-        raise ConfigError(f"workdir={str(workdir)!r} has no params.msgpack; train the config first")
+        raise ConfigError(
+            f"`workdir` must contain params.msgpack of a finished run, got {str(workdir)!r}. Train "
+            "the config first."
+        )
     dataset = config.data(progress=progress).load()
     model = config.build_model(dataset.num_classes)
     generate = Generation(config, search, model, dataset)
@@ -106,8 +109,8 @@ class Generation:
     ) -> None:
         if not isinstance(dataset, TextDataset):
             raise ConfigError(
-                f"dataset={dataset.name!r} has no sources and references to generate texts for; "
-                "take e2e or dart"
+                "`dataset` must have sources and references to generate texts, got "
+                f"{dataset.name!r}. Use e2e or dart."
             )
         _libraries()
         self._tokens = config.tokens
@@ -117,9 +120,9 @@ class Generation:
         longest, positions = self._prompts.shape[1], model.positions
         if longest + search.max_new_tokens > positions:
             raise ConfigError(
-                f"max_new_tokens={search.max_new_tokens} after sources of up to {longest} tokens "
-                f"exceeds the {positions} positions of model={config.model!r}; give at most "
-                f"{positions - longest}"
+                f"`max_new_tokens` must be at most {positions - longest}, because "
+                f"model={config.model!r} has {positions} positions and sources take up to "
+                f"{longest}, got {search.max_new_tokens}."
             )
         self._chunk = min(config.microbatch_size or _CHUNK, len(self._sources))
         self._generate = _generator(
@@ -227,6 +230,6 @@ def _libraries() -> tuple[Any, Any]:
         from sacrebleu.metrics import bleu
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"BLEU and ROUGE-L need {error.name}, which is not installed; run `uv sync`"
+            f"BLEU and ROUGE-L need {error.name}, which is not installed. Run `uv sync`."
         ) from error
     return bleu, rouge_scorer

@@ -38,8 +38,8 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
     found = [line for path in paths for line in read(path)]
     if not found:
         raise ConfigError(
-            f"folder={str(folder)!r} has no records; write some with python -m experiments "
-            f"record WORKDIR --output {folder / 'NAME.jsonl'}"
+            f"`folder` must contain records, got {str(folder)!r}. Write records with python -m "
+            f"experiments record WORKDIR --output {folder / 'NAME.jsonl'}."
         )
     output = output or folder.with_suffix(".md")
     groups = grouped(found)

@@ -262,8 +262,8 @@ def _method(line: Line) -> methods.Method:
     kind = kinds.get(given.pop("name"))
     if kind is None or "class" in given:
         raise ConfigError(
-            f"the records of {line.name} are of a method that is none of dpoptax's own, and how "
-            "many gradients it takes is not known; leave them out of the benchmark's directory"
+            f"The records of {line.name} must be of a method of dpoptax, got another one, whose "
+            "number of gradients is not known. Remove them from the directory of the benchmark."
         )
     values = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()

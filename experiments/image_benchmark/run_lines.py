@@ -144,15 +144,15 @@ def read(path: Path) -> list[Line]:
                 raise ValueError(f"its fields are not {', '.join(_TYPES)}")
             wrong = [n for n, kind in _TYPES.items() if not isinstance(values[n], kind)]
             if wrong:
-                raise ValueError(f"{', '.join(wrong)}: of another type")
+                raise ValueError(f"{', '.join(wrong)} have another type")
             stated, spent = values["epsilon"], values["spent"]
             priced = stated is not None and not values["unproven"] and values["split"] == "test"
             if priced and not (spent or math.inf) <= stated:
-                raise ValueError(f"it has spent ε = {spent}, and counts as one of {stated}")
+                raise ValueError(f"it has spent ε = {spent}, but it is listed at ε = {stated}")
         except ValueError as error:
             raise ConfigError(
-                f"{path}, line {number} is no record of a run: {error}; take it out, or write the "
-                "file again with python -m experiments record"
+                f"Line {number} of {path} is not a record of a run: {error}. Remove the line, or "
+                "write the file again with python -m experiments record."
             ) from error
         found.append(Line(**values))
     return found

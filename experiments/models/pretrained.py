@@ -34,22 +34,22 @@ def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
     path, form = folder / "config.json", FORMATS[module]
     if not path.is_file():
         raise ConfigError(
-            f"pretrained={str(folder)!r} has no config.json; give the directory of a published "
-            "model, with config.json and model.safetensors"
+            f"`pretrained` must contain config.json, got {str(folder)!r}. Pass the directory of a "
+            "published model, with config.json and model.safetensors."
         )
     try:
         stated = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: it is not a configuration of a model "
-            f"({type(error).__name__}: {error}); fetch it again from the model's own page"
+            f"{path} cannot be read: it is not a configuration of a model ({type(error).__name__}: "
+            f"{error}). Fetch it again from the page of the model."
         ) from error
     expected = {"model_type": form.model_type, **form.fixed}
     for name, value in expected.items():
         if stated.get(name, value) != value:
             raise ConfigError(
-                f"{path} states {name}={stated[name]!r}, and this model is of {name}={value!r}; "
-                "give --model and --pretrained that belong together"
+                f"{path} must state {name}={value!r} for this model, got {stated[name]!r}. Pass "
+                "--model and --pretrained that match."
             )
     fields: dict[str, Any] = {field: stated.get(name) for field, name in form.fields.items()}
     if fields["hidden"] is None:
@@ -57,8 +57,8 @@ def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
     fields = {field: value for field, value in fields.items() if value is not None}
     if fields.get("activation", "gelu") not in ACTIVATIONS:
         raise ConfigError(
-            f"{path} states {form.fields['activation']}={fields['activation']!r}; known: "
-            f"{', '.join(ACTIVATIONS)}"
+            f"{path} must state {form.fields['activation']} as one of {', '.join(ACTIVATIONS)}, "
+            f"got {fields['activation']!r}. Use another model."
         )
     return fields
 
@@ -88,8 +88,8 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
             if is_head:
                 return initial
             raise ConfigError(
-                f"pretrained={str(folder)!r} has no tensor {name!r} in its safetensors files; "
-                "give the directory of a complete model"
+                f"The safetensors files in pretrained={str(folder)!r} must contain the tensor "
+                f"{name!r}. Pass the directory of a complete model."
             )
         used.add(found)
         if form.transposed and keys[-1] == "kernel":
@@ -98,8 +98,9 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
             if is_head:
                 return initial
             raise ConfigError(
-                f"pretrained={str(folder)!r}: {found} has shape {tensor.shape}, want "
-                f"{initial.shape}; config.json and the safetensors files have to belong together"
+                f"The tensor {found} in pretrained={str(folder)!r} must have shape "
+                f"{initial.shape}, got {tensor.shape}. Use config.json and safetensors files of "
+                "one model."
             )
         return jnp.asarray(tensor, initial.dtype)
 
@@ -107,9 +108,9 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
     left = [n for n in tensors if n not in used and re.fullmatch(form.unused, n) is None]
     if left:
         raise ConfigError(
-            f"pretrained={str(folder)!r} has tensors that this model would not use: "
-            f"{', '.join(sorted(left)[:5])}; give a model of type {form.model_type!r} without "
-            "adapters"
+            "`pretrained` must contain only tensors of this model, got "
+            f"{', '.join(sorted(left)[:5])} in {str(folder)!r}. Use a model of type "
+            f"{form.model_type!r} without adapters."
         )
     return loaded
 
@@ -179,13 +180,13 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
         from safetensors.numpy import load_file
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"published weights need {error.name}, which is not installed; run `uv sync`"
+            f"Published weights need {error.name}, which is not installed. Run `uv sync`."
         ) from error
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:
         raise ConfigError(
-            f"pretrained={str(folder)!r} has no model.safetensors; give the directory of a "
-            "published model, with config.json and model.safetensors"
+            f"`pretrained` must contain model.safetensors, got {str(folder)!r}. Pass the directory "
+            "of a published model, with config.json and model.safetensors."
         )
     tensors: dict[str, np.ndarray] = {}
     for path in paths:
@@ -193,8 +194,8 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
             tensors |= load_file(path)
         except (SafetensorError, OSError) as error:
             raise ConfigError(
-                f"{path} cannot be read: it is no whole safetensors file ({error}); fetch it again "
-                "from the model's own page"
+                f"{path} cannot be read: it is not a complete safetensors file ({error}). Fetch it "
+                "again from the page of the model."
             ) from error
     return {_current(name): tensor for name, tensor in tensors.items()}
 

@@ -83,8 +83,8 @@ def build_published(
         longest = model.positions - (model.padding + 1 if kind == "sentences" else 0)
         if sequence_length > longest:
             raise ConfigError(
-                f"sequence_length={sequence_length} exceeds the {longest} positions of "
-                f"model={name!r}; give at most {longest}"
+                f"`sequence_length` must be at most {longest}, the number of positions of "
+                f"model={name!r}, got {sequence_length}."
             )
     return model
 
@@ -98,6 +98,6 @@ def check_kind(model: str, dataset: str, kind: Kind) -> None:
     if kinds[model] != kind:
         names = ", ".join(sorted(name for name, own in kinds.items() if own == kind))
         raise ConfigError(
-            f"model={model!r} is for {kinds[model]}, and dataset={dataset!r} is for {kind}; give "
-            f"one of {names}"
+            f"`model` must be for {kind}, the examples of dataset={dataset!r}, got {model!r}, "
+            f"which is for {kinds[model]}. Use one of {names}."
         )

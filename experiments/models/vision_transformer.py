@@ -1,4 +1,4 @@
-"""The vision transformer."""
+"""Defines a vision transformer."""
 
 import flax.linen as nn
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 class VisionTransformer(nn.Module):
-    """Vision transformer (Dosovitskiy et al., 2020) with a class token and learned positions.
+    """Vision transformer with class token and positions (Dosovitskiy et al., 2020).
 
     Attributes:
         num_classes: Number of logits.
@@ -24,7 +24,7 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns the logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         size = (self.patch, self.patch)
         tokens = nn.Conv(self.width, size, strides=size, padding="VALID")(inputs)
         tokens = tokens.reshape(-1, self.width)

@@ -1,4 +1,4 @@
-"""Trains the released and the printed update rules next to DP-SGD of the same step length."""
+"""Trains released and printed update rules, and DP-SGD of equal step length."""
 
 import dataclasses
 import functools

@@ -23,7 +23,7 @@ def dp_branch(mean: Array, clip_norm: float, batch_size: int, noise: Array) -> A
 def geodp_branch(
     mean: Array, clip_norm: float, batch_size: int, noise: Array, *, beta: float, program: str
 ) -> Array:
-    """Returns GeoDP's step: noise on the length and on the angles of the mean gradient.
+    """Returns GeoDP's step: noise on length and angles of the mean gradient.
 
     `program` is "Runme.m", which does not clip and divides the noise on the angles by the batch
     size, or "CNN.py", which clips the mean and does not divide.

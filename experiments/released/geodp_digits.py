@@ -1,4 +1,4 @@
-"""Trains a logistic regression on the digits 0 and 1 with the released GeoDP and its baseline."""
+"""Trains logistic regressions with the released GeoDP and its baseline."""
 
 import functools
 from collections.abc import Callable, Sequence

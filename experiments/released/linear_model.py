@@ -64,7 +64,7 @@ def automatic_sums(inputs: Array, labels: Array, stabilizer: float) -> ClippedSu
 
 
 def _residuals(inputs: Array, labels: Array, params: Array) -> Array:
-    """Returns softmax(logits) − onehot(label), (examples, …, classes), for params (…, d)."""
+    """Returns softmax(logits) − onehot(label), (examples, …, classes)."""
     found = _logits(inputs, params)
     found -= found.max(axis=-1, keepdims=True)
     np.exp(found, out=found)
@@ -118,7 +118,9 @@ class Training:
         *,
         seed: int,
     ) -> Array:
-        """Returns the test accuracies, (rules, sigmas). All runs share batches and unit noise.
+        """Returns the test accuracies, (rules, sigmas).
+
+        All runs share batches and unit noise.
 
         Args:
             data: The data.

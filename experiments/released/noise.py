@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def measure(rule: Rule, *, seed: int = 0) -> Measured:
-    """Measures a rule on iterates of a random walk, by adding an example to an empty batch."""
+    """Measures a rule on a random walk by adding an example to an empty batch."""
     rng = np.random.default_rng(seed)
     steps = 0.1 * rng.normal(size=(_STEPS, _DIMENSION))
     steps[:, 0] = 1.0 + rng.random(_STEPS)  # the direction of the example's gradient

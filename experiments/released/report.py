@@ -1,4 +1,4 @@
-"""Writes the measurements of the released code: prices, trained models and a figure."""
+"""Writes prices, trained models and a figure on the released code."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""NumPy transcriptions of update rules: DP-SGD, and the papers' rules as printed and as released.
+"""Transcribes update rules in NumPy: DP-SGD, and papers' rules in two versions.
 
 A rule turns the gradients of a step's examples into one noisy vector, filters it and hands it to
 SGD. Arrays are parameters in their last axis; axes before it are independent runs.
@@ -66,7 +66,7 @@ def run(
     rates: Sequence[Sequence[float]],
     batch_size: int,
 ) -> Iterator[list[Array]]:
-    """Yields the iterates x_1, x_2, … of all rules, which see the same batches and noise.
+    """Yields the iterates x_1, x_2, … of all rules, on the same batches and noise.
 
     Args:
         rules: The update rules.
@@ -157,7 +157,7 @@ def paper_pmlf(length: int, beta: float, new_filter: Callable[[], Filter]) -> Ru
 
 
 def released_pmlf(length: int, new_filter: Callable[[], Filter] = lambda: lambda g: g) -> Rule:
-    """Returns the released DP-PMLF: a sum of k clipped gradients with the noise of one.
+    """Returns the released DP-PMLF: k clipped gradients with the noise of one.
 
     The past points are x_{t−2}, …, x_{t−k}, or x_0 where these do not exist yet.
     """
@@ -186,10 +186,10 @@ def paper_disk(kappa: float, gamma: float, **options: Any) -> Rule:
 
 
 def released_disk(kappa: float, gamma: float) -> Rule:
-    """Returns the released DiSK: two clipped gradients, the noise scaled twice, unit steps.
+    """Returns the released DiSK: two clipped gradients, noise scaled twice.
 
-    The first release is 2(1 − c) times the clipped sum. The start of the filter is not among the
-    measured facts. Here it is the paper's.
+    Steps have unit length. The first release is 2(1 − c) times the clipped sum. The start of the
+    filter is not among the measured facts. Here it is the paper's.
     """
     c = disk_weight(kappa, gamma)
     if c == 1.0:

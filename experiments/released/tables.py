@@ -1,4 +1,4 @@
-"""Writes the tables and the figure on the released code from measurements and records."""
+"""Writes the tables and the figure on the released code."""
 
 import math
 import statistics

@@ -56,9 +56,7 @@ class Report:
 
     def __post_init__(self) -> None:
         if not self.flops_per_second > 0:
-            raise ConfigError(
-                f"flops_per_second={self.flops_per_second} is not allowed; give a positive number"
-            )
+            raise ConfigError(f"`flops_per_second` must be positive, got {self.flops_per_second}.")
 
 
 def write_report(report: Report, *, progress: bool = True) -> Path:
@@ -75,8 +73,8 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     papers = sorted(path for path in report.configs.glob("papers/*/*.py") if path.name != "base.py")
     if not (digits and papers):
         raise ConfigError(
-            f"configs={str(report.configs)!r} has no digits/*.py or no papers/*/*.py; give the "
-            "repository's configs directory"
+            f"`configs` must contain digits/*.py and papers/*/*.py, got {str(report.configs)!r}. "
+            "Pass the folder `configs` of the repository."
         )
     output = report.output or report.workdir / "REPRODUCTION.md"
     figures = output.parent / "reproduction"

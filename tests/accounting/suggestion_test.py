@@ -103,6 +103,6 @@ def test_the_command_suggests_with_and_without_a_config(capsys, tmp_path):
     traced = ["--flops", f"{32000 * 650 * 12}"]
     assert chosen(capsys, str(path), "--suggest", *traced).split()[1] in ("32", "64", "128")
     assert main(["plan", "--suggest", *numbers]) == 2
-    assert "give --examples or --flops" in capsys.readouterr().err
+    assert "Pass --examples or --flops." in capsys.readouterr().err
     assert main(["plan", "--suggest", *numbers, "--flops", "1e9"]) == 2
-    assert "--flops needs" in capsys.readouterr().err
+    assert "`--flops` needs" in capsys.readouterr().err

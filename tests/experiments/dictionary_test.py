@@ -123,10 +123,18 @@ def test_dead_leaves_fill_the_range_of_data_sets_with_edges_at_all_scales(channe
 @pytest.mark.parametrize(
     ("wanted", "shape", "message"),
     [
-        (SMALL, (784,), "wants images .height, width, 1 or 3., not examples of shape"),
-        (SMALL, (8, 8, 2), "wants images .height, width, 1 or 3., not examples of shape"),
-        (Dictionary(), (6, 28, 1), "dictionary_patch=5 with dictionary_grid=3 is too large"),
-        (Dictionary(filters=2001), (28, 28, 1), "dictionary_filters=2001 is more than the 2000"),
+        (SMALL, (784,), "must be images .height, width, 1 or 3. .* got shape"),
+        (SMALL, (8, 8, 2), "must be images .height, width, 1 or 3. .* got shape"),
+        (
+            Dictionary(),
+            (6, 28, 1),
+            "`dictionary_patch` and `dictionary_grid` must fit images .* got 5 and 3",
+        ),
+        (
+            Dictionary(filters=2001),
+            (28, 28, 1),
+            "`dictionary_filters` must be at most 2000.* got 2001",
+        ),
     ],
 )
 def test_what_has_no_features_is_refused(wanted, shape, message):

@@ -307,4 +307,4 @@ def test_halved_images_are_means_of_four_pixels():
 
 def test_the_command_refuses_no_seeds(tmp_path, capsys):
     assert main(["released-code", "--seeds", "0", "--folder", str(tmp_path)]) == 2
-    assert "seeds=0" in capsys.readouterr().err
+    assert "`seeds` must be at least 1, got 0." in capsys.readouterr().err

@@ -80,8 +80,8 @@ def test_the_report_is_one_command_and_its_second_run_computes_nothing(
 
 def test_a_missing_configs_directory_is_named(tmp_path, capsys):
     assert main(["report", "--workdir", str(tmp_path), "--configs", str(tmp_path)]) == 2
-    assert "give the repository's configs directory" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="flops_per_second=0"):
+    assert "Pass the folder `configs` of the repository." in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="`flops_per_second` must be positive, got 0"):
         reproduction.Report(flops_per_second=0.0)
 
 

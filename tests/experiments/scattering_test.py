@@ -86,10 +86,14 @@ def test_an_example_has_its_features_whatever_the_others_are():
 @pytest.mark.parametrize(
     ("wanted", "shape", "message"),
     [
-        (Scattering(), (4, 28, 1), "scattering_scale=2 is too large for images of shape"),
-        (Scattering(groups=28), (28, 28, 1), "feature_groups=28 does not divide the 81 channels"),
-        (Scattering(colors="opponent"), (28, 28, 1), "is for red, green and blue, not for images"),
-        (Scattering(), (784,), "wants images .height, width, channels., not examples of shape"),
+        (Scattering(), (4, 28, 1), "`scattering_scale` must be small enough for images .* got 2"),
+        (
+            Scattering(groups=28),
+            (28, 28, 1),
+            "`feature_groups` must divide the 81 channels .* got 28",
+        ),
+        (Scattering(colors="opponent"), (28, 28, 1), "`feature_colors` must be 'given' for images"),
+        (Scattering(), (784,), "must be images .height, width, channels. .* got shape"),
     ],
 )
 def test_what_has_no_features_is_refused(wanted, shape, message):

@@ -168,7 +168,7 @@ def test_recording_changes_nothing(recorded):
 
 @pytest.mark.parametrize("changes", [{"method": NonPrivate()}, {"noise_multiplier": 0.0}])
 def test_gradients_without_noise_are_not_recorded(changes):
-    with pytest.raises(ConfigError, match="only released gradients are recorded"):
+    with pytest.raises(ConfigError, match="`config` must have noise to be recorded"):
         recording.record_run(dataclasses.replace(RUN, **changes), RUN.data().load(), 5)
 
 

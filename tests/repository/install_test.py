@@ -164,7 +164,7 @@ def test_an_extra_that_is_missing_is_named():
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
         f"dpoptax.filters.spectrum.plot({recording}, 'x.png')": "`plot` needs matplotlib",
         "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
-        "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
+        "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "The command line needs tyro",
     }
     program = """
         import json, sys, types

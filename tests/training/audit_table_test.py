@@ -61,7 +61,7 @@ def test_every_bound_has_a_row_and_a_meaning():
     notes = "\n".join(audit.notes(rows))
     assert all(f"By {method}: " in notes for method in methods)
     assert f"area under the curve is {rows[1].result.canaries.auc:.3f}" in notes
-    assert "which proves nothing" in notes
+    assert "This spread is not a bound." in notes
     assert "VIOLATED" not in audit.table(rows)
     assert not any(row.violated for row in rows)
 

@@ -175,17 +175,17 @@ def test_bytes_that_are_not_the_published_ones_are_not_kept(server, tmp_path):
     path.write_bytes(path.read_bytes() + b"\0")
     data = tmp_path / "data"
     with pytest.raises(
-        ConfigError, match=r"(?s)http\S+/cifar-10-python.tar.gz has sent something"
+        ConfigError, match=r"(?s)http\S+/cifar-10-python.tar.gz must send the published"
     ) as found:
         fetching.fetch("cifar10", data, progress=False)
-    assert str(found.value).endswith(f"/cifar-10-python.tar.gz into {data}")
+    assert str(found.value).endswith(f"/cifar-10-python.tar.gz into {data} by hand.")
     assert contents(data) == {}
 
 
 def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path):
     server.cut = {"/mnist/train-labels-idx1-ubyte.gz"}
     data = tmp_path / "data"
-    with pytest.raises(ConfigError, match=r"train-labels-idx1-ubyte.gz could not be fetched"):
+    with pytest.raises(ConfigError, match=r"train-labels-idx1-ubyte.gz of .* cannot be fetched"):
         fetching.fetch("mnist", data, progress=False)
     assert list(contents(data)) == ["mnist/train-images-idx3-ubyte.gz"]
     with pytest.raises(ConfigError, match=r"mnist.* needs train-labels"):
@@ -197,7 +197,9 @@ def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path):
 
 def test_an_address_that_has_no_such_file_is_named(server, tmp_path):
     (server.folder / "e2e" / "devset.csv").unlink()
-    with pytest.raises(ConfigError, match=r"devset.csv could not be fetched .*404.*http\S+ into"):
+    with pytest.raises(
+        ConfigError, match=r"devset.csv of .* cannot be fetched .*404.*http\S+ into"
+    ):
         fetching.fetch("e2e", tmp_path / "data", progress=False)
 
 
@@ -206,7 +208,7 @@ def test_without_a_network_file_address_and_folder_are_named(tmp_path, monkeypat
         port = closed.getsockname()[1]
     file = fetching.RemoteFile("mnist/x.gz", f"http://127.0.0.1:{port}/x.gz", "sha256:00")
     monkeypatch.setitem(fetching.SOURCES, "mnist", (file,))
-    message = rf"x.gz could not be fetched .*{file.url} into {tmp_path}/mnist"
+    message = rf"x.gz of .* cannot be fetched .*{file.url} into {tmp_path}/mnist"
     with pytest.raises(ConfigError, match=message):
         fetching.fetch("mnist", tmp_path, progress=False)
     assert contents(tmp_path) == {}
@@ -216,7 +218,7 @@ def test_a_file_of_the_users_is_not_replaced(server, tmp_path):
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     path.parent.mkdir()
     path.write_bytes(b"something else")
-    with pytest.raises(ConfigError, match=r"train-images.* is not the published file.*move it"):
+    with pytest.raises(ConfigError, match=r"train-images.* must be the published file.*Move it"):
         fetching.fetch("mnist", tmp_path, progress=False)
     assert (path.read_bytes(), server.asked) == (b"something else", [])
 
@@ -233,7 +235,7 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
 
 
 def test_a_directory_has_to_be_given():
-    with pytest.raises(ConfigError, match=r"data_dir=None.*mnist.*--data-dir"):
+    with pytest.raises(ConfigError, match=r"`data_dir` must be given.*mnist.*--data-dir"):
         fetching.fetch("mnist", None)
 
 
@@ -246,11 +248,13 @@ def test_an_archive_is_read_where_it_was_put_by_hand(server, tmp_path):
     reader = tokens("sst2", tmp_path / "model")
     assert load_published("sst2", tmp_path / "data", reader).train_size == 20
     archive.write_bytes(content[:-30])
-    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it is no whole archive"):
+    with pytest.raises(
+        ConfigError, match=r"SST-2.zip cannot be read: it is not a complete archive"
+    ):
         load_published("sst2", tmp_path / "data", reader)
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("SST-2/train.tsv", "sentence\tlabel\ngood\t1\n")
-    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: dev.tsv is missing in it"):
+    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it lacks dev.tsv"):
         load_published("sst2", tmp_path / "data", reader)
 
 

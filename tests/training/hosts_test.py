@@ -137,9 +137,9 @@ def _reads(log, process):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data", "do not have the same config, seed and training"),
+        ("data", "must have the same config, seed, training"),
         ("seed", "different keys.*the same seed"),
-        ("precision", "or not the same versions"),
+        ("precision", "and package versions"),
     ],
 )
 def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, change, message):
@@ -169,7 +169,7 @@ def test_hosts_that_go_on_from_other_checkpoints_are_refused(tmp_path):
     shutil.copytree(tmp_path / "0", tmp_path / "1")
     shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
     options = ("--parallel", "hosts", "--steps", "6")
-    with pytest.raises(AssertionError, match="would go on from other checkpoints"):
+    with pytest.raises(AssertionError, match="must see the same checkpoints"):
         _together([_command(config, tmp_path / name, *options) for name in "01"], 1)
 
 

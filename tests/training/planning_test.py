@@ -57,7 +57,7 @@ def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
     monkeypatch.setattr(phases, "PATIENCE", 0.0)
     assert main(["plan", f"{CONFIGS}/digits/dp_sgd.py", "--accountant", "rdp"]) == 0
     told = capsys.readouterr()
-    assert told.err == "dpoptax: working out what the run costs ...\n"
+    assert told.err == "dpoptax: computing the cost of the run ...\n"
     assert told.out.startswith("dp_sgd\n")
 
 
@@ -89,7 +89,7 @@ def test_what_an_attack_can_do_is_said():
     cost = plan_run(TINY, count_flops=False, attacks=True)
     found, mu = cost.attacks
     line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
-    assert "of the examples where they accuse 1 % of all others" in line
+    assert "% over examples at a false-positive rate of 1 %" in line
     rates = re.search(r"at most ([\d.]+) %.*μ = ([\d.]+)", line)
     assert 0 <= float(rates[1]) - 100 * found < 0.1
     assert 0 <= float(rates[2]) - mu < 1e-3
@@ -113,9 +113,9 @@ def test_several_configs_are_a_table(capsys):
     assert main(["plan", *paths]) == 0
     assert re.search(r"non_private .*not private.*\n.*dp_sgd .*3\.000", capsys.readouterr().out)
     assert main(["plan", *paths, "--epsilon", "1"]) == 2
-    assert "names 2 runs; give FILE:NAME before options" in capsys.readouterr().err
+    assert "names 2 runs. Pass FILE:NAME before the options." in capsys.readouterr().err
     assert main(["train", *paths, "--workdir", "unused"]) == 2
-    assert "train takes one config, and got 2" in capsys.readouterr().err
+    assert "`dpoptax train` takes one config, got 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_several_runs_are_a_table(tmp_path, capsys):
     assert private.split()[:3] == ["DP-SGD", "120", "0.178"]
     assert "not private" in plain
     assert main(["plan", str(config), "--steps", "3"]) == 2
-    assert "names 2 runs; give FILE:NAME" in capsys.readouterr().err
+    assert "names 2 runs. Pass FILE:NAME" in capsys.readouterr().err
     assert main(["plan", f"{config}:DP-SGD", "--steps", "3"]) == 0
     assert "3 of 3" in capsys.readouterr().out
 
@@ -188,4 +188,4 @@ def test_a_row_that_cannot_be_planned_says_why_and_leaves_the_others(tmp_path, c
     assert main(["plan", str(path)]) == 2
     shown = capsys.readouterr()
     assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["bad"], ["good", "7"]]
-    assert "error: bad: batch_size=5000" in shown.err
+    assert "error: bad: `batch_size` must be at most 1438" in shown.err

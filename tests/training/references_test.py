@@ -110,7 +110,7 @@ def test_a_loss_may_take_a_key(own, tmp_path):
     same = trained(tmp_path / "b", model=f"{own}:dropping", steps=3, method=DPSGD())
     other = trained(tmp_path / "c", model=f"{own}:lossy", steps=3, method=DPSGD())
     assert found["params_sha256"] == same["params_sha256"] != other["params_sha256"]
-    with pytest.raises(ConfigError, match="has a loss with a key"):
+    with pytest.raises(ConfigError, match="must have a loss without a key"):
         trained(tmp_path / "d", model=f"{own}:dropping", method=NonPrivate())
 
 
@@ -142,7 +142,7 @@ def test_metrics_of_ones_own(own, tmp_path, monkeypatch):
 def test_a_comparison_needs_an_accuracy(own):
     config = dataclasses.replace(CONFIG, model=f"{own}:only_loss", seed=0)
     with (
-        pytest.raises(ConfigError, match="let them return 'accuracy'"),
+        pytest.raises(ConfigError, match="Return 'accuracy'"),
         trials.Runner(Path("runs")) as runner,
     ):
         runner.run([trials.Trial(config)])
@@ -172,13 +172,16 @@ def test_other_code_does_not_repeat_shown_steps(own, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "no_such_module:build"}, "model='no_such_module:build' cannot be imported"),
-        ({"model": "{own}:nothing"}, "cannot be imported: AttributeError"),
-        ({"model": "{own}:number"}, "is not a function; give MODULE:FUNCTION"),
-        ({"model": "{own}:broken"}, "does not take one example alone"),
-        ({"model": "{own}:neither"}, "needs `logits` or `loss`"),
-        ({"optimizer": "{own}:wrong"}, "made 3; return an optax transformation"),
-        ({"optimizer": "sdg"}, "optimizer='sdg' is unknown.*Did you mean 'sgd'"),
+        (
+            {"model": "no_such_module:build"},
+            "`model` must be .* got 'no_such_module:build', whose import fails",
+        ),
+        ({"model": "{own}:nothing"}, "whose import fails with AttributeError"),
+        ({"model": "{own}:number"}, "`model` must name a function"),
+        ({"model": "{own}:broken"}, "must take one example without a batch axis"),
+        ({"model": "{own}:neither"}, "must have `logits` or `loss`"),
+        ({"optimizer": "{own}:wrong"}, "which returned 3"),
+        ({"optimizer": "sdg"}, "`optimizer` must be .*Did you mean 'sgd'"),
     ],
 )
 def test_errors(own, tmp_path, changes, message):

@@ -49,7 +49,10 @@ def test_a_range_needs_a_field_without_a_price_in_every_config():
     ranged = ("method.kappa=uniform:0.1:0.9",)
     (one,) = settings.costs({"disk": TrainConfig(method=Disk())}, ranged)
     assert 0.1 < one.config.method.kappa < 0.9
-    with pytest.raises(settings.ConfigError, match=r"method.kappa=uniform:0.1:0.9 changes"):
+    with pytest.raises(
+        settings.ConfigError,
+        match=r"`method.kappa` must be a list of values .* got uniform:0.1:0.9",
+    ):
         settings.costs({"a": TrainConfig(method=Disk()), "b": TrainConfig(method=Own())}, ranged)
 
 
@@ -66,9 +69,7 @@ def test_a_part_has_its_fields_and_is_equal_by_them():
     assert part.steps == 3
     assert part == Part(Settings(seed=1), Role.STEP) != Part(Settings(steps=4), Role.STEP)
     assert hash(part) == hash(Part(Settings(seed=1), Role.STEP))
-    with pytest.raises(
-        AttributeError, match=r"seed was read by code that may read fields of role Role"
-    ):
+    with pytest.raises(AttributeError, match=r"`seed` must have role Role"):
         _ = part.seed
 
 
@@ -106,7 +107,7 @@ def test_a_field_without_the_role_cannot_be_compiled_in(monkeypatch):
     monkeypatch.setattr(
         "dpoptax.training.roles.fields_with", lambda *_: ("method", "clip", "l2_clip_norm")
     )
-    with pytest.raises(AttributeError, match=r"batch_size was read by code that may read .*STEP"):
+    with pytest.raises(AttributeError, match=r"`batch_size` must have role .*STEP"):
         build_chain(TrainConfig(), 1.0, Keys.of(jax.random.key(0)))
 
 
@@ -130,5 +131,5 @@ class Halved(methods.DPSGD):
 @pytest.mark.parametrize("method", [Halved(), Silent()], ids=["halved", "silent"])
 def test_a_method_with_noise_of_its_own_and_no_reason_is_refused(method):
     """The budget and the shown ε would not describe it."""
-    with pytest.raises(settings.ConfigError, match=f"{type(method).__name__}.noise.. makes other"):
+    with pytest.raises(settings.ConfigError, match=f"Remove {type(method).__name__}.noise"):
         build_chain(TrainConfig(method=method), 1.0, Keys.of(jax.random.key(0)))

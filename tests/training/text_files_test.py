@@ -151,10 +151,14 @@ QQP_LINE = "9\t18\t19\ta broken\nrow"
     ("task", "damage", "message"),
     [
         ("sst2", lambda text: text.replace("label", "stars"), r"no column 'label' in its header"),
-        ("sst2", lambda text: text.replace("\t1\n", "\tgood\n"), r"has label 'good', want one of"),
-        ("sst2", lambda text: text + "a\tb\t0\n", r"line 22 has 3 columns, want 2"),
+        (
+            "sst2",
+            lambda text: text.replace("\t1\n", "\tgood\n"),
+            r"has label 'good', which is not one of",
+        ),
+        ("sst2", lambda text: text + "a\tb\t0\n", r"line 22 has 3 columns instead of 2"),
         ("qnli", lambda text: text.split("\n")[0], r"it has no examples"),
-        ("mnli", lambda text: text.encode().replace(b"\n", b"\n\xff", 3), r"no text in UTF-8"),
+        ("mnli", lambda text: text.encode().replace(b"\n", b"\n\xff", 3), r"not a UTF-8 text"),
     ],
 )
 def test_a_damaged_table_is_named(tmp_path, encoder, task, damage, message):
@@ -177,10 +181,10 @@ def test_the_broken_rows_of_qqp_are_left_out(tmp_path, encoder):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("e2e/trainset.csv", "mr,text\nname[A],b\n", r"line 2 lacks one of its columns mr and ref"),
-        ("e2e/trainset.csv", 'mr,ref\n"name[A]"x,b\n', r"what follows line 1 is no row of CSV"),
+        ("e2e/trainset.csv", "mr,text\nname[A],b\n", r"line 2 lacks one of the columns mr and ref"),
+        ("e2e/trainset.csv", 'mr,ref\n"name[A]"x,b\n', r"after line 1 is not a row of CSV"),
         ("e2e/trainset.csv", "mr,ref\n", r"no examples"),
-        ("dart/dart-v1.1.1-full-train.json", "[{]", r"no list of triplesets.*JSONDecodeError"),
+        ("dart/dart-v1.1.1-full-train.json", "[{]", r"not a list of triplesets.*JSONDecodeError"),
         ("dart/dart-v1.1.1-full-train.json", '[{"tripleset": []}]', r"KeyError: 'annotations'"),
     ],
 )
@@ -203,23 +207,23 @@ def test_a_damaged_image_is_named_when_it_is_read(tmp_path):
 def test_folders_that_do_not_agree_are_named(tmp_path):
     write_imagenet(tmp_path)
     (tmp_path / "val" / "n00001000").rename(tmp_path / "val" / "cats")
-    with pytest.raises(ConfigError, match=r"cats is a class that the training images do not have"):
+    with pytest.raises(ConfigError, match=r"cats must be a class of the training images"):
         load_published("imagenet", tmp_path)
     for path in (tmp_path / "train").glob("*/*"):
         path.unlink()
-    with pytest.raises(ConfigError, match=r"train has no images.*CLASS/NAME.JPEG"):
+    with pytest.raises(ConfigError, match=r"train must have images.*CLASS/NAME.JPEG"):
         load_published("imagenet", tmp_path)
 
 
 def test_a_tokenizer_that_is_not_there_or_unfit_is_named(tmp_path, encoder, decoder):
     write_glue(tmp_path, "sst2")
-    with pytest.raises(ConfigError, match=r"pretrained=None.*--pretrained"):
+    with pytest.raises(ConfigError, match=r"`pretrained` must be given.*--pretrained"):
         load_published("sst2", tmp_path)
-    with pytest.raises(ConfigError, match=r"neither tokenizer.json nor vocab.json"):
+    with pytest.raises(ConfigError, match=r"must contain tokenizer.json, or vocab.json"):
         load_published("sst2", tmp_path, Tokens(tmp_path, 8))
-    with pytest.raises(ConfigError, match=r"no token '<s>'; sentences need an encoder's"):
+    with pytest.raises(ConfigError, match=r"must have the token '<s>'.* encoder such as"):
         load_published("sst2", tmp_path, Tokens(decoder, 8))
-    with pytest.raises(ConfigError, match=r"no token '<\|endoftext\|>'"):
+    with pytest.raises(ConfigError, match=r"must have the token '<\|endoftext\|>'"):
         Tokens(encoder, 8).continuations(["a"], ["b"])
     broken = tmp_path / "tokenizer.json"
     broken.write_text(json.dumps({"model": 1}))

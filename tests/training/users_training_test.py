@@ -81,10 +81,10 @@ def test_a_run_says_users_and_goes_on_after_a_stop(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path / "stopped", stop_before=3, **changes)
     assert outcome(run(tmp_path / "stopped", **changes)) == outcome(whole)
-    with pytest.raises(ConfigError, match="records_per_user=3 differs from 4"):
+    with pytest.raises(ConfigError, match="`records_per_user` must be 4, .* got 3"):
         run(tmp_path / "stopped", **{**changes, "records_per_user": 3})
     of_examples = {"unit": "example", "records_per_user": None}
-    with pytest.raises(ConfigError, match="dataset_size=1438 differs"):
+    with pytest.raises(ConfigError, match="`dataset_size` must be .* got 1438"):
         run(tmp_path / "stopped", **{**changes, **of_examples})
 
 
@@ -188,7 +188,7 @@ def test_the_command_line_says_users(tmp_path, capsys):
     assert main(["train", str(path), *options]) == 0
     assert "1e-05)-differentially private for each user; written to " in capsys.readouterr().out
     assert main(["train", str(path), "--workdir", str(tmp_path / "other")]) != 0
-    assert "register a Dataset with owners" in capsys.readouterr().err
+    assert "Register a Dataset with `owners`" in capsys.readouterr().err
 
 
 TEXTS_OF = [f"user {place % 7}" for place in range(20)]
@@ -232,10 +232,10 @@ def test_a_column_of_texts_says_whose_they_are(texts, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"unit": "person"}, "unit='person' is unknown"),
-        ({"records_per_user": None}, "records_per_user=None with unit='user'"),
-        ({"records_per_user": 0}, "records_per_user=0"),
-        ({"unit": "example"}, "records_per_user=4 is for unit='user'"),
+        ({"unit": "person"}, "`unit` must be one of example, user, got 'person'"),
+        ({"records_per_user": None}, "`records_per_user` must be given with unit='user'"),
+        ({"records_per_user": 0}, "`records_per_user` must be a positive integer, got 0"),
+        ({"unit": "example"}, "`records_per_user` must be None with unit='example', got 4"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(changes, message):
@@ -244,15 +244,15 @@ def test_fields_that_do_not_fit_are_refused(changes, message):
 
 
 def test_owners_that_do_not_fit_are_refused(digits):
-    with pytest.raises(ConfigError, match="does not say whose its examples are"):
+    with pytest.raises(ConfigError, match="must have owners with unit='user'"):
         data.digits().units("user")
-    with pytest.raises(ConfigError, match="has 3 owners for 1438"):
+    with pytest.raises(ConfigError, match="one owner for each of its 1438 .* got 3"):
         dataclasses.replace(digits, owners=np.arange(3)).units("user")
     with pytest.raises(ValueError, match="one owner for each record"):
         dataclasses.replace(digits, owners=np.zeros((1438, 2), int)).units("user")
-    with pytest.raises(ConfigError, match="exceeds the .* users of"):
+    with pytest.raises(ConfigError, match="`batch_size` must be at most .* users of"):
         make_plan(config_of_users(batch_size=1000), digits.units("user"))
-    with pytest.raises(ConfigError, match="users, and random allocation lets each take part"):
+    with pytest.raises(ConfigError, match="whole number of epochs .* users"):
         make_plan(
             config_of_users(batch_size=7, steps=10, sampling="random_allocation"),
             digits.units("user"),
@@ -269,10 +269,10 @@ def test_owners_stay_with_their_examples_where_some_are_held_out(digits):
 
 def test_what_is_not_priced_in_users_is_refused(tmp_path):
     of_users = config_of_users(**OWNED, epsilon=3.0, noise_multiplier=None)
-    with pytest.raises(ConfigError, match="unit='user', and a user may own examples"):
+    with pytest.raises(ConfigError, match="`unit` must be 'example' in a sweep"):
         run_sweep({"a": of_users}, Sweep(tmp_path, grid=("steps=1,2",)), progress=False)
     of_examples = dataclasses.replace(of_users, unit="example", records_per_user=None)
-    with pytest.raises(ConfigError, match="no common unit"):
+    with pytest.raises(ConfigError, match="`unit` must be the same for all configs"):
         compare({"a": of_users, "b": of_examples}, Comparison(tmp_path), progress=False)
 
 
@@ -284,4 +284,4 @@ def test_a_comparison_of_users_says_so(tmp_path):
     }
     comparison = Comparison(tmp_path, seeds=1, factors=(1.0, 2.0), processes=1)
     found = compare(configs, comparison, progress=False)
-    assert "ε is about one user with all of the examples that it owns." in found.notes
+    assert "The unit of ε is a user with all of its examples." in found.notes

@@ -1,4 +1,4 @@
-"""Data sets: registered functions, folders of images, and streams of records."""
+"""Registers, reads and streams data sets."""
 
 from dpoptax.training.data.dataset import Dataset as Dataset
 from dpoptax.training.data.dataset import load_dataset as load_dataset

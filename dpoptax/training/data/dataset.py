@@ -1,4 +1,4 @@
-"""Defines data sets, their registry, and the specification by which a config names one.
+"""Defines data sets, their registry, and the specification of a config's data.
 
 A data set has a train and a test split. A split is a dict of equally long arrays or a source that
 reads one record at a time.
@@ -20,10 +20,10 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.users import UserTable
 
 Unit = Literal["example", "user"]
-"""The unit that ε protects: a training example, or a user with all of its examples."""
+"""Unit of privacy: a training example, or a user with all of its examples."""
 
 NO_LABEL = -1
-"""Label of a token that counts neither in the loss nor in metrics, such as padding."""
+"""Label of a token that the loss and the metrics ignore, such as padding."""
 
 Split = dict[str, np.ndarray]
 """`{"inputs": (N, ...), "labels": (N, ...)}`: the leading axis counts examples."""
@@ -33,7 +33,7 @@ class Shapes(NamedTuple):
     """Sizes and types of a data set, without its values.
 
     Attributes:
-        units: Number of training examples, or of users if ε protects users.
+        units: Number of training examples, or of users if the unit is a user.
         example: Shapes and types of one example.
         num_classes: As for `Dataset`.
     """
@@ -45,19 +45,19 @@ class Shapes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set, for classification of examples or of their tokens or for a loss of your own.
+    """A data set for classification of examples or tokens, or for a custom loss.
 
     Attributes:
-        name: The name it is registered under.
+        name: The registered name.
         train: The private examples, arrays as in `Split` or records with the same names. They may
-            be larger than memory, because a step reads its batch only.
-        test: Held-out examples. They are assumed to be public: metrics on them cost no privacy.
-        num_classes: Labels are 0, ..., num_classes - 1. It is 0 if labels are rows (N, L) with a
-            label for each token, and None for a model with its own loss and any columns.
-        mixed: Whether the order repeats nothing, so that every fifth example is a fair sample.
+            be larger than memory, because a step reads only its batch.
+        test: Held-out examples. They are assumed to be public, so metrics on them cost no privacy.
+        num_classes: Number of classes; labels are 0, ..., num_classes - 1. It is 0 for labels
+            (N, L) with a label for each token, and None for a model with its own loss.
+        mixed: Whether the order is random, so that every fifth example is a fair sample.
         owners: Owner of each training example, (N,), numbers or texts. None if unknown.
-        computed_from: Checksums by name of the data that training examples were computed from.
-            Empty for examples that are used as they were read.
+        computed_from: Checksums by name of the source data of computed examples. Empty for examples
+            that are used as read.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Dataset:
         return streaming.source_size(self.train)
 
     def users(self, records_per_user: int, *, seed: int) -> UserTable:
-        """Returns the owners and their examples, at most `records_per_user` in a step.
+        """Returns the table of users, with at most `records_per_user` examples in a step.
 
         Raises:
-            ValueError: Owners that are not known, or not one for each example.
+            ValueError: The owners are unknown, or an example has no owner.
         """
         return self._table.with_bound(records_per_user, seed=seed)
 
@@ -85,18 +85,18 @@ class Dataset:
     def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
-                f"unit='user', and dataset={self.name!r} does not say whose its examples are; "
-                "register a Dataset with owners, or give unit='example'"
+                f"dataset={self.name!r} must have owners with unit='user', got None. Register a "
+                "Dataset with `owners`, or use unit='example'."
             )
         if len(self.owners) != self.train_size:
             raise ConfigError(
-                f"dataset={self.name!r} has {len(self.owners)} owners for {self.train_size} "
-                "training examples; give one for each"
+                f"dataset={self.name!r} must have one owner for each of its {self.train_size} "
+                f"training examples, got {len(self.owners)} owners."
             )
         return UserTable(self.owners, 1, seed=0)
 
     def units(self, unit: Unit) -> int:
-        """Returns the number of training examples, or of users if ε protects users.
+        """Returns the number of training examples, or of users if the unit is a user.
 
         Raises:
             ValueError: As for `users`.
@@ -104,7 +104,7 @@ class Dataset:
         return self._table.num_users if unit == "user" else self.train_size
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types, read from the first training example."""
+        """Returns sizes and types, from the first training example."""
         record = streaming.read(self.train, np.zeros(1, np.int64))
         example = {
             name: jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
@@ -113,12 +113,12 @@ class Dataset:
         return Shapes(self.units(unit), example, self.num_classes)
 
     def for_selection(self, stride: int = 5) -> "Dataset":
-        """Returns the training split, with one of each `stride` examples as the test split.
+        """Returns the training split with one of every `stride` examples as test split.
 
-        Choices made on it, such as a learning rate, have not used the real test split. A fixed
-        random draw decides the example, because classes may take turns in a file. The draw depends
-        on the position only. If the data set is `mixed`, it is the last example. A user may own
-        examples of both parts.
+        Choices such as a learning rate then do not use the real test split. A fixed random draw
+        selects the example, because classes may alternate in a file. The draw depends only on the
+        position. If the data set is `mixed`, the last example is selected. A user may own examples
+        of both parts.
         """
         firsts = stride * np.arange(self.train_size // stride)
         drawn = np.random.default_rng(0).integers(stride, size=len(firsts))
@@ -134,7 +134,8 @@ class Dataset:
     def _part_of_train(self, which: np.ndarray) -> Split:
         if not streaming.in_memory(self.train):
             raise ConfigError(
-                f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
+                f"dataset={self.name!r} must be in memory to hold out a part of it, got a streamed "
+                "data set. Hold out a part when you register it."
             )
         return {name: values[which] for name, values in cast(Split, self.train).items()}
 
@@ -143,9 +144,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {}
 
 
 def register_dataset(load: Callable[..., Dataset], name: str | None = None) -> Any:
-    """Makes `load` available as a config's `dataset` under its function name; a decorator.
+    """Registers a function that loads a config's `dataset`; a decorator.
 
-    If it requires an argument, this is the config's `data_dir`, the directory with its files.
+    The name is by default that of the function. If it requires an argument, it gets the config's
+    `data_dir`.
     """
     DATASETS[load.__name__ if name is None else name] = load
     return load
@@ -153,12 +155,12 @@ def register_dataset(load: Callable[..., Dataset], name: str | None = None) -> A
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSpec:
-    """Specifies the data of a run. It is hashable, so that equal ones are read once.
+    """Specifies the data of a run. It is hashable, so that data are read once.
 
     Attributes:
         name: Name of the data set.
         data_dir: Directory with its files.
-        progress: Whether to show a progress bar where reading takes long.
+        progress: Whether to show a progress bar if reading takes long.
     """
 
     name: str
@@ -167,15 +169,15 @@ class DatasetSpec:
 
     @property
     def title(self) -> str:
-        """Text for plans."""
+        """Description for plans."""
         return self.name
 
     def load(self) -> Dataset:
         """Reads and checks the data set.
 
         Raises:
-            ConfigError: An unknown name, no directory for a data set of files, a missing or damaged
-                file, or examples that are not finite.
+            ConfigError: The name is unknown, the directory or a file is missing, a file is damaged,
+                or examples are not finite.
         """
         dataset = self.read()
         _check_finite(self.name, dataset)
@@ -186,7 +188,7 @@ class DatasetSpec:
         return self.load().shapes(unit)
 
     def read(self) -> Dataset:
-        """Reads the data set by its function."""
+        """Calls the registered function and checks its result."""
         if self.name not in DATASETS:
             raise unknown_name("dataset", self.name, DATASETS)
         load = DATASETS[self.name]
@@ -197,30 +199,29 @@ class DatasetSpec:
         return dataset
 
     def directory(self) -> Path:
-        """Returns the directory of the files, or raises a ConfigError if it is not given."""
+        """Returns the directory of the files, or raises a ConfigError."""
         if self.data_dir is None:
             raise ConfigError(
-                f"data_dir=None, and dataset={self.name!r} is read from files; give --data-dir, "
-                "the directory that holds them as they are published"
+                f"`data_dir` must be given for dataset={self.name!r}, got None. Pass --data-dir, "
+                "the directory with the published files."
             )
         directory = Path(self.data_dir)
         if not directory.is_dir():
-            raise ConfigError(
-                f"data_dir={str(directory)!r} is not a directory; give an existing one"
-            )
+            raise ConfigError(f"`data_dir` must be an existing directory, got {str(directory)!r}.")
         return directory
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Reads the data set that is registered under `name`; see `DatasetSpec`."""
+    """Reads the registered data set `name`; see `DatasetSpec`."""
     return DatasetSpec(name, None if data_dir is None else Path(data_dir)).load()
 
 
 def _check_examples(name: str, dataset: object) -> None:
-    """Raises a ConfigError if the result of a registered function cannot be trained on."""
+    """Raises a ConfigError if a registered function returns an invalid data set."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
-            f"dataset={name!r}: its function returned a {type(dataset).__name__}; return a Dataset"
+            f"The function of dataset={name!r} must return a Dataset, got a "
+            f"{type(dataset).__name__}."
         )
     for which in ("train", "test"):
         split = getattr(dataset, which)
@@ -229,15 +230,16 @@ def _check_examples(name: str, dataset: object) -> None:
         needed = {"inputs"} if dataset.num_classes is None else {"inputs", "labels"}
         if not needed <= split.keys():
             raise ConfigError(
-                f"dataset={name!r}, {which} has {', '.join(map(repr, split)) or 'nothing'}; give "
-                "'inputs' and 'labels'"
+                f"The {which} split of dataset={name!r} must have columns 'inputs' and 'labels', "
+                f"got {', '.join(map(repr, split)) or 'none'}."
             )
         for key, values in split.items():
             size = len(values)
             if not hasattr(values, "dtype") or not size or size != streaming.source_size(split):
                 raise ConfigError(
-                    f"dataset={name!r}, {which}[{key!r}] is a {type(values).__name__} of length "
-                    f"{size}; give equally long arrays, with a row for each example"
+                    f"The columns of the {which} split of dataset={name!r} must be equally long "
+                    f"arrays with a row for each example, got a {type(values).__name__} of length "
+                    f"{size} for {key!r}."
                 )
         if dataset.num_classes is None:
             continue
@@ -246,38 +248,40 @@ def _check_examples(name: str, dataset: object) -> None:
             continue
         if len(labels.shape) != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise ConfigError(
-                f"dataset={name!r}, {which}['labels'] are {labels.dtype} of shape {labels.shape}; "
-                "give the number of each example's class, integers of shape (N,)"
+                f"The {which} labels of dataset={name!r} must be integers of shape (N,), got "
+                f"{labels.dtype} of shape {labels.shape}. Pass the class of each example."
             )
         least, most = int(np.min(labels[:])), int(np.max(labels[:]))
         if least < 0 or most >= dataset.num_classes:
             raise ConfigError(
-                f"dataset={name!r}, {which}['labels'] are from {least} to {most}; give 0 to "
-                f"{dataset.num_classes - 1}, as num_classes={dataset.num_classes}"
+                f"The {which} labels of dataset={name!r} must be from 0 to "
+                f"{dataset.num_classes - 1}, got {least} to {most}. Correct the labels or "
+                f"num_classes={dataset.num_classes}."
             )
 
 
 def _check_finite(name: str, dataset: Dataset) -> None:
-    """Raises a `ConfigError` if examples are not finite: their gradients would count as zero.
+    """Raises a `ConfigError` if examples are not finite.
 
-    ε compares data sets of finite examples, so refusing other ones is part of no release.
+    Gradients that are not finite count as zero. The guarantee compares data sets of finite
+    examples, so this error costs no privacy.
     """
     for which, split in (("training", dataset.train), ("test", dataset.test)):
         found, checked = streaming.count_not_finite(split)
         if found:
             raise ConfigError(
-                f"dataset={name!r}: {found} of {checked} {which} examples that were checked hold "
-                "NaN, an infinity, or a number beyond the range of float32. Leave these examples "
-                "out, or replace the values by a rule that looks at one example at a time."
+                f"The {which} examples of dataset={name!r} must be finite in float32, got NaN, "
+                f"infinity or a larger number in {found} of {checked} examples. Remove these "
+                "examples, or replace their values by a rule that looks at one example at a time."
             )
 
 
 @register_dataset
 def digits() -> Dataset:
-    """Loads handwritten digits, 8x8 gray values in [0, 1]: 1438 for training, 359 for testing.
+    """Loads the handwritten digits of scikit-learn, 8x8 gray values in [0, 1].
 
-    They come with scikit-learn. Every fifth image is for testing, so that both splits have all
-    writers. The division by 16, the largest value of the format, reveals nothing about the data.
+    There are 1438 images for training and 359 for testing. Every fifth image is for testing, so
+    that both splits have all writers. The values are divided by 16, a constant of the format.
     """
     images, labels = _digits()
     inputs = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
@@ -287,14 +291,14 @@ def digits() -> Dataset:
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """`sklearn.datasets.load_digits`: its file, read without importing all of scikit-learn."""
+    """Reads the file of `sklearn.datasets.load_digits` without importing scikit-learn."""
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             table = np.loadtxt(file, delimiter=",")
             return table[:, :-1], table[:, -1]
-    from sklearn.datasets import load_digits  # where it has its files elsewhere, or is missing
+    from sklearn.datasets import load_digits  # the file is elsewhere, or scikit-learn is missing
 
     images, labels = load_digits(return_X_y=True)
     return images, labels

@@ -1,4 +1,4 @@
-"""Keyed hashes of data sets, by which a run notices that its examples have changed."""
+"""Computes keyed hashes of data sets, so that a run detects changed examples."""
 
 import hashlib
 from typing import Any, cast
@@ -13,22 +13,22 @@ from dpoptax.training.data.dataset import Dataset, Split
 def fingerprint(
     dataset: Dataset, key: int | bytes, *, test: bool = False, model: Any = None, frozen: Any = None
 ) -> str:
-    """Computes a hash of the training examples and of their owners.
+    """Computes a keyed hash of the training examples and their owners.
 
-    It covers all examples that are in memory, so that one replaced example changes it: between a
-    step that was shown and the same step run again, that example would be the only difference, and
-    no noise would hide it. It covers a spread of streamed examples. For features it covers the data
-    that they were computed from, because another machine may round features differently.
+    A resumed run must not repeat a released step on other data: the two releases would have the
+    same noise, and their difference would reveal the changed examples. The hash covers all examples
+    in memory, and a sample of streamed examples. For features it covers the source data, because
+    other machines may round features differently.
 
-    Privacy: the hash is stored next to its key only, and the key is secret. Without the key it
-    reveals nothing. With the key the noise can be subtracted anyway.
+    Privacy: the hash is stored only next to its secret key. Without the key it reveals nothing, and
+    anyone with the key can subtract the noise anyway.
 
     Args:
         dataset: The data set.
         key: Secret number, such as the seed of a run.
-        test: Whether to cover the test split too.
-        model: The model, covered if it has constants.
-        frozen: Constants of the model, on which gradients depend. A spread of each is covered.
+        test: Whether to include the test split.
+        model: The model, included if it has constants.
+        frozen: Constants of the model that affect gradients. A sample of each is included.
     """
     secret = hashlib.sha256(str(key).encode()).digest()
     found = hashlib.blake2b(key=secret, digest_size=16)

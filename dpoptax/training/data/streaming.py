@@ -1,7 +1,7 @@
-"""Reads records from arrays, files larger than memory and random-access sources.
+"""Reads records from arrays, memory-mapped files and random-access sources.
 
-A step reads only the records of its sample. On several hosts, each draws the same
-sample, a function of (seed, step), and reads only the rows that its own devices hold.
+A step reads only the records of its sample. Each host draws the same sample, a function of (seed,
+step), and reads only the rows of its own devices.
 """
 
 import zlib
@@ -17,15 +17,15 @@ from dpoptax.sampling import Sample
 
 T = TypeVar("T")
 
-# Number of records by which a streamed source is told from another.
+# Number of records that identify a streamed source.
 _COMPARED = 64
-# A memory-mapped source of at most so many bytes is checked whole.
+# Memory-mapped sources up to this number of bytes are checked completely.
 _CHECKED_BYTES = 2**28
 
 
 Source = Any
 """A tree of columns with a row for each record. A column is an array, in memory or memory-mapped,
-or any other object with a length and a record at each number: a list, or a source of `grain`."""
+or an object with a length and records at integer indices, such as a list or a source of `grain`."""
 
 
 def _is_column(node: Any) -> bool:
@@ -38,7 +38,7 @@ def columns(source: Source) -> list[Any]:
 
 
 def source_size(source: Source) -> int:
-    """Returns the number of records."""
+    """Returns the number of records of a source."""
     return len(columns(source)[0])
 
 
@@ -54,7 +54,7 @@ def _is_array(column: Any) -> bool:
 
 
 def read(source: Source, indices: np.ndarray) -> Any:
-    """Reads the records at `indices`, stacked: leaves (*indices.shape, ...)."""
+    """Reads the records at `indices` and stacks them to leaves (*indices.shape, ...)."""
 
     def rows(column: Any) -> Any:
         if _is_array(column):
@@ -68,9 +68,9 @@ def read(source: Source, indices: np.ndarray) -> Any:
 
 
 def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Returns type, shape and checksum of each array, over all its bytes if it is in memory.
+    """Returns dtype, shape and checksum of each array.
 
-    For a streamed source they are those of a spread of the records.
+    For a streamed source, they are those of an evenly spaced sample of records.
     """
     records = source
     if not in_memory(source):
@@ -84,17 +84,18 @@ def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
 
 
 def spread(size: int) -> np.ndarray:
-    """Returns some places among `size`, from the first to the last."""
+    """Returns evenly spaced indices below `size`, including the first and the last."""
     return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
 def count_not_finite(source: Source) -> tuple[int, int]:
-    """Counts the records with a NaN, an infinity or a number beyond the range of float32.
+    """Counts records that are not finite in float32.
 
-    Of a source that is neither in memory nor small, it checks a spread of the records.
+    If the source is neither in memory nor small, only an evenly spaced sample is checked.
 
     Returns:
-        The number of such records, and the number of records that were checked.
+        The number of records with NaN, infinity or a larger number, and the number of checked
+        records.
     """
     arrays = columns(source)
     if all(map(_is_array, arrays)) and (
@@ -109,7 +110,7 @@ def count_not_finite(source: Source) -> tuple[int, int]:
     for leaf in leaves:
         if jax.numpy.issubdtype(leaf.dtype, np.floating):
             values = leaf.reshape(len(leaf), -1)
-            # Reductions need no copy of the values, and both are NaN if one value is.
+            # Reductions avoid a copy of the values, and both are NaN if any value is.
             with np.errstate(invalid="ignore"):
                 least, largest = values.min(axis=1, initial=0), values.max(axis=1, initial=0)
             finite &= (-most <= least) & (largest <= most)
@@ -117,7 +118,7 @@ def count_not_finite(source: Source) -> tuple[int, int]:
 
 
 def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Reads all records in order, `size` at a time, padded, with a mask of the records."""
+    """Yields all records in order, in padded chunks of `size`, with masks."""
     total = source_size(source)
     for start in range(0, total, size):
         indices = np.arange(start, start + size)
@@ -127,20 +128,20 @@ def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:
 def load_batch(
     source: Source, sample: Sample, sharding: jax.sharding.NamedSharding | None = None
 ) -> tuple[Any, Any]:
-    """Reads the batch and the mask of a sample, split over devices if `sharding` is given.
+    """Reads the batch and the mask of a sample, sharded if `sharding` is given.
 
     Args:
         source: The records.
-        sample: Drawn records, or for users the positions of their records, (B, R), and which users
-            were drawn. It is padded to an even number of rows for each device.
-        sharding: How the leading axis is split, such as `NamedSharding(mesh, P("data"))`. Every
-            host reads the rows of its devices only.
+        sample: Indices of records, (B,), or of the records of users, (B, R), and the mask, (B,). It
+            is padded so that every device gets the same number of rows.
+        sharding: Sharding of the leading axis, such as `NamedSharding(mesh, P("data"))`. Every host
+            reads only the rows of its devices.
     """
     if sharding is None:
         return read(source, sample.indices), sample.mask
     indices, mask = (_padded(rows, sharding) for rows in sample)
     parts: Mapping[Any, Any] = sharding.addressable_devices_indices_map(mask.shape)
-    # Devices that hold the same rows get them from one read.
+    # Read rows once if several devices hold them.
     rows: dict[tuple[int, int], Any] = {}
     pieces = []
     for device, (part,) in parts.items():
@@ -157,7 +158,7 @@ def load_batch(
 
 
 def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = None) -> Any:
-    """Loads a value for each row of a batch, such as its record, split as `load_batch` does."""
+    """Loads an array with a value for each row of a batch, sharded as in `load_batch`."""
     if sharding is None:
         return rows
     padded = _padded(rows, sharding)
@@ -165,7 +166,7 @@ def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = No
 
 
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
-    """Calls `load(step)` for each step in a thread, up to two steps ahead."""
+    """Yields `load(step)` for each step, computed in a thread up to two steps ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
         pending: deque[Future[T]] = deque()
         try:
@@ -181,7 +182,7 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
 
 
 def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:
-    """Appends zeros to rows, so that each part of the split has the same number."""
+    """Pads rows with zeros, so that every shard has the same number of rows."""
     devices = sharding.mesh.size
     shards = devices // sharding.shard_shape((devices,))[0]
     return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))

@@ -1,4 +1,4 @@
-"""The methods a config can name."""
+"""Defines the methods for configs."""
 
 from dpoptax.training.methods.filters import PMLF as PMLF
 from dpoptax.training.methods.filters import AdaptiveKalman as AdaptiveKalman

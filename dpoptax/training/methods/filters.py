@@ -1,4 +1,4 @@
-"""Methods whose releases are DP-SGD's: gradient points, and filters behind the noise."""
+"""Defines methods with gradient points and filters after the noise of DP-SGD."""
 
 import dataclasses
 from typing import ClassVar
@@ -17,35 +17,35 @@ class Doppler(Method):
     name: ClassVar[str] = "DOPPLER"
 
     preset: str = field("doppler-first-order-1", Role.UNPRICED)
-    """Name of the filter, see dpoptax.filters.presets."""
+    """Name of the filter; see dpoptax.filters.presets."""
     b: tuple[float, ...] = ()
-    """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
+    """Feed-forward coefficients b_0, b_1, ... of a custom filter, instead of the preset."""
     a: tuple[float, ...] = ()
-    """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
+    """Feedback coefficients a_1, a_2, ... of that filter, without a_0 = 1."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The bias-corrected filter."""
+        """Returns the bias-corrected filter."""
         del stddev
         return dpoptax.doppler(*coefficients(self))
 
 
 @dataclasses.dataclass(frozen=True)
 class Disk(Method):
-    """A look-ahead along the last step, and a Kalman filter on the noisy gradient (DiSK, 2024)."""
+    """Look-ahead along the last step, and a Kalman filter (DiSK, 2024)."""
 
     name: ClassVar[str] = "DiSK"
 
     kappa: float = field(0.7, Role.UNPRICED)
-    """Gain of predictor and filter, in (0, 1]; 1 is DP-SGD."""
+    """Gain of predictor and filter, in (0, 1]. 1 is DP-SGD."""
     gamma: float | None = field(0.5, Role.UNPRICED)
-    """Length of the look-ahead in units of the last step; 0 takes the Hessian-vector product, None
-    is (1 - kappa) / kappa, which needs one gradient per example instead of two."""
+    """Length of the look-ahead, in units of the last step. 0: the Hessian-vector product. None:
+    (1 - kappa) / kappa, which needs one gradient per example instead of two."""
     filter_gain: float | None = field(None, Role.UNPRICED)
-    """Gain of the filter alone, in (0, 1]; None: kappa. The code published with Opacus has the two
-    weights of the filter swapped, which is 1 - kappa."""
+    """Gain of the filter alone, in (0, 1]. None: kappa. The code published with Opacus swaps the
+    weights of the filter, which corresponds to 1 - kappa."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Its gradient points and its filter."""
+        """Returns the gradient points and the filter."""
         del stddev
         return dpoptax.disk(self.kappa, self.gamma, filter_gain=self.filter_gain)
 
@@ -61,36 +61,36 @@ class PMLF(Method):
     beta: float = field(0.1, Role.UNPRICED)
     """Weight of each iterate relative to the next newer one, in [0, 1]."""
     preset: str = field("pmlf-mnist", Role.UNPRICED)
-    """Name of the filter, see dpoptax.filters.presets."""
+    """Name of the filter; see dpoptax.filters.presets."""
     b: tuple[float, ...] = ()
-    """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
+    """Feed-forward coefficients b_0, b_1, ... of a custom filter, instead of the preset."""
     a: tuple[float, ...] = ()
-    """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
+    """Feedback coefficients a_1, a_2, ... of that filter, without a_0 = 1."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Its gradient points and its bias-corrected filter."""
+        """Returns the gradient points and the bias-corrected filter."""
         del stddev
         return dpoptax.pmlf(self.length, self.beta, *coefficients(self))
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveKalman(Method):
-    """A Kalman filter that finds its gain from the released gradients and the known noise."""
+    """Kalman filter with a gain estimated from released gradients and the known noise."""
 
     name: ClassVar[str] = "Adaptive Kalman"
 
     decay: float = 0.95
-    """Decay of the running mean that estimates the gradient's drift, in [0, 1)."""
+    """Decay of the running mean that estimates the drift of the gradient, in [0, 1)."""
     per_leaf: bool = False
     """Whether each array of parameters has its own gain."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The filter, told the noise."""
+        """Returns the filter for this noise."""
         return dpoptax.adaptive_kalman(stddev, decay=self.decay, per_leaf=self.per_leaf)
 
 
 def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The method's own coefficients, or those of its preset."""
+    """Returns the coefficients of the method, or those of its preset."""
     if method.b or method.a:
         return method.b, method.a
     return dpoptax.filters.preset(method.preset)

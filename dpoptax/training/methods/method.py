@@ -1,4 +1,4 @@
-"""Defines the base of methods, and the two methods without a filter."""
+"""Defines the base class of methods, DP-SGD and non-private training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from dpoptax.training.config_files import LOADED
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Base of the methods. To add one, subclass it and use an instance in a config.
+    """Base class of methods. Use an instance of a subclass in a config.
 
     Attributes:
-        name: How tables and figures call it.
+        name: Name in tables and figures.
         private: Whether gradients are clipped and noised.
-        random: Whether the loss takes a key, a new one each step.
-        adaptive: Whether its clip follows a quantile, so that each release holds a count.
-        cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
-            of steps in which an example takes part but once where it is "min_separation".
+        random: Whether the loss takes a key, which is new for each step.
+        adaptive: Whether the clip norm follows a quantile, so that each release includes a count.
+        cycle_length: With sampling="cyclic", the number of groups that take turns. With
+            "min_separation", the number of steps in which an example takes part at most once.
     """
 
     name: ClassVar[str]
@@ -32,15 +32,15 @@ class Method:
 
     @property
     def cycle_length(self) -> int:
-        """One group: all examples, at every step."""
+        """One group with all examples, in every step."""
         return 1
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the loss of one example: `loss_fn(params, example)`, or with a key."""
+        """Returns the loss of one example, with a key as third argument if `random`."""
         return loss_fn
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
-        """Returns the method's clip. None: the one that the config names."""
+        """Returns the method's clip. None: the clip that the config names."""
         return None
 
     def strategy(self, steps: int) -> Strategy | None:
@@ -49,9 +49,9 @@ class Method:
         return None
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """Returns the noise stage, from `noise_multiplier`, `batch_size` and `key`.
+        """Returns the noise stage for `noise_multiplier`, `batch_size` and `key`.
 
-        Only a method with a reason in `unproven` may have other noise, which no ε holds for.
+        Only a method without a proof, with a reason from `unproven`, may override it.
         """
         if self.adaptive:
             return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
@@ -64,7 +64,7 @@ class Method:
         )
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns gradient points and filter, between the noise and the optimizer.
+        """Returns gradient points and filter, between noise and optimizer.
 
         `stddev` is the standard deviation of the noise in its input.
         """
@@ -77,14 +77,14 @@ class Method:
         return None
 
     def unproven(self) -> str | None:
-        """Returns the reason why no ε may be stated. None: one may be stated."""
+        """Returns the reason why no ε holds, or None for a method with a proof."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns name and fields as plain values, with the class where it is not dpoptax's own.
+        """Returns name and fields as plain values, and the class if it is not dpoptax's.
 
         A class is identified by its module and qualified name. The module of a config file is the
-        file's name without its suffix. Edits of the class's code are not noticed.
+        name of the file without suffix. Changes to the code of the class are not detected.
         """
         kind: type = type(self)
         module = kind.__module__
@@ -97,7 +97,7 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class NonPrivate(Method):
-    """Trains without clip, noise and guarantee, as a bound on accuracy."""
+    """Training without clip, noise and guarantee, as an upper baseline for accuracy."""
 
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False
@@ -105,6 +105,6 @@ class NonPrivate(Method):
 
 @dataclasses.dataclass(frozen=True)
 class DPSGD(Method):
-    """Clipped gradients and Gaussian noise, no filter (Abadi et al., 2016)."""
+    """Clipped gradients and Gaussian noise without a filter (Abadi et al., 2016)."""
 
     name: ClassVar[str] = "DP-SGD"

@@ -1,4 +1,4 @@
-"""Methods that replace the clip, the noise or the optimizer."""
+"""Defines methods that replace the clip, the noise or the optimizer."""
 
 import dataclasses
 import functools
@@ -17,23 +17,24 @@ from dpoptax.training.roles import Role, field
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClip(Method):
-    """A clip norm that follows a quantile of the gradient norms (Andrew et al., 2021).
+    """Clip norm that tracks a quantile of the gradient norms (Andrew et al., 2021).
 
-    The config's clip norm is where it starts; the count that it follows is part of each release.
+    It starts at the config's clip norm. Each release includes the noisy count that estimates
+    the quantile.
     """
 
     name: ClassVar[str] = "Adaptive clip"
     adaptive: ClassVar[bool] = True
 
     quantile: float = 0.5
-    """Share of the examples to leave unclipped, in [0, 1]."""
+    """Target fraction of examples with unclipped gradients, in [0, 1]."""
     clip_rate: float = 0.2
-    """A step changes the clip norm by a factor of about exp(clip_rate) at most."""
+    """A step changes the clip norm by a factor of at most about exp(clip_rate)."""
     count_share: float = 0.01
-    """Share of the privacy cost that the count takes, in (0, 1)."""
+    """Fraction of the privacy cost spent on the count, in (0, 1)."""
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """The geometry, whatever clip the config names."""
+        """Returns the geometry, whichever clip the config names."""
         return dpoptax.adaptive_clip(
             l2_clip_norm,
             quantile=self.quantile,
@@ -44,11 +45,11 @@ class AdaptiveClip(Method):
 
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoise(Doppler):
-    """Noise that later steps take back in part, and DOPPLER's filter behind it.
+    """Correlated noise, which later steps partly cancel, followed by DOPPLER's filter.
 
-    It wants `sampling="cyclic"`, as many groups as bands take turns, or "in_order", where an epoch
-    has as many batches as there are bands or more; with `accountant="monte_carlo"` also
-    "balls_in_bins", "min_separation" or "random_allocation".
+    It needs `sampling="cyclic"`, with as many groups as bands, or "in_order", with at least as many
+    batches per epoch as bands. With `accountant="monte_carlo"`, it also supports "balls_in_bins",
+    "min_separation" and "random_allocation".
     """
 
     name: ClassVar[str] = "Correlated noise"
@@ -56,41 +57,41 @@ class CorrelatedNoise(Doppler):
     preset: str = field("none", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""
     bands: int = 4
-    """Number of successive steps over which noise is correlated; 1 is independent noise."""
+    """Number of successive steps over which noise is correlated. 1: independent noise."""
 
     @property
     def cycle_length(self) -> int:
-        """The bands: no example takes part twice within them."""
+        """Number of bands. No example takes part twice within so many steps."""
         return self.bands
 
     def strategy(self, steps: int) -> Strategy:
-        """The one of least error in the sum of all gradients."""
+        """Returns the strategy with the least error of the sum of all gradients."""
         try:
             return _optimal_strategy(steps, self.bands)
         except ImportError as error:
-            raise ConfigError(f"method={self.name}: {error}") from error
+            raise ConfigError(f"method={self.name} needs an optional package. {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class LPAdam(Doppler):
-    """Adam with DOPPLER's filter as first moment (LP-Adam, Zhang et al., 2024, Algorithm 3)."""
+    """Adam with DOPPLER's filter as first moment (Zhang et al., 2024, Algorithm 3)."""
 
     name: ClassVar[str] = "LP-Adam"
 
     b2: float = 0.999
-    """Decay of the second moment, of the unfiltered gradient, in [0, 1)."""
+    """Decay of the second moment of the unfiltered gradient, in [0, 1)."""
     noise_corrected: bool = False
-    """Whether the noise's known variance is taken off the second moment, as DP-AdamBC does."""
+    """Whether to subtract the noise variance from the second moment, as DP-AdamBC does."""
     rank: int | None = None
-    """Rank of GaLore's projection of each matrix; None: no projection."""
+    """Rank of GaLore's projection of each matrix. None: no projection."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """None: the filter is in its Adam."""
+        """Returns the identity, because Adam contains the filter."""
         del stddev
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Its Adam, whatever optimizer the config names, in the projected space if there is one."""
+        """Returns Adam, in the projected space if `rank` is given."""
         known = stddev if self.noise_corrected else 0.0
         adam = dpoptax.extend.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
         if self.rank is None:

@@ -1,4 +1,4 @@
-"""Keeps a moving average of the parameters, which is evaluated and written instead of them."""
+"""Tracks a moving average of the parameters for evaluation and release."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ class AverageState(NamedTuple):
 
     Attributes:
         averaged_count: Number of updates so far.
-        averaged_params: The average, shaped like the parameters, in float32 at least.
+        averaged_params: The average, shaped like the parameters, at least float32.
     """
 
     averaged_count: Any
@@ -20,17 +20,20 @@ class AverageState(NamedTuple):
 
 
 def average_params(decay: float) -> optax.GradientTransformation:
-    """Passes updates on and tracks x̄_{t+1} = μ_t x̄_t + (1 − μ_t) x_{t+1}, from x̄_0 = x_0.
+    """Tracks the average x̄_{t+1} = μ_t x̄_t + (1 − μ_t) x_{t+1} of the parameters.
 
-    μ_t = min(decay, (1 + t)/(10 + t)), so that the first parameters are soon forgotten. It is
-    the last stage of a chain and needs `params`. Privacy: post-processing of releases.
+    Updates pass through. The average starts at x̄_0 = x_0, and μ_t = min(decay, (1 + t)/(10 + t))
+    forgets the first parameters quickly. Use it as the last stage of a chain; `update` needs
+    `params`.
+
+    Privacy: post-processing of releases.
 
     Source: De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
-    Scale", 2022, with the warm-up of the code that they published.
+    Scale", 2022, with the warm-up of their published code.
     """
 
     def init(params: Any) -> AverageState:
-        # Copies: the step donates parameters and state, and no buffer can be given away twice.
+        # Copy, because a step donates parameters and state, and a buffer cannot be donated twice.
         copies = jax.tree.map(
             lambda p: jnp.array(p, jnp.promote_types(p.dtype, jnp.float32), copy=True), params
         )
@@ -38,7 +41,10 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
         if params is None:
-            raise ValueError("average_params needs the parameters: call update with params")
+            raise ValueError(
+                "`params` must be given to average_params, got None. Call `update(updates, state, "
+                "params)`."
+            )
         count = state.averaged_count
         kept = jnp.minimum(decay, (1.0 + count) / (10.0 + count))
         moved = optax.apply_updates(params, updates)
@@ -53,6 +59,6 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 
 def averaged(params: Any, opt_state: Any) -> Any:
-    """Returns the average in the optimizer's state, in the dtypes of `params`, else `params`."""
+    """Returns the average in the dtypes of `params`, or `params` without one."""
     average = optax.tree.get(opt_state, "averaged_params")
     return params if average is None else optax.tree.cast_like(average, params)

@@ -36,7 +36,7 @@ SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
         0.0, 1.0, max(1, steps // 20), max(2, steps)
     ),
 }
-"""Course of the learning rate by name, as a fraction of the peak."""
+"""Schedules of the learning rate by name, relative to the peak."""
 
 CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "l2": dpoptax.l2_clip,
@@ -52,25 +52,25 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
         dpoptax.automatic_clip(l2_clip_norm, gamma=0.0)
     ),
 }
-"""Clip geometries by name, from the clip norm."""
+"""Functions from the clip norm to a clip, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingChain:
     """The clip and the optax chains of a config at a noise multiplier.
 
-    Chains are equal, and share one compiled step, if the config's fields of `Role.STEP` and the
-    noise multiplier are. No other field of the config is read except the learning rate, which is in
-    the optimizer's state, as the key is.
+    Chains with equal noise multipliers and equal fields of `Role.STEP` are equal and share one
+    compiled step. Learning rate and keys may differ, because they are in the optimizer state. No
+    other field of the config is read.
 
     Attributes:
-        config: These fields; to read another one is an error.
+        config: The fields of `Role.STEP`. Reading another field raises an error.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
-        clip: The method's own clip, or the one that the config names.
-        filtered_stddev: Standard deviation of the noise in each coordinate of a release, as the
-            method's filter is told. 0 if not private, NaN if the noise is on magnitude and angles.
-        learning_rate: The peak, which the optimizer's state begins with.
-        keys: Of the noise, and of losses with randomness.
+        clip: The method's own clip, or the clip that the config names.
+        filtered_stddev: Standard deviation of the noise in each coordinate of a release, for the
+            method's filter. 0 if not private, NaN if the noise is on magnitude and angles.
+        learning_rate: The peak learning rate.
+        keys: Keys of the noise and of random losses.
         random: Whether the loss takes a key.
     """
 
@@ -84,7 +84,7 @@ class TrainingChain:
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
-        """Noise and filter. Its output at each step is public."""
+        """Noise and filter. The output at each step is public."""
         method = self.config.method
         return optax.chain(
             *([noise_stage(self)] if method.private else []),
@@ -93,12 +93,12 @@ class TrainingChain:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        """The release, and the transforms that follow it."""
+        """The release and the following transforms."""
         return optax.chain(self.release, *self.following)
 
     @functools.cached_property
     def following(self) -> list[optax.GradientTransformation]:
-        """Direction, learning rate, and the parameters' average if any."""
+        """Optimizer, learning rate, and the average of the parameters if any."""
         config, method = self.config, self.config.method
         own_direction = method.direction(self.filtered_stddev) if method.private else None
         return [
@@ -110,7 +110,7 @@ class TrainingChain:
         ]
 
     def begin(self, params: Any) -> Any:
-        """The optimizer's state before any step, of parameters on one device, by one program."""
+        """Returns the initial optimizer state on one device, by one program."""
         leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
         program = _compiled_begin(self, tuple(leaves), structure)
         return program(params, self.keys, self.learning_rate)
@@ -118,8 +118,8 @@ class TrainingChain:
 
 @functools.lru_cache(maxsize=64)
 def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callable[..., Any]:
-    # Keys and rate are arguments: the program serves all of them, and its copy on disk holds no
-    # key.
+    # Keys and rate are arguments, so that all runs share the program and its copy on disk contains
+    # no key.
     def begin(params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
         of_run = dataclasses.replace(chain, keys=keys, learning_rate=learning_rate)
         return of_run.optimizer.init(params)
@@ -138,23 +138,30 @@ def check_names(config: TrainConfig) -> None:
 
 
 def _direction(name: str) -> optax.GradientTransformation:
-    """Returns the optimizer that a config names, without its learning rate."""
+    """Returns the named optimizer without a learning rate."""
     found = config_files.named("optimizer", name, DIRECTIONS)()
     if not isinstance(found, optax.GradientTransformation):
-        raise ConfigError(f"optimizer={name!r} made {found!r}; return an optax transformation")
+        raise ConfigError(
+            f"`optimizer` must name a function that returns an optax transformation, got {name!r}, "
+            f"which returned {found!r}."
+        )
     return found
 
 
 def build_chain(
     config: TrainConfig, noise_multiplier: float, keys: Keys, *, random: bool = False
 ) -> TrainingChain:
-    """Builds the chain of a config, whose steps begin with `keys`.
+    """Builds the chain of a config.
 
-    `random` says whether the model's loss takes a key.
+    Args:
+        config: The config.
+        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
+        keys: Keys of the steps.
+        random: Whether the model's loss takes a key.
 
     Raises:
-        ConfigError: An unknown name, or a method with its own noise that does not say why no ε may
-            be stated.
+        ConfigError: A name is unknown, or a method overrides the noise without a reason from
+            `unproven`.
     """
     check_names(config)
     fields = cast(TrainConfig, Part(config, Role.STEP))
@@ -166,16 +173,16 @@ def build_chain(
     chain = TrainingChain(fields, noise_multiplier, clip, stddev, rate, keys, random)
     if method.unproven() is None and type(method).noise is not Method.noise:
         raise ConfigError(
-            f"method={method.name}: the run is priced for the noise of its plan, and "
-            f"{type(method).__name__}.noise() makes other noise; leave it out, or return from "
-            "unproven() the reason why no ε holds"
+            f"method={method.name} must not override noise(), because the run is priced for the "
+            f"noise of its plan. Remove {type(method).__name__}.noise(), or return the reason why "
+            "no ε holds from unproven()."
         )
-    _ = chain.optimizer  # so that errors show here
+    _ = chain.optimizer  # raises errors of the transforms early
     return chain
 
 
 def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
-    """Builds the privacy boundary of a chain."""
+    """Builds the noise stage of a chain."""
     config = chain.config
     return config.method.noise(
         chain.clip,

@@ -1,12 +1,11 @@
-"""Saves and restores checkpoints of a run, each in one atomic unit.
+"""Saves and restores atomic checkpoints of a run.
 
-A checkpoint holds parameters, optimizer state with the ledger and the noise key, the sampler with
-its seed, the config and the metrics so far. It is written aside and renamed when it is whole, by
-orbax, while training goes on. A reader of a checkpoint can subtract the noise, so the directory is
-readable by its owner only.
+A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
+seed, the config and the metrics so far. Orbax writes it in the background and renames it when it is
+complete. Anyone with a checkpoint can subtract the noise, so only the owner can read the directory.
 
-A run that goes on from any of its checkpoints repeats its steps bit for bit: batches are functions
-of (seed, step) and noise of (key, step), so that nothing is released that was not released before.
+A run that resumes from any checkpoint repeats later steps bit for bit, because batches are
+functions of (seed, step) and noise of (key, step). Repeated steps therefore release nothing new.
 """
 
 import os
@@ -29,31 +28,33 @@ from dpoptax.training.run.records import plain
 FORMAT = 4
 
 _KEPT = 3
-"""Number of checkpoints that stay. More than one outlives damage to the newest."""
+"""Number of checkpoints to keep, in case the newest is damaged."""
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written, or none can be read; the message says what to do."""
+    """Raised when a checkpoint cannot be written or none can be read, with the remedy."""
 
 
 class Checkpoints:
-    """The checkpoints in one directory; a context manager.
+    """Manages the checkpoints in one directory; a context manager.
 
     Attributes:
-        directory: Where they are, a subdirectory for each, named by its step.
+        directory: The directory, with a subdirectory for each checkpoint, named by its step.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens `directory` and makes it if missing; the last three checkpoints stay.
+        """Opens `directory`, or creates it.
 
         Raises:
-            CheckpointError: The directory cannot be made, or is another user's.
+            CheckpointError: The directory cannot be created, or it belongs to another user.
         """
         self.directory = directory.absolute()
         try:
             cache_folder.make_private(self.directory)
         except OSError as error:
-            raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
+            raise CheckpointError(
+                f"The checkpoint directory {self.directory} cannot be created: {error}"
+            ) from None
         policies = ocp.checkpoint_managers.preservation_policy
         with ExitStack() as stack:
             let_no_other_in(self.directory, stack)
@@ -61,9 +62,10 @@ class Checkpoints:
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=policies.LatestN(_KEPT),
-                    # Unfinished files of a killed run. Orbax removes them in a thread that
-                    # nothing waits for before a save: a command that ends at once for a mistake in
-                    # its config would end with that thread's traceback. All hosts have to do it.
+                    # Removes unfinished files of a killed run. Orbax does this in a thread that
+                    # only a save waits for, so a command that fails early would print the
+                    # traceback of that thread. It is skipped for an empty directory, except with
+                    # several hosts, which must agree.
                     cleanup_tmp_directories=jax.process_count() > 1
                     or any(self.directory.iterdir()),
                 ),
@@ -71,7 +73,7 @@ class Checkpoints:
             self._open = stack.pop_all()
 
     def __enter__(self) -> "Checkpoints":
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -80,7 +82,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Waits for the last save. Its failure does not hide an error that ended the run."""
+        """Waits for the last save. Its failure does not replace an error of the run."""
         try:
             with self._open, self._clear_errors():
                 self._manager.close()
@@ -89,24 +91,26 @@ class Checkpoints:
                 raise
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a complete checkpoint, newest first."""
+        """Returns the steps with a complete checkpoint, newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
-        """Writes a checkpoint, in the background.
+        """Writes a checkpoint in the background.
 
         Args:
-            step: The number of finished steps.
-            state: A tree of arrays, random keys included; it may be donated after the call.
-            record: JSON values, stored in the same unit.
-            wait: Whether to return only when it is complete.
+            step: Number of finished steps.
+            state: A tree of arrays and random keys. It may be donated after the call.
+            record: JSON values, stored in the same checkpoint.
+            wait: Whether to return only after the checkpoint is complete.
 
         Raises:
-            CheckpointError: This one, or with `wait=False` the one before, could not be written.
+            CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
+                written.
         """
         arrays = _arrays(state)
         if jax.default_backend() == "cpu":
-            # There "to the host" does not copy, and the next step may overwrite its arguments.
+            # On the CPU, the transfer to the host does not copy, and the next step may overwrite
+            # the arrays.
             arrays = _copied(arrays)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         with self._clear_errors():
@@ -123,32 +127,32 @@ class Checkpoints:
                 self._manager.check_for_errors()
 
     def newest_record(self) -> dict[str, Any] | None:
-        """Returns the record of the newest readable checkpoint, or `None` without checkpoints.
+        """Returns the record of the newest readable checkpoint, or None without one.
 
         Raises:
-            CheckpointError: There are checkpoints, and none can be read.
+            CheckpointError: No existing checkpoint can be read.
         """
         found = self._first_readable(self._read_record)
         return None if found is None else found[1]
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Returns state and record of the newest readable checkpoint, or `None` without one.
+        """Returns state and record of the newest readable checkpoint, or None without one.
 
-        One that cannot be read is moved out of the way, with a warning, and the one before is
-        taken: its run repeats the lost steps exactly.
+        Unreadable checkpoints are moved aside with a warning. The run then repeats the lost steps
+        exactly.
 
         Args:
-            like: A state of the same structure; the result has its shapes, types and shardings,
-                whatever devices the checkpoint was written from.
+            like: A state of the same structure. The result has its shapes, types and shardings, on
+                any devices.
 
         Raises:
-            CheckpointError: There are checkpoints, and none can be read.
+            CheckpointError: No existing checkpoint can be read.
         """
 
         def read(step: int) -> tuple[Any, dict[str, Any]]:
             record = self._read_record(step)
             if record["leaves"] != _names(like):
-                raise ValueError("it holds other arrays than this model and method have")
+                raise ValueError("It holds arrays of another model or method.")
             target = {
                 name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
                 for name, x in _arrays(like).items()
@@ -168,39 +172,39 @@ class Checkpoints:
         record = self._manager.restore(step, args=args)["record"]
         if record["format"] != FORMAT or record["step"] != step:
             raise ValueError(
-                f"format {record['format']} of step {record['step']}, not {FORMAT} of {step}; a "
-                "run is finished by the version that began it"
+                f"It has format {record['format']} and step {record['step']}, not format {FORMAT} "
+                f"and step {step}. Continue a run with the version that started it."
             )
         return record
 
     def _first_readable(self, read: Any) -> tuple[int, Any] | None:
         if not devices.same_on_all_hosts(repr(self.steps())):
-            # Each would take its part of another step's batch, and add another step's noise.
+            # Hosts would read batches and add noise of different steps.
             raise CheckpointError(
-                f"the hosts of this run would go on from other checkpoints in {self.directory}: "
-                "give a workdir on a disk that all of them see"
+                f"All hosts must see the same checkpoints in {self.directory}. Use a workdir on a "
+                "disk that they share."
             )
         failures: list[str] = []
         for step in self.steps():
             try:
                 result = read(step)
-            except Exception as error:  # every layer below raises its own errors for bad files
+            except Exception as error:  # damaged files can raise any error
                 failures.append(f"step {step}: {_first_line(error)}")
                 if jax.process_count() > 1:
-                    break  # the other hosts may have read it: all must take the same one
+                    break  # other hosts may have read it, and all must restore the same step
                 continue
             if failures:
                 warnings.warn(
-                    f"unreadable checkpoints in {self.directory} ({'; '.join(failures)}); going on "
-                    f"from step {step}",
+                    f"Skipped unreadable checkpoints in {self.directory} ({'; '.join(failures)}). "
+                    f"The run continues from step {step}.",
                     stacklevel=3,
                 )
             return step, result
         if failures:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}). A fresh "
-                "start would forget the earlier releases: restore the directory from a "
-                "backup, or give another workdir and count both runs"
+                f"No checkpoint in {self.directory} can be read ({'; '.join(failures)}). Starting "
+                "again would ignore the earlier releases. Restore the directory from a backup, or "
+                "use another workdir and account for both runs."
             )
         return None
 
@@ -212,7 +216,7 @@ class Checkpoints:
                 number += 1
                 target = target.with_name(f"unreadable-checkpoint-{step}-{number}")
             found = self.directory / str(step)
-            found.chmod(0o700)  # behind whose door it was: key and seed are as secret as there
+            found.chmod(0o700)  # it leaves the private directory, and contains key and seed
             found.rename(target)
         if steps:
             self._manager.reload()
@@ -223,23 +227,24 @@ class Checkpoints:
             yield
         except Exception as error:
             kept = self.steps()
-            last = f"step {kept[0]}" if kept else "nothing: not even the start was saved"
+            last = f"step {kept[0]}" if kept else "the start, which was not saved either"
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.directory}: {_first_line(error)}. Free space "
-                f"or mend the directory and run the same command again; it goes on from {last}"
+                f"A checkpoint cannot be written to {self.directory}: {_first_line(error)}. Free "
+                "space or repair the directory, then run the same command again. It continues "
+                f"from {last}."
             ) from error
 
 
 def let_no_other_in(directory: Path, stack: ExitStack) -> None:
-    """Locks `directory` for this process until `stack` is closed, or the process ends anyhow.
+    """Locks `directory` for this process until `stack` is closed or the process ends.
 
-    Two fresh starts side by side would draw two seeds and show the steps of two runs as one.
+    Otherwise two simultaneous starts would draw two seeds and log the steps of two runs as one.
 
     Raises:
-        CheckpointError: Another one has it.
+        CheckpointError: Another process holds the lock.
     """
     if sys.platform == "win32" or jax.process_count() > 1:
-        return  # no such lock; hosts of one run share the directory
+        return  # Windows lacks flock, and hosts of a run share the directory
     import fcntl
 
     handle = os.open(directory, os.O_RDONLY)
@@ -249,17 +254,17 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
     except BlockingIOError:
         stack.close()
         raise CheckpointError(
-            f"another process trains in workdir={str(directory.parent)!r}: let it end, or give "
-            "this run another workdir"
+            f"The workdir {str(directory.parent)!r} is in use by another process. Wait until it "
+            "ends, or use another workdir."
         ) from None
     except OSError:
         pass  # a file system without locks
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """Returns the leaves by their number, with keys as their data, as a checkpoint stores them.
+    """Returns the leaves by number, with random keys as their key data.
 
-    Empty arrays, which the library refuses, are left out: their shape says it all.
+    Empty arrays, which orbax rejects, are left out.
     """
     return {
         f"{index:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf

@@ -1,4 +1,4 @@
-"""The folder, the logs and the devices of a run."""
+"""Opens the folder and the logs of a run."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from dpoptax.training.run.phases import Phases
 Record = dict[str, Any]
 
 Log = list[Record] | str | Path | Callable[[Record], object] | None
-"""Destination of records: a list, a file of JSON lines, or a function."""
+"""Destination of records: a list, the path of a file of JSON lines, or a function."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Context:
     """Runtime context of a run. It does not affect the releases.
 
     Attributes:
-        place: The devices that it computes on.
-        phases: Measures the time of each part.
-        checkpoints: Where states are saved. None: they are not saved.
-        begun: The record of the run that began in the folder; None for a new one.
+        place: The devices.
+        phases: Measures the time by phase.
+        checkpoints: The checkpoints, or None if nothing is saved.
+        begun: The record of the run in the folder, or None for a new run.
         observe: Called with each record.
         progress: Whether to show a progress bar.
-        shown: The last step whose records an earlier start has shown.
+        shown: The last step whose record an earlier start has shown.
     """
 
     place: Devices
@@ -56,16 +56,16 @@ def open_context(
     """Opens the folder and the logs of a run.
 
     Args:
-        workdir: For checkpoints and metrics.jsonl; None: neither is written.
+        workdir: Folder for checkpoints and metrics.jsonl. None: neither is written.
         place: As for `Context`.
         phases: As for `Context`.
-        log: Gets each record too.
+        log: Another destination of records.
         progress: As for `Context`.
-        exact: Whether a step that was shown has to come to the same metrics when it is run again.
-        private: Whether steps that were shown have released anything.
+        exact: Whether repeated steps must reproduce the metrics that were shown.
+        private: Whether the run has a guarantee, so that shown steps count as releases.
 
     Raises:
-        TypeError: `log` is neither of its kinds.
+        TypeError: `log` has another type.
         CheckpointError: The folder cannot be used.
     """
     checkpoints, begun, earlier = None, None, dict[int, Record]()
@@ -99,9 +99,10 @@ def open_context(
 
 @contextlib.contextmanager
 def metrics_file(path: Path, shown: int = 0) -> Iterator[Callable[[Record], object]]:
-    """A function that writes records; those up to step `shown` replace the file in one piece.
+    """Yields a function that writes records to a file.
 
-    Until then it is what says that an earlier start has shown so many steps.
+    The records up to step `shown` replace the file atomically. Until then, the old file documents
+    the steps that an earlier start has shown.
     """
     with contextlib.ExitStack() as stack:
         file: TextIO | None = None

@@ -1,4 +1,4 @@
-"""The training loop: compiles and restores a run, and takes it step by step to its end."""
+"""Implements the training loop, which compiles, restores and finishes a run."""
 
 import dataclasses
 import time
@@ -17,29 +17,29 @@ from dpoptax.training.run.step import Program, Step, make_program
 from dpoptax.users import UserTable
 
 _AHEAD = 0.25
-"""Seconds of steps that are queued at once: each holds its batch, and none counts as done."""
+"""Seconds of queued steps. Each queued step keeps its batch in memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to be trained, of `fit` or of a config.
+    """Describes a run of `fit` or of a config.
 
     Attributes:
         name: Title of the progress bar.
-        plan: Its sampler, its steps and its price.
+        plan: Sampler, permitted steps and privacy cost.
         step: The training step.
-        frozen: Arrays that the loss computes with and that are not trained; None without any.
-        data: The examples that the sampler's indices count.
+        frozen: Arrays that the loss uses and that are not trained, or None.
+        data: The examples, indexed by the sampler.
         users: The owners of the examples, if the sampler draws users.
         evaluate: Returns the metrics of parameters and optimizer state.
-        fields: Values that must not change when the run goes on.
-        secrets: The seed, and other values that a later start needs.
+        fields: Values that must not change when the run resumes.
+        secrets: The seed, and other secret values that a resumed run needs.
         fingerprint: Returns a keyed hash of the examples and the frozen arrays.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
         code: Hashes of the user's code by name. None: the hash of the compiled step.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
-        patience: Seconds without a progress bar.
+        patience: Seconds before the progress bar appears.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State of a run, as a checkpoint holds it.
+    """State of a run, as stored in checkpoints.
 
     Attributes:
         done: Number of finished steps.
         params: The parameters.
-        opt_state: The optimizer's state, with noise key and ledger.
+        opt_state: The optimizer state, with noise key and ledger.
         history: The records of the evaluations so far.
     """
 
@@ -77,18 +77,18 @@ class State:
 
 
 class Course:
-    """A job with its current state.
+    """Runs a job.
 
     Attributes:
-        job: The run.
-        context: Where records, checkpoints and times go.
+        job: The job.
+        context: Runtime context: devices, checkpoints, logs and timing.
         state: The current state.
-        last: Number of steps after which the run ends.
-        compile_seconds: How long compiling the step took.
+        last: Number of steps at the end of the run.
+        compile_seconds: Seconds until the step was compiled and the run restored.
     """
 
     def __init__(self, job: Job, first: State, context: Context) -> None:
-        """Compiles and restores the run. A new run begins at `first`, which is saved."""
+        """Compiles and restores the run. A new run starts at `first` and saves it."""
         self.job, self.context, self.state = job, context, first
         phases, place = context.phases, context.place
         self._feed = Feed(job.plan.sampler, job.data, place, users=job.users)
@@ -107,14 +107,14 @@ class Course:
         self.compile_seconds = time.perf_counter() - compiling
         with phases("telemetry"):
             self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
-        # When the run would have begun if it had not been stopped.
+        # The start time of the run if it had not been interrupted.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
         if not restored:
             self.save(wait=True)
 
     def _identify(self, program: Program) -> resume.Identity:
-        """Returns the identity of the run, with its data if it is saved or on several hosts."""
+        """Returns the identity of the run, with its data if they must be compared."""
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         hashed = ""
@@ -126,14 +126,14 @@ class Course:
         return resume.Identity(job.fields, hashed, arithmetic, job.secrets)
 
     def _restore(self) -> bool:
-        """Restores the newest checkpoint and observes its records again, if there is one."""
+        """Restores the newest checkpoint, if any, and logs its records again."""
         checkpoints, begun = self.context.checkpoints, None
         if checkpoints is not None:
             begun = checkpoints.restore((self.state.params, self.state.opt_state))
         if begun is None:
             return False
         (params, opt_state), saved = begun
-        # The restored checkpoint is an older one if the newest is damaged.
+        # If the newest checkpoint is damaged, this one is older than the last shown step.
         resume.check_restored(
             self._identity,
             saved,
@@ -147,7 +147,7 @@ class Course:
         return True
 
     def finish(self) -> None:
-        """Takes the run to its end."""
+        """Takes the remaining steps."""
         phases, pace = self.context.phases, Pace()
         with Bar(
             total=self.last,
@@ -156,7 +156,7 @@ class Course:
             unit="step",
             bar_format=SHORT,
             delay=self.job.patience,
-            leave=None,  # a bar below another one goes with its run
+            leave=None,  # a nested bar disappears at its end
             disable=not self.context.progress,
         ) as bar:
             if not self.state.history:
@@ -176,13 +176,13 @@ class Course:
                     self.save(wait=self.state.done == self.last)
 
     def advance(self, batch: tuple[Any, Any]) -> None:
-        """Takes one step on a batch and its mask. The arrays of the state are given to it."""
+        """Takes one step on a batch and its mask, and donates the arrays of the state."""
         phases, before = self.context.phases, self.state
         with phases("steps"):
             arrays = self._step((before.params, before.opt_state), *batch, self.job.frozen)
             self.state = State(before.done + 1, *arrays, before.history)
             if phases.first_step is None or self._evaluates() or self._saves():
-                jax.block_until_ready(arrays)  # evaluations and saves are timed without it
+                jax.block_until_ready(arrays)  # excludes the step from their times
             phases.stepped()
 
     def _evaluates(self) -> bool:
@@ -194,7 +194,7 @@ class Course:
         return done % self.job.checkpoint_every == 0 or done == self.last
 
     def evaluate(self) -> None:
-        """Adds a record of the current metrics to the history, and shows it to `observe`."""
+        """Adds a record of the current metrics to the history and the logs."""
         state = self.state
         with self.context.phases("evaluation"):
             entry: Record = {
@@ -208,10 +208,10 @@ class Course:
         self.state = dataclasses.replace(state, history=(*state.history, entry))
 
     def progress(self) -> str:
-        """Returns the newest record in short, for a bar that is not redrawn at each step.
+        """Returns a summary of the newest record for the progress bar.
 
-        Metrics are named with their step. The bound on ε is that of the next evaluation. It holds
-        for every step until then, so the bar never shows less than was spent.
+        The bar is not redrawn at each step. It shows the bound on ε at the next evaluation, which
+        holds for all steps until then.
         """
         done, entry = self.state.done, self.state.history[-1]
         until = min((step for step in self._bounds if step > done), default=done)
@@ -219,7 +219,7 @@ class Course:
         spent = "not private"
         if bound is not None:
             spent = f"ε ≤ {records.epsilon_text(bound)} to step {until}"
-        # The most important part comes first: 80 columns may not show the rest.
+        # The most important part comes first, because 80 columns may cut the rest.
         metrics = ", ".join(
             f"{name.removeprefix('test_')}={value:.3f}"
             for name, value in reversed(entry.items())
@@ -228,10 +228,10 @@ class Course:
         return f"{spent}; at {entry['step']}: {metrics}" if metrics else spent
 
     def save(self, *, wait: bool = False) -> None:
-        """Writes a checkpoint, if there is a place for it.
+        """Writes a checkpoint if the run has a folder.
 
         Args:
-            wait: Whether to return only when it is complete.
+            wait: Whether to return only after the checkpoint is complete.
         """
         state, checkpoints = self.state, self.context.checkpoints
         if checkpoints is None:
@@ -247,18 +247,18 @@ class Course:
 
 
 def evaluated_steps(every: int, last: int) -> tuple[int, ...]:
-    """Returns the numbers of steps after which a run of `last` steps is evaluated."""
+    """Returns the step counts at which a run of `last` steps is evaluated."""
     return (*range(0, last, every), last)
 
 
 class Pace:
-    """Waits for the device now and then, so that only few steps are queued before one is done."""
+    """Waits for the device regularly, to limit the number of queued steps."""
 
     def __init__(self) -> None:
         self._steps, self._queued, self._since = 1, 0, time.monotonic()
 
     def keep(self, params: Any) -> None:
-        """Counts a step that leads to `params`, and waits for them if enough are queued."""
+        """Counts a step with result `params`, and waits for it if enough steps are queued."""
         self._queued += 1
         if self._queued < self._steps:
             return

@@ -1,4 +1,4 @@
-"""Selects the devices of a run: one, all of this process, or all of several hosts."""
+"""Selects the devices of a run: one, all of a process, or all of several hosts."""
 
 import dataclasses
 import hashlib
@@ -19,14 +19,14 @@ class Devices:
     """The devices of a run.
 
     Attributes:
-        mesh: Its devices along one axis, "data", that batches are split over; None: one device.
+        mesh: Devices along an axis "data" that share each batch. None: one device.
     """
 
     mesh: Mesh | None = None
 
     @property
     def rows(self) -> NamedSharding | None:
-        """The sharding of arrays whose leading axis counts examples."""
+        """The sharding of arrays with a leading axis of examples."""
         return None if self.mesh is None else NamedSharding(self.mesh, P("data"))
 
     @property
@@ -35,7 +35,7 @@ class Devices:
         return None if self.mesh is None else NamedSharding(self.mesh, P())
 
     def replicate(self, tree: Any) -> Any:
-        """Replicates `tree`, which must be the same on all hosts, on every device."""
+        """Replicates `tree`, which must be equal on all hosts, on every device."""
         everywhere = self.everywhere
         if everywhere is None:
             return jax.device_put(tree)
@@ -43,7 +43,7 @@ class Devices:
 
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
-    # Not `device_put`: it refuses devices of other hosts for arrays that are on one of ours.
+    # `device_put` rejects devices of other hosts for arrays that are already on a device.
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
@@ -54,9 +54,9 @@ def _put(x: Any, sharding: NamedSharding) -> jax.Array:
 def start(parallel: str) -> Devices:
     """Returns the devices for a config's `parallel`.
 
-    With "hosts" this process joins the others first, by `jax.distributed.initialize`: on TPU pods,
-    under Slurm and under Open MPI it finds them by itself; elsewhere the environment variables
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them.
+    With "hosts", this process first calls `jax.distributed.initialize`. It detects TPU pods, Slurm
+    and Open MPI. Elsewhere, set the environment variables JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID.
     """
     if parallel == "none":
         return Devices()
@@ -71,7 +71,7 @@ def start(parallel: str) -> Devices:
 
 
 def fresh_seed(bits: int) -> int:
-    """Draws a seed of a number of random bits, the same on all hosts."""
+    """Draws a seed with this number of random bits, equal on all hosts."""
     seed = secrets.randbits(bits)
     if jax.process_count() == 1:
         return seed
@@ -80,7 +80,7 @@ def fresh_seed(bits: int) -> int:
 
 
 def same_on_all_hosts(text: str) -> bool:
-    """Returns whether all hosts, each of which calls this, have the same text."""
+    """Returns whether all hosts call this with the same text."""
     if jax.process_count() == 1:
         return True
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)

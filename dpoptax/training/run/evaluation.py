@@ -1,4 +1,4 @@
-"""Computes metrics of parameters on a split that is on the device or streamed."""
+"""Computes metrics on a split on the device or a streamed split."""
 
 import functools
 import math
@@ -17,9 +17,10 @@ from dpoptax.training.data import streaming
 
 @functools.lru_cache
 def evaluate_split(model: nn.Module, chunk: int = 1024) -> Callable[..., dict[str, Any]]:
-    """Compiles `evaluate(params, split, mask, frozen)`, which takes `chunk` examples at a time.
+    """Returns the compiled `evaluate(params, split, mask, frozen)`.
 
-    It returns a sum and the number of its terms by the name of a metric, of examples in `mask`.
+    It processes `chunk` examples at a time. It returns, by metric, a sum over the examples in
+    `mask` and its number of terms.
     """
 
     def evaluate(
@@ -37,12 +38,12 @@ def evaluate_split(model: nn.Module, chunk: int = 1024) -> Callable[..., dict[st
 
 
 class Evaluator:
-    """Means of a model's metrics on a split; of labels of tokens, also perplexity.
+    """Computes mean metrics on splits, and the perplexity for labels of tokens.
 
     Args:
-        config: The run; its microbatches are those of the evaluation too.
+        config: The run; its microbatch size bounds the chunks of the evaluation.
         model: Maps one example's inputs to logits.
-        splits: By name, on the device or streamed.
+        splits: Splits by name, on the device or streamed.
         frozen: Constants of the model.
     """
 
@@ -53,7 +54,7 @@ class Evaluator:
         self._model, self._splits, self._frozen = model, splits, frozen
 
     def __call__(self, params: models.Params, name: str) -> dict[str, float]:
-        """Returns the metrics of parameters on a split, prefixed with its name."""
+        """Returns the metrics on a split, prefixed with its name."""
         split = self._splits[name]
         size = streaming.source_size(split)
         parts: Iterable[Any] = [(split, np.ones(size, bool))]

@@ -1,4 +1,4 @@
-"""The batches of a run, from the sampler's draws to the device."""
+"""Feeds the batches that a sampler draws to the device."""
 
 import dataclasses
 from typing import Any
@@ -15,13 +15,13 @@ from dpoptax.users import UserTable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Resident:
-    """A batch as rows of a split that is on the device already.
+    """A batch as row indices into a split on the device.
 
     Attributes:
         split: Leaves (N, ...).
-        rows: (B,), int32; of users (B, R).
-        indices: (B,), int32: which record of the split each example is, or which user.
-        rows_mask: Of users, which of their rows there are, (B, R); else None.
+        rows: Indices into the split, int32, (B,), or (B, R) for users.
+        indices: Indices of the records or users, int32, (B,).
+        rows_mask: Mask of the rows of users, (B, R). None for records.
     """
 
     split: Any
@@ -30,7 +30,7 @@ class Resident:
     rows_mask: Any = None
 
     def examples(self) -> Any:
-        """Leaves (B, ...); of users (B, R, ...), and the mask of records."""
+        """Gathers leaves (B, ...), or for users (B, R, ...) with the mask of rows."""
         found = jax.tree.map(lambda values: values[self.rows], self.split)
         return found if self.rows_mask is None else (found, self.rows_mask)
 
@@ -38,27 +38,28 @@ class Resident:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A batch that was read for the step.
+    """A batch that was read for a step.
 
     Attributes:
-        batch: Leaves (B, ...); of users, leaves (B, R, ...) and the mask of records, (B, R).
-        indices: (B,), int32: which record of the split each example is, or which user.
+        batch: Leaves (B, ...). For users, leaves (B, R, ...) and the mask of rows, (B, R).
+        indices: Indices of the records or users, int32, (B,).
     """
 
     batch: Any
     indices: Any
 
     def examples(self) -> Any:
-        """The examples that were read."""
+        """Returns the batch."""
         return self.batch
 
 
 class Feed:
-    """Batch and mask of each step.
+    """Returns the batch and the mask of each step.
 
     Args:
         sampler: Draws the records, or the users.
-        source: The records. A step gathers them itself if all are arrays on its only device.
+        source: The records. If all columns are arrays on the only device, the compiled step
+            gathers the rows.
         place: The devices.
         users: The records of each user. None: the sampler draws records.
     """

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 from dpoptax.training.run.records import delta_text, epsilon_text
 
-# Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
+# Okabe and Ito's colors, distinct with every kind of color vision and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
-    """Draws two test metrics and, for a private run, the spent ε over its steps."""
+    """Draws two test metrics and, for a private run, the spent ε over steps."""
     steps = [record["step"] for record in history]
     private = summary["private"]
     figure = Figure(figsize=(10.5 if private else 7.0, 3.2), layout="constrained")
@@ -54,7 +54,7 @@ def signed(value: float, decimals: int = 1) -> str:
 
 
 def label(axes: Axes, x: str, y: str) -> None:
-    """Names both axes, and draws a light grid without the frame above and to the right."""
+    """Labels both axes, adds a light grid and removes the upper and right frame."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""Checks the arguments of `dpoptax.training.fit` and moves arrays to its devices."""
+"""Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def devices_of(mesh: Mesh | None) -> Devices:
 
 
 def on_devices(name: str, tree: Any, place: Devices) -> Any:
-    """Returns new arrays of a tree on all devices, for a step that donates them.
+    """Copies the arrays of a tree to all devices, for a step that donates them.
 
     Raises:
         TypeError: A leaf is not an array.
@@ -52,10 +52,10 @@ def copied(tree: Any) -> Any:
 def checked_data(
     data: streaming.Source, plan: dpoptax.PrivacyPlan, users: UserTable | None, place: Devices
 ) -> streaming.Source:
-    """Returns the data, on the host if several devices share each batch.
+    """Checks the data and moves them to the host if several devices share a batch.
 
     Raises:
-        TypeError: A column has no length, or no records at integers.
+        TypeError: A column has no length, or no records at integer indices.
         ValueError: The data do not fit the plan, or are not finite.
     """
     columns = streaming.columns(data)
@@ -70,8 +70,8 @@ def checked_data(
     if (unit == "user") != (users is not None):
         got = "None" if users is None else "a table"
         raise ValueError(
-            f"`users` must be the table whose sampler the plan has, and None if the plan draws "
-            f"examples. The plan draws {unit}s, got {got}."
+            "`users` must be the table that made the sampler of `plan`, or None if `plan` draws "
+            f"examples, got {got} for a plan that draws {unit}s."
         )
     if users is not None:
         users.sample(plan.sampler, 0)  # raises if the sampler does not draw this table's users
@@ -88,8 +88,8 @@ def checked_data(
     found, checked = streaming.count_not_finite(data)
     if found:
         raise ValueError(
-            f"`data` must be finite in float32, got {found} of {checked} examples with NaN, an "
-            "infinity or a larger number. Their gradients would count as zero."
+            f"`data` must be finite in float32, got NaN, infinity or a larger number in {found} of "
+            f"{checked} examples. Remove these examples, whose gradients would count as zero."
         )
     if place.mesh is None:
         return data

@@ -1,4 +1,4 @@
-"""Measures the wall time of a run's phases and names those that take longer than a second."""
+"""Measures the wall time of a run's phases and announces slow ones."""
 
 import contextlib
 import sys
@@ -9,34 +9,34 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 
 PATIENCE = 1.0
-"""Seconds without a sign of life after which a phase is named."""
+"""Seconds after which a phase is announced."""
 
 _SAYS = {
     "devices": "waiting for devices",
     "data": "loading data",
-    "accounting": "working out the noise and ε",
-    "init": "preparing parameters and optimizer",
+    "accounting": "computing noise and ε",
+    "init": "initializing parameters and optimizer",
     "compile": "compiling the training step",
     "evaluation": "evaluating",
     "checkpoints": "waiting for a checkpoint",
-    "plan": "working out what the run costs",
+    "plan": "computing the cost of the run",
     "files": "writing parameters and figures",
 }
-"""Messages by phase. A progress bar shows the others, such as steps."""
+"""Messages by phase. A progress bar shows other phases, such as steps."""
 
 
 class Phases:
-    """The wall time of a run by phase. Time is counted for the innermost phase only.
+    """Measures the wall time of a run by phase.
 
-    A phase is a context: `with phases("data"): ...`. One that lasts longer than `PATIENCE` is
-    named, once a run, by `say`.
+    Time counts for the innermost phase only. A phase is a context: `with phases("data"): ...`. A
+    phase longer than `PATIENCE` is announced once per run.
 
     Attributes:
-        first_step: Seconds from the beginning until the first step was finished; None before.
+        first_step: Seconds until the first step was finished, or None before that.
     """
 
     def __init__(self, say: Callable[[str], object] | None = None) -> None:
-        """Begins; `say` gets a line, None: nothing is said."""
+        """Starts the clock. `say` gets the announcements, if given."""
         self._say, self._said = say, set[str]()
         self._seconds: dict[str, float] = {}
         self._stack: list[str] = []
@@ -45,7 +45,7 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """The phase `name`, for as long as the context lasts; it may come again."""
+        """Counts the time in the context for phase `name`, which may recur."""
         self._turn()
         self._stack.append(name)
         timer = None
@@ -62,12 +62,12 @@ class Phases:
             self._stack.pop()
 
     def stepped(self) -> None:
-        """Marks that a step was finished; the first one counts."""
+        """Records the time of the first finished step."""
         if self.first_step is None:
             self.first_step = time.perf_counter() - self._begun
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each phase so far, and of "other", outside all phases."""
+        """Returns the seconds by phase so far, with "other" for time outside phases."""
         self._turn()
         return {name: round(spent, 4) for name, spent in self._seconds.items()}
 
@@ -78,7 +78,7 @@ class Phases:
         self._since = now
 
     def _announce(self, name: str) -> None:
-        # A phase that is paused by one inside it is not what keeps the user waiting.
+        # A phase that is paused by a nested one is not announced.
         say = self._say
         if say is not None and name not in self._said and name in self._stack[-1:]:
             self._said.add(name)
@@ -86,5 +86,5 @@ class Phases:
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error, above a progress bar if there is one."""
+    """Writes a line to standard error, above a progress bar if any."""
     tqdm.write(f"dpoptax: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Computes the cost of a run before anything is trained: noise, ε, memory and arithmetic."""
+"""Computes the cost of a run without training: noise, ε, memory and operations."""
 
 import dataclasses
 import functools
@@ -22,28 +22,29 @@ from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
-    """Cost of a run. Sizes are for one device that holds everything.
+    """Cost of a run. Memory is that of a single device.
 
     Attributes:
         config: The run.
-        dataset_size: Number of training examples, or of users where these are the unit.
-        sampling_probability: q, expected batch over data; None where nothing is accounted.
+        dataset_size: Number of training examples, or of users if the unit is a user.
+        sampling_probability: q, the expected batch size over the data set size. None without
+            privacy.
         steps: Number of steps that will run, at most those of the config.
         noise_multiplier: σ relative to the clip norm; 0 without privacy.
-        epsilon: ε after `steps`; None where nothing is promised.
-        promise: "add-or-remove-one" or another neighboring relation, with "user" where that is
-            the unit, or the reason why nothing is promised.
-        num_params: Number of parameters that are trained.
-        num_frozen: Number of those that are not.
+        epsilon: ε after `steps`, or None without a guarantee.
+        promise: The neighboring relation, such as "add-or-remove-one", with "user" if that is the
+            unit, or the reason why there is no guarantee.
+        num_params: Number of trained parameters.
+        num_frozen: Number of frozen parameters.
         params_bytes: Memory of both.
-        state_bytes: Memory of the optimizer's state, with filter, iterates and ledger.
+        state_bytes: Memory of the optimizer state, with filter, iterates and ledger.
         batch_bytes: Memory of one batch of inputs and labels.
-        rows: Number of rows of that batch, with its padding.
-        flops: Floating-point operations of one step, on the largest batch, of two branches those of
-            the longer; None if not counted.
-        working_bytes: Temporary memory of the compiled step; None if it was not compiled.
-        attacks: Power of attacks: the largest fraction of the examples that one finds while it
-            accuses 1 % of all others, and μ; None where nothing is promised, or not asked for.
+        rows: Number of rows of that batch, including padding.
+        flops: Floating-point operations of one step on the largest batch. Of two branches, the
+            longer one counts. None if not counted.
+        working_bytes: Temporary memory of the compiled step, or None if it was not compiled.
+        attacks: Power of attacks: the largest true-positive rate at a false-positive rate of 1 %,
+            and μ. None without a guarantee, or if not requested.
     """
 
     config: TrainConfig
@@ -69,18 +70,18 @@ def plan_run(
 ) -> RunCost:
     """Computes the cost of a run of `config`.
 
-    Data are read if `data_dir` is given or not needed. Otherwise the published sizes count.
-    Memory is that of shapes, no array is made. FLOPs are those of the traced step before the
-    compiler improves it, with the whole padded batch in one piece.
+    If `data_dir` is needed but not given, published sizes replace the data where they are known.
+    Memory is computed from shapes. FLOPs are those of the traced step before compiler
+    optimizations, with the whole padded batch at once.
 
     Args:
         config: The run.
         count_flops: Whether to trace the step.
-        compiled: Whether to compile it too, for its working memory, in the config's microbatches.
+        compiled: Whether to compile the step, with its microbatches, for its working memory.
         attacks: Whether to compute the power of attacks, which takes seconds.
 
     Raises:
-        ValueError: A config that cannot be trained, as `dpoptax train` says it.
+        ValueError: The config cannot be trained.
     """
     shapes = config.data().shapes(config.unit)
     size = shapes.units
@@ -94,7 +95,7 @@ def plan_run(
 
     flops = working = None
     if count_flops:
-        # A loop's body is counted once: microbatches would hide all examples but the first few.
+        # The body of a loop counts once, so microbatches would hide most examples.
         at_once = dataclasses.replace(config, microbatch_size=None)
         whole = lower(
             build_chain(at_once, plan.noise_multiplier, run.chain.keys, random=run.chain.random)
@@ -126,7 +127,7 @@ def plan_run(
 
 
 def step_arguments(run: ResolvedRun, shapes: Shapes) -> tuple[Any, ...]:
-    """Returns shapes and types of a step's arguments, with a batch of type `Loaded`."""
+    """Returns shapes and types of the arguments of a step, with a `Loaded` batch."""
     params, frozen = variables(run.model, shapes.example["inputs"])
     state = jax.eval_shape(run.chain.optimizer.init, params)
     rows = run.plan.sampler.padded_size
@@ -155,7 +156,7 @@ def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:
 
 
 def text(name: str, cost: RunCost) -> str:
-    """Formats the cost of one run, a line for each number."""
+    """Formats the cost of one run with a line for each number."""
     config = cost.config
     epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
@@ -176,8 +177,8 @@ def text(name: str, cost: RunCost) -> str:
         lines.append(
             (
                 "attacks",
-                f"find at most {records.epsilon_text(100 * found, 1)} % of the {who} where they "
-                f"accuse 1 % of all others; μ = {records.epsilon_text(mu)}",
+                f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over {who} "
+                f"at a false-positive rate of 1 %; μ = {records.epsilon_text(mu)}",
             )
         )
     lines += [
@@ -198,9 +199,9 @@ def text(name: str, cost: RunCost) -> str:
 def table(
     configs: dict[str, TrainConfig], *, progress: bool = False
 ) -> tuple[str, list[ConfigError]]:
-    """Formats the costs of several runs, a row for each, and returns errors of those that fail.
+    """Returns a table with the costs of several runs, and the errors of others.
 
-    `progress` shows how many are done, if all of them take more than a second.
+    `progress` shows a bar if this takes more than a second.
     """
     rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
     refused: list[ConfigError] = []

@@ -1,4 +1,4 @@
-"""Plans the privacy of a run: sampler, noise multiplier, permitted steps."""
+"""Plans the privacy of a run: sampler, noise multiplier and permitted steps."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
-    """Draws whole groups in turns. The last examples, fewer than a batch, are never drawn."""
+    """Returns a sampler of whole groups in turn, without an incomplete last group."""
     groups = dataset_size // batch_size
     return matrix.CyclicPoissonSampler(groups * batch_size, batch_size, cycle_length=groups, **rest)
 
@@ -35,15 +35,15 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """The privacy of a run, as it is fixed before the first step.
+    """The privacy of a run, fixed before the first step.
 
     Attributes:
-        sampler: Draws the batches. It holds the run's seed, or one that is derived from it.
+        sampler: Draws the batches, with the seed of the run or a seed derived from it.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
-        permitted_steps: Number of steps that the budget allows, at most those of the config.
-        promise: The plan of the config's steps. None: nothing is promised.
-        unproven: Reason why no ε may be stated in spite of noise. None: one may be stated.
-        seed: The config's seed, or the one that was drawn.
+        permitted_steps: Number of steps within the budget, at most those of the config.
+        promise: The privacy plan of the config's steps. None: no guarantee.
+        unproven: Reason why no ε is stated in spite of noise, or None.
+        seed: The seed of the config, or the drawn seed.
     """
 
     sampler: sampling.Sampler
@@ -55,37 +55,37 @@ class RunPlan:
 
     @property
     def delta(self) -> float | None:
-        """Failure probability; None without a promise."""
+        """δ of the guarantee, or None without a guarantee."""
         return None if self.promise is None else self.promise.delta
 
     @property
     def strategy(self) -> matrix.Strategy | None:
-        """Strategy of correlated noise. None for independent noise."""
+        """Strategy of correlated noise, or None for independent noise."""
         return None if self.promise is None else self.promise.strategy
 
     @property
     def cost(self) -> Any:
-        """Everything that ε follows from: equal for plans with the same price."""
+        """A value that is equal for plans with the same privacy cost."""
         planned = self.guarantee(self.permitted_steps)
         if planned is None:
             return self.unproven
         return planned.event, planned.accountant, self.delta, self.strategy
 
     def guarantee(self, steps: int) -> "accounting.Guarantee | None":
-        """Returns the guarantee of the first `steps` steps, or None without a promise."""
+        """Returns the guarantee of the first `steps` steps, or None without a guarantee."""
         if self.promise is None or self.noise_multiplier == 0:
             return None
         return dataclasses.replace(self.promise, steps=steps).guarantee()
 
     def epsilon(self, steps: int) -> float | None:
-        """Returns ε after `steps` steps, or None without a promise."""
+        """Returns ε after `steps` steps, or None without a guarantee."""
         planned = self.guarantee(steps)
         return None if planned is None else planned.stated_epsilon
 
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
-        """Returns an upper bound on ε after each of `steps` steps, cheap enough to show at each.
+        """Returns a cheap upper bound on ε at each step count, for progress and records.
 
-        See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        See `accounting.Guarantee.epsilon_curve`. Budgets and summaries use `epsilon`.
         """
         planned = self.guarantee(max(steps, default=1))
         if planned is None:
@@ -95,19 +95,19 @@ class RunPlan:
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
-    """Plans sampler, noise and steps of a run on `dataset_size` training examples.
+    """Plans sampler, noise and steps of a run.
 
-    If ε protects users, it is the number of users.
+    `dataset_size` is the number of training examples, or of users if the unit is a user.
 
     Raises:
-        ConfigError: A batch larger than the data, or an unknown sampling.
-        ValueError: From the accounting: private training on shuffled batches, a target ε that no
-            noise reaches, a budget that not even one step fits into.
+        ConfigError: The batch is larger than the data, the sampling is unknown, or it has no
+            guarantee.
+        ValueError: No noise reaches the target ε, or one step exceeds the budget.
     """
     if config.batch_size > dataset_size:
         raise ConfigError(
-            f"batch_size={config.batch_size} exceeds the {dataset_size} {_counted(config)} of "
-            f"dataset={config.dataset!r}; give at most {dataset_size}"
+            f"`batch_size` must be at most {dataset_size}, the number of {_counted(config)} of "
+            f"dataset={config.dataset!r}, got {config.batch_size}."
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
@@ -127,15 +127,16 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
-                f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
-                f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
+                f"`noise_multiplier` must be given for {config.method.name}, got None. No noise "
+                f"can be calibrated for this method: {unproven}. Set noise_multiplier to reproduce "
+                "the paper. No ε will be stated."
             )
         return RunPlan(sampler, config.noise_multiplier, config.steps, None, unproven, seed)
     if config.sampling == "shuffled":
         raise ConfigError(
-            "sampling='shuffled' has no privacy guarantee: batches of a shuffled epoch depend on "
-            "each other, and ε of Poisson samples would be too small for them; give "
-            "sampling='poisson', or sampling='balls_in_bins' for each example once an epoch"
+            "`sampling` must not be 'shuffled' for a private method, because the batches of a "
+            "shuffled epoch depend on each other. Use sampling='poisson', or use "
+            "sampling='balls_in_bins' to draw each example once per epoch."
         )
     strategy = config.method.strategy(config.steps)
     if config.fixed_point and strategy is not None:
@@ -143,10 +144,11 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
             strategy.under(sampler).check_fixed_point()
         except ValueError as error:
             raise ConfigError(
-                f"fixed_point=True for method={config.method.name} with sampling="
-                f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
+                f"`fixed_point` must be False for method={config.method.name} with "
+                f"sampling={config.sampling!r}, got True. {error} Use sampling='cyclic' or "
+                "fixed_point=False."
             ) from error
-    # Not imported above: help, which reads this module, does not wait for the accounting.
+    # `dpoptax` loads the accounting lazily, so that help, which imports this module, stays fast.
     promise = dpoptax.PrivacyPlan(
         sampler=sampler,
         steps=config.steps,
@@ -156,7 +158,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
         strategy=strategy,
         accountant=config.accountant,
     )
-    # Also without a budget, so that errors of the accounting show before the first step.
+    # Computed even without a budget, so that errors of the accounting precede the first step.
     spent = promise.guarantee().epsilon(config.delta)
     steps = config.steps
     if config.epsilon is not None and spent > config.epsilon:
@@ -167,22 +169,22 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
 
 
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
-    """Returns the options of samplers on how often an example takes part."""
+    """Returns the sampler options on the participation of an example."""
     if config.sampling == "cyclic":
         return {"cycle_length": config.method.cycle_length}
     if config.sampling == "min_separation":
         return {"separation": config.method.cycle_length}
     if config.sampling != "random_allocation":
         return {}
-    # As often as the run has epochs: the steps in which it does so are then those of the run.
+    # Participations equal epochs, so that the period of the sampler is the whole run.
     floor = max(1, config.steps * config.batch_size // dataset_size)
     runs = {-(-k * dataset_size // config.batch_size): k for k in (floor, floor + 1)}
     if config.steps not in runs:
         steps = " or ".join(str(steps) for steps in runs)
         raise ConfigError(
-            f"steps={config.steps} at batch_size={config.batch_size} are not a whole number of "
-            f"epochs of {dataset_size} {_counted(config)}, and random allocation lets each take "
-            f"part equally often: give steps={steps}, or sampling='balls_in_bins'"
+            "`steps` must be a whole number of epochs with sampling='random_allocation', got "
+            f"{config.steps} steps of batch_size={config.batch_size} for {dataset_size} "
+            f"{_counted(config)}. Set steps={steps}, or use sampling='balls_in_bins'."
         )
     return {"participations": runs[config.steps]}
 

@@ -26,7 +26,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as its JSON is read, also of dataclasses. NaN and infinities become None."""
+    """Converts a value or dataclass to JSON values. NaN and infinities become None."""
     if dataclasses.is_dataclass(value):
         return {
             field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -44,25 +44,22 @@ def plain(value: Any) -> Any:
 
 
 def epsilon_text(epsilon: float, decimals: int = 3, *, lower: bool = False) -> str:
-    """Formats ε, rounded up, so that the stated ε is never less than the spent one.
+    """Formats ε rounded up, so that the stated value is at least the spent one.
 
-    A `lower` bound is rounded down, so that it is never more than the proved one.
+    A `lower` bound is rounded down instead.
     """
     with decimal.localcontext(rounding=decimal.ROUND_FLOOR if lower else decimal.ROUND_CEILING):
         return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
 
 
 def delta_text(delta: float) -> str:
-    """Formats δ to three digits, rounded up."""
+    """Formats δ with three digits, rounded up."""
     with decimal.localcontext(rounding=decimal.ROUND_CEILING):
         return f"{float(f'{decimal.Decimal(repr(float(delta))):.2e}'):g}"
 
 
 def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
-    """Writes `value` to `path` in one piece: a killed process leaves no half-written file.
-
-    A `secret` file is readable by its owner only.
-    """
+    """Writes `value` to `path` atomically. Only the owner can read a `secret` file."""
     partial = path.with_name(path.name + ".partial")
     if secret:
         make_secret(partial)
@@ -71,13 +68,13 @@ def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
 
 
 def make_secret(path: Path) -> None:
-    """Replaces a file by an empty one that only its owner can read."""
+    """Replaces a file with an empty one that only its owner can read."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
 
 
 def params_sha256(params: Any) -> str:
-    """Returns the SHA-256 of the bytes of all leaves, in the order of `jax.tree.leaves`."""
+    """Returns the SHA-256 over all leaves, in the order of `jax.tree.leaves`."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
@@ -85,12 +82,12 @@ def params_sha256(params: Any) -> str:
 
 
 def save_params(path: Path, params: Any) -> None:
-    """Writes parameters as msgpack, which `flax.serialization.msgpack_restore` reads."""
+    """Writes parameters as msgpack, for `flax.serialization.msgpack_restore`."""
     path.write_bytes(serialization.to_bytes(jax.device_get(params)))
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that the numbers of a run depend on."""
+    """Returns the package versions that affect the numbers of a run."""
     packages = ("dpoptax", "jax", "jaxlib", "optax", "flax", "numpy", "dp-accounting")
     found = {package: importlib.metadata.version(package) for package in packages}
     return {"python": platform.python_version(), **found}
@@ -98,7 +95,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def source_sha256() -> str:
-    """Returns the SHA-256 of dpoptax's source files, which identifies the code of a result."""
+    """Returns the SHA-256 over dpoptax's source files."""
     digest = hashlib.sha256()
     (package,) = map(Path, dpoptax.__path__)
     for path in sorted(package.rglob("*.py")):
@@ -107,7 +104,7 @@ def source_sha256() -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats a Markdown table, with columns as wide as their widest cell."""
+    """Formats a Markdown table with aligned columns."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in table]
@@ -118,4 +115,4 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def check_count(name: str, value: int) -> None:
     """Raises a `ConfigError` unless `value` is at least 1."""
     if value < 1:
-        raise ConfigError(f"{name}={value} is not allowed; give at least 1")
+        raise ConfigError(f"`{name}` must be at least 1, got {value}.")

@@ -1,4 +1,4 @@
-"""Resolves a config within its plan: its model, its clip, its optimizer and its step."""
+"""Resolves a config under its plan to model, clip, optimizer and step."""
 
 import dataclasses
 import math
@@ -20,14 +20,14 @@ from dpoptax.training.run.step import Step
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """A config with everything that follows from it and from its data.
+    """A config with its plan, model and chain.
 
     Attributes:
         config: The config. If its seed is None, summaries do not reveal the drawn seed.
-        plan: Its sampler, with the seed, and its budget.
+        plan: Sampler with seed, noise and permitted steps.
         model: Maps one example's inputs to logits.
-        chain: Its clip, noise, filter and optimizer.
-        init_key: Of the parameters.
+        chain: Clip, noise, filter and optimizer.
+        init_key: Key of the initial parameters.
     """
 
     config: TrainConfig
@@ -43,14 +43,14 @@ class ResolvedRun:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields that must not change when the run goes on, as JSON values without the seed."""
+        """Fields that must not change when the run resumes, as JSON without the seed."""
         config, plan = self.config, self.plan
         sampler = dataclasses.asdict(plan.sampler)
         del sampler["seed"]
         fields = config.to_dict()
-        # Correlated noise was made for its number of steps. A learning rate with a schedule for
-        # more steps would lead steps that are run again to other parameters, and the same noise
-        # would be added to the gradients there.
+        # The strategy of correlated noise depends on the number of steps. So does a schedule of the
+        # learning rate: with another schedule, repeated steps would add the same noise to gradients
+        # at other parameters.
         of_steps = plan.strategy is not None or config.schedule != "constant"
         found: dict[str, Any] = records.plain(
             {
@@ -68,7 +68,7 @@ class ResolvedRun:
         return found
 
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
-        """Returns the guarantee of the run, from the ledger in the final state."""
+        """Returns the guarantee of the run from the ledger in the final state."""
         config, plan = self.config, self.plan
         epsilon = None
         if plan.promise is not None and plan.noise_multiplier > 0:
@@ -99,13 +99,13 @@ def resolve(
     num_classes: int | None,
     keys: Keys | None = None,
 ) -> ResolvedRun:
-    """Resolves a config within its plan.
+    """Resolves a config under its plan.
 
     Args:
         config: The config.
-        plan: From `make_plan`, of this config.
-        num_classes: Of the data.
-        keys: That the steps begin with; None: those that follow from the run's seed.
+        plan: The plan of this config, from `make_plan`.
+        num_classes: Number of classes of the data.
+        keys: Keys of the steps. None: derived from the seed of the run.
 
     Raises:
         ConfigError: As for `build_model` and `build_chain`.
@@ -115,15 +115,15 @@ def resolve(
     keys, random = own if keys is None else keys, has_random_loss(model)
     if random and not config.method.private:
         raise ConfigError(
-            f"model={config.model!r} has a loss with a key, which training without privacy does "
-            "not give; let it be without one, or give a private method"
+            "`model` must have a loss without a key for training without privacy, got "
+            f"{config.model!r}. Remove the key, or use a private method."
         )
     chain = build_chain(config, plan.noise_multiplier, keys, random=random)
     return ResolvedRun(config, plan, model, chain, init_key)
 
 
 def build_step(chain: TrainingChain, model: nn.Module) -> Step:
-    """Returns the training step of a chain and a model, the same program for equal ones."""
+    """Returns the training step of a chain and a model."""
     config = chain.config
 
     def loss(params: Any, example: Any, *key: jax.Array, frozen: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Checks that a run may go on: same mechanism, sampler, data and arithmetic."""
+"""Checks that a run may resume: same mechanism, sampler, data and arithmetic."""
 
 import dataclasses
 import json
@@ -17,19 +17,19 @@ from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
 
-# Up to so many devices the room for rounding is the same (docs/developers/bound.md).
+# Up to this number of devices, the margin for rounding is the same (docs/developers/bound.md).
 _FEW = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Everything that tells a run from another one.
+    """Identifies a run.
 
     Attributes:
         fields: Values that must not change, as JSON values without the seed.
-        data: Fingerprint of the training examples and of constants of the loss; "" if not needed.
-        arithmetic: Everything else on which the sums of the run depend.
-        secrets: The seed, and other values that a later start needs.
+        data: Fingerprint of the training examples and frozen arrays; "" if not needed.
+        arithmetic: Other values that affect the sums of the run.
+        secrets: The seed, and other secret values that a resumed run needs.
     """
 
     fields: dict[str, Any]
@@ -39,7 +39,7 @@ class Identity:
 
 
 def describe(identity: Identity, opt_state: Any) -> dict[str, Any]:
-    """Returns the record of a run for a checkpoint, with its ledger, data and devices."""
+    """Returns the record of a run for a checkpoint, with ledgers, data and arithmetic."""
     return {
         "run": identity.fields,
         "data": identity.data,
@@ -50,23 +50,23 @@ def describe(identity: Identity, opt_state: Any) -> dict[str, Any]:
 
 
 def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
-    """Returns the record of the run that began in a folder, or None.
+    """Returns the record of the run in a folder, or None for an empty folder.
 
     Raises:
-        CheckpointError: There are metrics without a checkpoint.
+        CheckpointError: The folder has metrics without a checkpoint.
     """
     record = checkpoints.newest_record()
     if record is None and (workdir / METRICS).exists():
         raise CheckpointError(
-            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
-            "fresh start would forget the earlier releases: give another workdir, or "
-            "remove these files if they do not matter"
+            "`workdir` must not hold the metrics of a run without its checkpoints, got "
+            f"{str(workdir)!r}. Starting again would ignore the earlier releases. Use another "
+            "workdir, or remove these files if they do not matter."
         )
     return record
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
-    """Reads the records that earlier starts of the run have written, by their step."""
+    """Reads the records of earlier starts of the run, by step."""
     if not metrics.exists():
         return {}
     lines = metrics.read_text(encoding="utf-8").splitlines()
@@ -77,12 +77,12 @@ def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
 def as_shown(
     observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
 ) -> Callable[[dict[str, Any]], object]:
-    """Wraps `observe`, and checks that records equal those of an earlier start bit for bit.
+    """Wraps `observe` to check that records equal earlier ones bit for bit.
 
-    A step that is run again has the same noise. If its sum is rounded differently, because of other
-    compiler flags, another processor or kernels without a fixed order, the difference of the two
-    results is data without noise, and no bit of it may be seen. So each step that was shown has to
-    be shown again before a later one.
+    A repeated step has the same noise. If its sum is rounded differently, because of other compiler
+    flags, another processor or kernels without a fixed order, the difference of both results
+    reveals data without noise. Each step that was shown must therefore be shown again before later
+    steps.
     """
     passed = -1
 
@@ -91,10 +91,9 @@ def as_shown(
         left_out = [step for step in earlier if passed < step < record["step"]]
         if left_out:
             raise ConfigError(
-                f"the run has shown step {left_out[0]}, and would go on without evaluating it: "
-                "whether it comes to the same metrics again would stay unknown, and "
-                "fixed_point=True promises ε against an adversary who sees every bit; give an "
-                f"eval_every that divides {left_out[0]}"
+                f"`eval_every` must divide {left_out[0]}, because the metrics of this step were "
+                "shown and must be reproduced. With fixed_point=True, every bit of the repeated "
+                "steps must be the same."
             )
         passed = record["step"]
         before = earlier.get(record["step"], {})
@@ -102,10 +101,10 @@ def as_shown(
         names = now.keys() & before.keys() - {"seconds", "epsilon"}
         if any(now[name] != before[name] for name in names):
             raise ConfigError(
-                f"the run has shown step {record['step']}, and does not come to the same metrics "
-                "again: it computes with another rounding, and fixed_point=True promises ε "
-                "against an adversary who sees every bit. Go on with the machine, the flags and "
-                "the test split that it began with; or give another workdir and count both runs"
+                f"The metrics of step {record['step']}, which were shown before, must be "
+                "reproduced exactly with fixed_point=True. This start rounds differently. Use the "
+                "original machine, flags and test split, or use another workdir and account for "
+                "both runs."
             )
         return observe(record)
 
@@ -113,25 +112,25 @@ def as_shown(
 
 
 def check_same_fields(new: dict[str, Any], record: dict[str, Any], workdir: Path) -> None:
-    """Raises a `ConfigError` that names the first field in which the begun run differs."""
+    """Raises a `ConfigError` for the first field that differs from the run to resume."""
     old = record["run"]
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
         if before != now:
             raise ConfigError(
-                f"{field}={now!r} differs from {before!r}, with which the run in {workdir} made "
-                f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
-                "another workdir for a new run"
+                f"`{field}` must be {before!r}, as in the first {record['step']} steps of the run "
+                f"in {workdir}, got {now!r}. Set {field}={before!r} to continue that run, or use "
+                "another workdir for a new run."
             )
 
 
 def arithmetic(sampler: Sampler, place: devices.Devices, *, exact: bool) -> dict[str, Any]:
-    """Returns everything besides the config on which the sums of a run depend.
+    """Returns the values other than the config that affect the sums of a run.
 
-    The rows of a batch and the number of devices above eight, by which examples are clipped a
-    little shorter; the versions that draw batches, alter examples and compute gradients; in which
-    numbers they do, and how keys are split. If every bit counts (`exact`), also any number of
-    devices and hosts, which add up in another order.
+    These are the rows of a batch and the number of devices above eight, which lower the clipping
+    bound slightly; the package versions; and JAX's settings of precision and random keys. If every
+    bit counts (`exact`), they include any number of devices and hosts, which change the order of
+    additions.
     """
     shards = 1 if place.mesh is None else place.mesh.size
     rows = -(-sampler.padded_size // shards) * shards
@@ -152,31 +151,30 @@ def arithmetic(sampler: Sampler, place: devices.Devices, *, exact: bool) -> dict
 def check_restored(
     identity: Identity, record: dict[str, Any], opt_state: Any, *, steps: int, shown: int
 ) -> None:
-    """Raises if the run may not go on from a restored checkpoint to its last step.
+    """Raises a `ConfigError` if the run must not resume from a restored checkpoint.
 
     Args:
-        identity: Of the run now.
-        record: Of the checkpoint.
-        opt_state: Of the checkpoint.
-        steps: Number of steps that the run is allowed now.
+        identity: Identity of the current start.
+        record: Record of the checkpoint.
+        opt_state: Optimizer state of the checkpoint.
+        steps: Number of permitted steps now.
         shown: The last step whose metrics an earlier start has shown.
     """
     _check_ledger(record, opt_state)
     _check_same_data(record, identity.data)
     _check_same_sums(record, identity.arithmetic, shown)
-    if max(record["step"], steps) < shown:  # the stated ε would leave out steps
+    if max(record["step"], steps) < shown:  # the stated ε would not cover all released steps
         raise ConfigError(
-            f"steps={steps} ends the run before step {shown}, whose metrics it has "
-            "shown: the stated epsilon would be that of fewer steps than were released; give "
-            f"steps={shown} or more"
+            f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "
+            f"{steps}. The stated ε would cover fewer steps than were released."
         )
 
 
 def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) -> None:
-    """Raises if steps whose results were shown would be run again with other sums.
+    """Raises a `ConfigError` if released steps would be repeated with other sums.
 
-    The same noise would be added to other batches, or to gradients that are clipped or rounded
-    differently. The difference of the two results would have no noise.
+    Both releases would have the same noise, so their difference would reveal the change of the
+    batch, the clip or the rounding without noise.
     """
     old = record.get("arithmetic", {})
     if shown <= record["step"] or old == new:
@@ -187,44 +185,46 @@ def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) ->
         if value != old.get(name)
     )
     raise ConfigError(
-        f"the run has shown step {shown} and would go on from step {record['step']} with other "
-        f"arithmetic ({others}): steps run again would add the same noise to other sums. Go on "
-        "with the arithmetic that it began with, or give another workdir and count both runs"
+        f"The arithmetic of a run must not change after its metrics were shown. Step {shown} was "
+        f"shown, the last checkpoint is of step {record['step']}, and these values changed: "
+        f"{others}. Repeated steps would add the same noise to other sums. Restore the original "
+        "arithmetic, or use another workdir and account for both runs."
     )
 
 
 def check_same_on_hosts(identity: Identity) -> None:
-    """Raises if hosts have another config, seed or data: a record could be in two parts.
+    """Raises a `ConfigError` if hosts differ in config, seed, data or versions.
 
-    Or other versions, which may draw other noise for the same sum.
+    Otherwise an example could be in a batch twice, or hosts could add different noise.
     """
     if not devices.same_on_all_hosts(repr((identity, identity.secrets))):
         raise ConfigError(
-            "the hosts of this run do not have the same config, seed and training examples, or not "
-            "the same versions: each would draw or read other records, and one could be twice in a "
-            "batch; give all of them the same config, files and packages"
+            "All hosts must have the same config, seed, training examples and package versions. "
+            "Otherwise hosts draw different batches, and one example could be in a batch twice. "
+            "Copy the same config, files and packages to all hosts."
         )
 
 
 def _check_same_data(record: dict[str, Any], now: str) -> None:
-    """Raises if the begun run had other examples or owners, or another published model."""
+    """Raises a `ConfigError` if examples, owners or frozen weights have changed."""
     if record.get("data") != now:
         raise ConfigError(
-            "the training examples, whose they are, or the weights of the published model differ "
-            f"from those of the run's first {record['step']} steps: no ε holds for two data sets "
-            "in one run, and steps that are run again would add the same noise to other gradients; "
-            "give the old ones (data_dir, pretrained), or another workdir for a new run"
+            "The training examples, their owners and the published weights must be those of the "
+            f"first {record['step']} steps of the run. No ε holds for two data sets in one run, "
+            "and repeated steps would add the same noise to other gradients. Restore the original "
+            "files (`data_dir`, `pretrained`), or use another workdir for a new run."
         )
 
 
 def _check_ledger(record: dict[str, Any], opt_state: Any) -> None:
-    """Raises if the restored ledger is not that of the record: a checkpoint mixed from two."""
+    """Raises a `ConfigError` if the ledger of a checkpoint does not match its record."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
         restored = _ledger(ledger)
         if restored != stored or ledger.releases != record["step"]:
             raise ConfigError(
-                f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
-                f"{stored}: it is damaged; remove it, and the run goes on from the one before"
+                f"The checkpoint of step {record['step']} is damaged, because its ledger is "
+                f"{restored} but its record states {stored}. Remove it to continue from the "
+                "previous checkpoint."
             )
 
 

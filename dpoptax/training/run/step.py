@@ -1,4 +1,4 @@
-"""The training step of every run: a gradient and a chain, compiled once."""
+"""Defines the training step of every run and compiles it once."""
 
 import dataclasses
 import functools
@@ -24,12 +24,12 @@ class Step:
 
     Attributes:
         loss_fn: `loss_fn(params, example)`, the scalar loss of one example. It may take a key as a
-            third argument, and gets the keyword `frozen` unless that is None.
-        clip: As for `clipped_grad`. None: neither clipped nor noisy, for training without privacy.
-        optimizer: The whole chain, with the noise.
+            third argument. It gets the keyword `frozen` unless that is None.
+        clip: As for `clipped_grad`. None: plain gradients, for training without privacy.
+        optimizer: The whole chain, including the noise.
         batch_size: Expected number of examples. Sums without a clip are divided by it.
         per_user: Whether each row of a batch is a user with several examples.
-        has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and is dropped.
+        has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and discarded.
         microbatch_size: As for `clipped_grad`.
         key: Everything that the program depends on. None: it is not shared.
     """
@@ -53,14 +53,14 @@ class Step:
         *,
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Any, Any]:
-        """Returns parameters and state after a step on a batch."""
+        """Returns parameters and optimizer state after a step on a batch."""
         gradient = self.gradient(frozen, mesh)
         grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
         updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
     def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
-        """Returns `gradient(params, opt_state, examples, mask, indices)`, the optimizer's input."""
+        """Returns `gradient(params, opt_state, examples, mask, indices)`."""
         loss = self.loss_fn
         if frozen is not None:
             loss = functools.partial(loss, frozen=frozen)
@@ -113,40 +113,40 @@ class Step:
             params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
         ) -> Any:
             total = whole(params, batch, mask)
-            # Divided by the expected size like the private gradient, not by the realised one.
+            # Divide by the expected batch size, like the private gradient.
             return jax.tree.map(lambda leaf: leaf / self.batch_size, total)
 
         return gradient
 
 
 class Program:
-    """A step for arguments of some shapes, which is compiled when it is first needed."""
+    """A step for arguments of fixed shapes, compiled on first use."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
         self.lowered = lowered
 
     @functools.cached_property
     def compiled(self) -> Callable[..., tuple[Any, Any]]:
-        """`compiled(state, batch, mask, frozen)`; the state's arrays are donated."""
+        """`compiled(state, batch, mask, frozen)`. It donates the arrays of the state."""
         return self.lowered.compile()
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of the program, without the values of large constants."""
+        """Hash of the program, without the values of large constants."""
         module: Any = self.lowered.compiler_ir()
         text = module.operation.get_asm(large_elements_limit=1000)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_program(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -> Program:
-    """Returns the program of a step, the same one for equal steps and shapes.
+    """Returns the program of a step, which equal steps and shapes share.
 
     Args:
-        step: The step. Noise key and learning rate are in the state of its optimizer, so runs that
-            differ only in these share a program.
+        step: The step. Its optimizer state contains the noise key and the learning rate, so runs
+            that differ only in these share a program.
         args: `((params, opt_state), batch, mask, frozen)`; only shapes and types are used. The
             batch is a `Resident` or a `Loaded`.
-        mesh: Devices along an axis "data" that share the examples; None: one device.
+        mesh: Devices along an axis "data" that share the examples. None: one device.
     """
     if step.key is None:
         return _lower(step, args, mesh)

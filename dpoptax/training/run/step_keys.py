@@ -1,4 +1,4 @@
-"""Keys of the steps, for losses with randomness."""
+"""Derives a key for each step, for losses with randomness."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ class StepKeysState(NamedTuple):
     """State of `step_keys`.
 
     Attributes:
-        augmentation_key: What every step's key is folded from.
+        augmentation_key: Base key. Each step folds its number into it.
         augmentation_count: Number of updates so far.
     """
 
@@ -20,7 +20,7 @@ class StepKeysState(NamedTuple):
 
 
 def step_keys(key: jax.Array) -> optax.GradientTransformation:
-    """Passes updates on and counts them, for `step_key`."""
+    """Passes updates through and counts steps for `step_key`."""
 
     def init(params: Any) -> StepKeysState:
         del params
@@ -35,7 +35,7 @@ def step_keys(key: jax.Array) -> optax.GradientTransformation:
 
 
 def step_key(opt_state: Any) -> jax.Array | None:
-    """The key of the coming step, from the optimizer's state; None where it has no `step_keys`."""
+    """Returns the key of the next step, or None if the optimizer has no `step_keys`."""
     key = optax.tree.get(opt_state, "augmentation_key")
     if key is None:
         return None

@@ -1,4 +1,4 @@
-"""Several configs at one ε: the same tuning budget for each, then the same seeds."""
+"""Compares configs at one ε, with equal tuning and equal seeds."""
 
 import dataclasses
 import json
@@ -32,59 +32,59 @@ from dpoptax.training.search.trials import Runner, Trial, dataset_of
 class Comparison:
     """Options of `dpoptax compare`.
 
-    For every config, each learning rate is first tried on every seed with a fifth of the training
-    split held out; the best mean accuracy on that fifth selects. The selected rate is then trained
-    on the whole training split, once per seed, and these runs alone touch the test split. The
-    stated ε is that of one such run: neither the repetitions nor the selection are part of it.
+    For every config, each learning rate is first trained on every seed with a fifth of the training
+    split held out. The rate with the best mean accuracy on that fifth is selected. It is then
+    trained on the whole training split, once per seed. Only these runs use the test split. The
+    stated ε is that of one such run. It does not cover the repetitions or the selection.
     """
 
     workdir: Path
-    """Directory for results.json, table.md, comparison.png and the runs' records in runs/. A run
-    that the same code finished with the same settings is not trained again: the same command goes
-    on where it was stopped, and one with more configs trains those alone. After a change of the
-    code of a method outside the package, which is not noticed, give another directory. Other
-    examples under the name of a data set are refused by data.json, which is for its owner alone."""
+    """Directory for results.json, table.md, comparison.png and the records of runs in runs/.
+    Finished runs with the same code and settings are not trained again, so the same command resumes
+    a comparison, and more configs train only missing runs. Changes to methods outside the package
+    are not detected: use another directory after them. data.json, which only its owner can read,
+    detects other examples under the name of a data set."""
     seeds: int = 5
-    """Number of repetitions, with the seeds 0, 1, 2, ... for every config, so that a comparison can
-    be repeated. Everyone knows these seeds: publish none of the models."""
+    """Number of repetitions, with the seeds 0, 1, 2, ... for every config. These seeds are known,
+    so publish none of the models."""
     epsilon: float | None = None
-    """Privacy of every private config; None: the one that the configs agree on."""
+    """ε of every private config. None: the common ε of the configs."""
     learning_rates: tuple[float, ...] | None = None
-    """Grid of learning rates for every config; None: multiples of the config's own."""
+    """Grid of learning rates for every config. None: multiples of the config's own."""
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    """These multiples, the same for every config; without effect next to learning_rates."""
+    """These multiples. They are ignored if learning_rates is given."""
     steps: int | None = None
     """Number of steps of every config; None: the configs' own."""
     set: tuple[str, ...] = ()
-    """FIELD=VALUE for any other field of every config, such as optimizer=adam; fields of their
-    methods as method.FIELD=VALUE."""
+    """FIELD=VALUE for any other field of every config, such as optimizer=adam. method.FIELD=VALUE
+    sets a field of the methods."""
     trial_seeds: int | None = None
-    """Number of seeds, the first ones, that each learning rate is tried on; None: all."""
+    """Number of seeds to try each learning rate on. None: all."""
     processes: int = 1
-    """Number of runs at a time; several share the cores, so that their seconds do not compare."""
+    """Number of concurrent runs. Their times do not compare with those of single runs."""
 
     def __post_init__(self) -> None:
         records.check_count("seeds", self.seeds)
         if self.trial_seeds is not None and not 1 <= self.trial_seeds <= self.seeds:
             raise ConfigError(
-                f"trial_seeds={self.trial_seeds} is not allowed; give 1 to seeds={self.seeds}"
+                f"`trial_seeds` must be between 1 and seeds={self.seeds}, got {self.trial_seeds}."
             )
         for name in ("learning_rates", "factors"):
             grid = getattr(self, name)
             if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
-                raise ConfigError(f"{name}={grid} is not allowed; give positive finite numbers")
+                raise ConfigError(f"`{name}` must be positive and finite, got {grid}.")
 
 
 def compare(
     configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
 ) -> ComparisonResult:
-    """Runs `comparison` over named configs, writes its files and returns the results.
+    """Compares named configs, writes the files and returns the results.
 
     Raises:
-        ConfigError: Configs whose results do not belong into one table.
+        ConfigError: The configs are not comparable.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
-    for config in reversed(configs.values()):  # computes once what all runs read
+    for config in reversed(configs.values()):  # computes features before any run
         dataset = dataset_of(config, held_out=False, progress=progress)
     data = comparison.workdir / "data.json"
     known = _known_data(configs, data)
@@ -92,7 +92,7 @@ def compare(
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
     plans = [_grid(config, comparison) for config in configs.values()]
-    for config in configs.values():  # every bad value shows before the first long run
+    for config in configs.values():  # raises all errors before the first long run
         make_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(data, known, secret=True)
@@ -129,7 +129,7 @@ def compare(
             rate, grid, runs = _one_method(config, plan, seeds, tried_on, runner, bar)
             methods.append(method_result(name, label, rate, grid, runs))
             records.write_json(path, results())
-    # With matplotlib, for which no other command need wait.
+    # Imported late, because matplotlib is slow to import.
     from dpoptax.training.search import comparison_figure
 
     final = results()
@@ -140,10 +140,10 @@ def compare(
 
 
 def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
-    """Returns the content of data.json: a fingerprint of each data set, and their secret key.
+    """Returns the content of data.json: data fingerprints and their secret key.
 
     Raises:
-        ConfigError: Earlier runs were trained on other examples under the same name.
+        ConfigError: Earlier runs used other examples under the same name.
     """
     known: dict[str, Any] = {"key": secrets.randbits(63), "data": {}}
     if path.is_file():
@@ -153,10 +153,10 @@ def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
         now = fingerprint(dataset_of(config, held_out=False), known["key"], test=True)
         if known["data"].setdefault(name, now) != now:
             raise ConfigError(
-                f"the examples of dataset={config.dataset!r}, or whose they are, differ from those "
-                f"that earlier runs in {path.parent} were trained or tested on: accuracies on both "
-                "do not compare, and runs of one seed would add the same noise to gradients on two "
-                "data sets; give the old ones (data_dir), or another workdir and count both"
+                f"The examples and owners of dataset={config.dataset!r} must be those of earlier "
+                f"runs in {path.parent}. Accuracies on other data do not compare, and runs with "
+                "one seed would add the same noise to gradients of two data sets. Restore the "
+                "original files (`data_dir`), or use another workdir and account for both."
             )
     return known
 
@@ -169,7 +169,7 @@ def _one_method(
     runner: Runner,
     bar: Bar,
 ) -> tuple[float, list[GridPoint], list[Record]]:
-    """Returns the selected rate, all rates with their accuracies, and the runs with it."""
+    """Returns the selected rate, the accuracies of all rates, and its runs."""
 
     def trials(rate: float, seeds: range, held_out: bool) -> list[Trial]:
         return [
@@ -194,9 +194,11 @@ def _one_method(
 def _on_one_footing(
     configs: dict[str, TrainConfig], comparison: Comparison
 ) -> tuple[dict[str, TrainConfig], float | None, float | None]:
-    """The configs at one ε and δ on one data set, with these two; raises where they disagree."""
+    """Returns the configs at a common ε and δ, or raises a ConfigError."""
     if not configs:
-        raise ConfigError("no config given; give the path of at least one")
+        raise ConfigError(
+            "`configs` must name at least one config, got none. Pass the path of a config file."
+        )
     configs = _with_values(configs, comparison)
     private = {
         name: config
@@ -209,7 +211,7 @@ def _on_one_footing(
     delta = _common("delta", private, "--set delta=VALUE") if private else None
     if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
         _common("dataset", configs, "--set dataset=NAME, or configs of one data set")
-        raise ConfigError("the configs have several data_dir; give --data-dir")
+        raise ConfigError("`data_dir` must be the same for all configs. Pass --data-dir.")
     _common("unit", configs, "--set unit=VALUE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = configs | {
@@ -221,7 +223,7 @@ def _on_one_footing(
 def _with_noise(
     configs: dict[str, TrainConfig], epsilon: float | None, dataset_size: int
 ) -> dict[str, TrainConfig]:
-    """The configs, those without a proof with the noise of DP-SGD at this ε if they have none."""
+    """Sets the noise of methods without a proof to that of DP-SGD at this ε."""
 
     def noisy(config: TrainConfig) -> TrainConfig:
         if config.method.unproven() is None or config.noise_multiplier is not None:
@@ -243,12 +245,13 @@ def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dic
     for text in comparison.set:
         field = text.partition("=")[0].replace("-", "_")
         if field in options:
-            lacks = "" if "=" in text else " has no =VALUE, and"
             raise ConfigError(
-                f"set={text!r}{lacks} is not what decides {field}; give {options[field]}"
+                f"`set` must not contain {field}, got {text!r}. Pass {options[field]} instead."
             )
         if field in changes:
-            raise ConfigError(f"set={text!r}: a comparison has no use for {field}; leave it out")
+            raise ConfigError(
+                f"`set` must not contain {field}, which comparisons ignore, got {text!r}."
+            )
     configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}
     return settings.with_values(configs, comparison.set)
 
@@ -257,7 +260,9 @@ def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
     values = {name: getattr(config, field) for name, config in configs.items()}
     if len(set(values.values())) > 1 or None in values.values():
         listed = ", ".join(f"{name}: {value}" for name, value in values.items())
-        raise ConfigError(f"the configs state no common {field} ({listed}); give {remedy}")
+        raise ConfigError(
+            f"`{field}` must be the same for all configs, got {listed}. Pass {remedy}."
+        )
     return next(iter(values.values()))
 
 
@@ -268,7 +273,7 @@ def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
 
 
 def _names(configs: dict[str, TrainConfig]) -> list[str]:
-    """The methods' names, with the config's name where two configs have one method."""
+    """Returns the names of the methods, with config names if several share one."""
     names = [config.method.name for config in configs.values()]
     shared = os.path.commonprefix(list(configs)).rpartition("/")[0]
     labels = [label.removeprefix(f"{shared}/") if shared else label for label in configs]
@@ -282,8 +287,8 @@ def _notes(methods: list[MethodResult]) -> list[str]:
     notes = []
     if any(len(method.grid) > 1 for method in methods):
         notes.append(
-            "Each learning rate was selected on a fifth of the training split, held out for it; "
-            "the test split was used for the reported accuracy alone."
+            "Each learning rate was selected on a held-out fifth of the training split. The test "
+            "split was used for the reported accuracy only."
         )
     if any(method.private for method in methods):
         notes.append(
@@ -292,20 +297,20 @@ def _notes(methods: list[MethodResult]) -> list[str]:
             "none of these models: `dpoptax train` draws a secret seed."
         )
     if any(run["unit"] == "user" for method in methods for run in method.runs):
-        notes.append("ε is about one user with all of the examples that it owns.")
+        notes.append("The unit of ε is a user with all of its examples.")
     notes += [f"{method.name}: {method.unproven}." for method in methods if method.unproven]
     for method in methods:
         rates = [point.learning_rate for point in method.grid]
         if len(rates) > 1 and method.learning_rate in (min(rates), max(rates)):
             notes.append(
                 f"{method.name}: the selected learning rate {method.learning_rate:g} is at "
-                "the edge of its grid; a wider grid may give a better one."
+                "the edge of its grid. A wider grid may give a better rate."
             )
     return notes
 
 
 def table(results: ComparisonResult) -> str:
-    """The comparison as a Markdown table, the notes below it."""
+    """Returns the comparison as a Markdown table with notes."""
     rows = [("method", "ε", "best learning rate", "test accuracy (%)", "seconds")]
     for method in results.methods:
         accuracy = f"{100 * method.test_accuracy_mean:.2f}"

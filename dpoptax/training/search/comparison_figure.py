@@ -17,8 +17,8 @@ _BASELINE = "DP-SGD"
 def plot_comparison(results: ComparisonResult, path: Path) -> None:
     """Draws the test accuracies of each method and its difference from a baseline.
 
-    A row for each method shows every seed, the mean, and the mean difference from the baseline over
-    equal seeds with its standard error. The baseline is DP-SGD, or without it the first method.
+    A row for each method shows every seed, the mean, and the mean paired difference from the
+    baseline with its standard error. The baseline is DP-SGD, or else the first method.
     """
     figure = Figure(figsize=(6.5, 1.4 + 0.3 * len(results.methods)), layout="constrained")
     _plot_accuracies(figure.subplots(), results)
@@ -38,7 +38,7 @@ def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
     baseline = _baseline(methods)
     first = accuracies[baseline]
     axes.axvline(first.mean(), color="#BBBBBB", linewidth=1, zorder=0)
-    # One method that hardly learns would press all others together: it is put at the edge.
+    # A method that hardly learns is drawn at the edge, to keep the scale readable.
     low = min(float(np.median([values.mean() for values in accuracies])) - 15, first.min() - 2)
     low = max(low, min(float(values.min()) for values in accuracies) - 1)
     for row, values in enumerate(accuracies):
@@ -75,5 +75,5 @@ def _baseline(methods: list[MethodResult]) -> int:
 
 
 def _short(method: MethodResult) -> str:
-    """Returns the name of a method, with a line break before brackets."""
+    """Returns the name of a method with a line break before parentheses."""
     return str(method.name).replace(" (", "\n(")

@@ -1,4 +1,4 @@
-"""Options of a sweep, and the price of choosing the best of its trials."""
+"""Defines the options of a sweep and prices the choice of its best trial."""
 
 import dataclasses
 from pathlib import Path
@@ -13,43 +13,46 @@ from dpoptax.training.search import settings
 if TYPE_CHECKING:
     pass
 
-# Functions import the accounting, so that help does not wait for it.
+# Functions import the accounting, so that help stays fast.
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """Options of `dpoptax sweep`.
 
-    Each trial trains on the training split without a fifth, and is scored on that fifth. The best
-    one is the result, as trained: nothing is trained again, and only it meets the test split. Its
-    ε covers the selection, as --repetitions and --held-out say.
+    Each trial trains on four fifths of the training split and is scored on the other fifth. The
+    best trial is the result. It is not retrained, and only it is evaluated on the test split. Its ε
+    covers the selection; see --repetitions and --held-out.
     """
 
     workdir: Path
-    """Directory for best/ (may be published), and trials/, trials.md and sweep.json
-    (see trials.md for what may be). The same command goes on with a sweep that was stopped."""
+    """Directory for best/, which may be published, and for trials/, trials.md and sweep.json;
+    trials.md lists which of them may be published. The same command resumes a sweep."""
     grid: tuple[str, ...] = ()
-    """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD reaches the method's."""
+    """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD sets the method's."""
     random: tuple[str, ...] = ()
     """FIELD=log:LOW:HIGH, FIELD=uniform:LOW:HIGH, FIELD=int:LOW:HIGH, or FIELD=VALUE,VALUE,..."""
     trials: int | None = None
-    """Number of random trials, or its mean where --repetitions is random; with --grid and fixed
-    repetitions, all combinations."""
+    """Number of random trials, or its mean with random --repetitions. With --grid and fixed
+    repetitions, all combinations by default."""
     repetitions: str = "fixed"
-    """fixed: ε of all trials together. geometric, poisson or logarithmic: a secret random number of
-    trials, of which the best alone is published, at a smaller ε; with --grid each draws a
-    combination."""
+    """fixed: ε covers all trials together. geometric, poisson or logarithmic: the number of trials
+    is random and secret, and only the best is published, at a smaller ε. With --grid, each trial
+    then draws a combination."""
     held_out: str = "private"
-    """private: scores get noise, and ε covers the held-out fifth too. public: its examples are
-    nobody's secret, and scores are exact."""
+    """private: scores get noise, and ε also covers the held-out fifth. public: the held-out fifth
+    is public, and scores are exact."""
     seed: int | None = None
-    """Secret. None: a fresh one, which sweep.json keeps."""
+    """Secret seed. None: a fresh seed, stored in sweep.json."""
     processes: int | None = None
-    """Number of trials at a time; None: one a core."""
+    """Number of concurrent trials. None: one per core."""
 
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
-            raise ConfigError("give the settings to try, either as --grid or as --random")
+            raise ConfigError(
+                "Exactly one of `grid` and `random` must be given. Pass --grid or --random with "
+                "the settings to try."
+            )
         if self.repetitions not in (known := ("fixed", *dpoptax.accounting.selection.SHAPES)):
             raise unknown_name("repetitions", self.repetitions, known)
         if self.held_out not in ("private", "public"):
@@ -57,20 +60,23 @@ class Sweep:
         if self.trials is not None:
             records.check_count("trials", self.trials)
         elif self.random or self.repetitions != "fixed":
-            raise ConfigError("trials=None; give --trials, how many to run (on average)")
+            raise ConfigError(
+                "`trials` must be given for random settings and random repetitions, got None. "
+                "Pass --trials with the (mean) number of trials."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """Price of publishing the result. Fields are None without a promise.
+    """Privacy cost of publishing the result. ε and δ are None without a guarantee.
 
     Attributes:
-        epsilon: Of the result, selection included.
-        of_one_trial: The largest ε of a single trial.
-        delta: Of both.
-        score_stddev: Standard deviation of the noise on the number of right answers.
-        held_out_size: Number of examples that trials are scored on.
-        reason: Why ε is not stated; None if it is.
+        epsilon: ε of the result, including the selection.
+        of_one_trial: Largest ε of a single trial.
+        delta: δ of both.
+        score_stddev: Standard deviation of the noise on the number of correct predictions.
+        held_out_size: Number of held-out examples.
+        reason: Reason why no ε is stated, or None.
     """
 
     epsilon: float | None = None
@@ -87,10 +93,11 @@ def price(
     sweep: Sweep,
     chosen: list[int],
 ) -> Price:
-    """Computes the price of the result of a sweep.
+    """Computes the privacy cost of the result of a sweep.
 
-    A record is either trained on or held out. The first kind is protected by each trial's noisy
-    gradients, the second by the noise on its scores: as little as keeps its ε within the first's.
+    A record is either trained on or held out. The noisy gradients of each trial protect training
+    records. The noise on scores protects held-out records; it is the least noise whose ε does not
+    exceed that of training records.
     """
     from dp_accounting import GaussianDpEvent
 
@@ -105,7 +112,10 @@ def price(
     delta = first.stated_delta
     relations = sorted({guarantee.neighboring_relation for guarantee in guarantees})
     if len(relations) > 1:
-        raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
+        raise ConfigError(
+            f"`sampling` must have one neighboring relation for all trials, got {relations}. Use "
+            "one kind of sampling."
+        )
     events = [guarantee.event for guarantee in guarantees]
     singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
@@ -120,14 +130,15 @@ def price(
             return dpoptax.accounting.Guarantee(event, relation, "rdp").epsilon(delta)
         except ValueError as error:
             raise ConfigError(
-                f"repetitions={sweep.repetitions!r} has no price with trials={sweep.trials} at "
-                "these ε: so many batches may be cut that it uses up δ. Give fewer trials, a "
-                "smaller epsilon, or repetitions of another kind"
+                f"`repetitions` has no finite ε for {sweep.repetitions!r} with "
+                f"trials={sweep.trials}, because truncated batches alone may exceed δ. Use fewer "
+                "trials, a smaller `epsilon`, or another kind of repetitions."
             ) from error
 
     epsilon, stddev = selected(events, first.neighboring_relation), 0.0
     if sweep.held_out == "private":
-        # One record changes the number of right answers by at most 1, added, removed or replaced.
+        # A record that is added, removed or replaced changes the number of correct predictions by
+        # at most 1.
         stddev = dpoptax.accounting.calibrate_noise_multiplier(
             epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
         )
@@ -139,39 +150,39 @@ def price(
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
-    """States the privacy of the result, and which files may be published."""
+    """Returns statements on privacy and on the files that may be published."""
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
         f"The result is ({records.epsilon_text(cost.epsilon)}, {records.delta_text(cost.delta)})-"
-        "differentially private, its selection included; one trial alone is ε = "
+        "differentially private, including its selection. One trial alone has ε = "
         f"{records.epsilon_text(cost.of_one_trial)}."
     ]
     if sweep.repetitions == "fixed":
         said.append(
-            "This holds for all trials together: this table and best/ may be published; trials/ "
-            "and sweep.json, with exact scores and the seed, may not."
+            "This holds for all trials together. This table and best/ may be published. trials/ "
+            "and sweep.json contain exact scores and the seed and must stay secret."
         )
     else:
         said.append(
-            f"This holds for best/ alone, the best of a {sweep.repetitions} number of trials of "
-            f"mean {sweep.trials}; all else here, the number of trials and how long they took "
-            "must stay secret."
+            f"This holds for best/ alone, the best of a {sweep.repetitions} number of trials with "
+            f"mean {sweep.trials}. All other files, the number of trials and their duration must "
+            "stay secret."
         )
     if sweep.seed is not None:
         said.append(
-            "The seed was given: this holds if it stays secret and is no other sweep's. For a "
-            "result that is given away leave it out."
+            "The seed was given, so this holds only if it stays secret and no other sweep uses it. "
+            "Omit the seed for a result that will be published."
         )
     if sweep.held_out == "private":
         said.append(
             f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "
-            "right answers, so that ε covers the held-out examples too. Which examples are held "
-            "out is taken to be public."
+            "correct predictions, so that ε also covers the held-out examples. The choice of "
+            "held-out examples is assumed to be public."
         )
     else:
         said.append(
-            "Scores are exact: ε covers the examples that were trained on. The held-out fifth is "
-            "taken to be public."
+            "Scores are exact. ε covers the training examples, and the held-out fifth is assumed "
+            "to be public."
         )
     return said

@@ -1,4 +1,4 @@
-"""Results of comparisons and sweeps, as results.json and sweep.json hold them."""
+"""Defines the results of comparisons and sweeps, for results.json and sweep.json."""
 
 import dataclasses
 import statistics
@@ -8,7 +8,7 @@ from typing import Any
 from dpoptax.training.search.price import Price
 
 Record = dict[str, Any]
-"""A run: its summary with its `history`, as its file holds it."""
+"""Record of a run: its summary and its `history`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class GridPoint:
 
     Attributes:
         learning_rate: The rate.
-        validation_accuracies: Accuracies on the held-out fifth, one for each seed. Empty if there
-            was nothing to select.
+        validation_accuracies: Accuracies on the held-out fifth, one per seed. Empty if there was
+            only one rate.
     """
 
     learning_rate: float
@@ -30,17 +30,17 @@ class MethodResult:
     """Result of one config.
 
     Attributes:
-        name: Of the method, with that of the config where two have one method.
+        name: Name of the method, with the name of the config if several share the method.
         config: Name of the config.
         private: Whether an ε is stated.
-        unproven: Reason why no ε is stated in spite of noise.
-        epsilon: Of one run.
-        learning_rate: The one that was selected.
-        test_accuracy_mean: Over the seeds.
-        test_accuracy_std: Over the seeds; None for one.
-        seconds_per_run: Mean time of training.
-        grid: The rates that were tried.
-        runs: Those at the selected rate, one a seed.
+        unproven: Reason why no ε is stated in spite of noise, or None.
+        epsilon: ε of one run.
+        learning_rate: The selected learning rate.
+        test_accuracy_mean: Mean test accuracy over seeds.
+        test_accuracy_std: Standard deviation over seeds, or None for one seed.
+        seconds_per_run: Mean training time.
+        grid: The learning rates tried.
+        runs: The runs at the selected rate, one per seed.
     """
 
     name: str
@@ -57,14 +57,14 @@ class MethodResult:
 
     @property
     def accuracies(self) -> list[float]:
-        """Test accuracies at the selected rate, one a seed."""
+        """Test accuracies at the selected rate, one per seed."""
         return [run["test_accuracy"] for run in self.runs]
 
 
 def method_result(
     name: str, config: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
 ) -> MethodResult:
-    """The result of a config whose runs at the selected rate are `runs`."""
+    """Returns the result of a config from its runs at the selected rate."""
     accuracies = [run["test_accuracy"] for run in runs]
     return MethodResult(
         name=name,
@@ -86,12 +86,12 @@ class ComparisonResult:
     """Result of a comparison.
 
     Attributes:
-        dataset: The data set's name.
-        epsilon: ε of every private config. None without private configs.
-        delta: The same.
-        seeds: Of the runs.
+        dataset: Name of the data set.
+        epsilon: ε of every private config, or None without private configs.
+        delta: δ of every private config, or None.
+        seeds: Seeds of the runs.
         notes: Notes below the table.
-        methods: In the order of the configs.
+        methods: Results in the order of the configs.
         versions: Versions of the packages.
         code: SHA-256 of the package's source files.
     """
@@ -111,10 +111,10 @@ class TrialResult:
     """A trial of a sweep.
 
     Attributes:
-        config: The name of its config.
+        config: Name of the config.
         changes: Changed fields and their values.
-        score: Held-out accuracy, with noise where that is asked for.
-        record: The name of its file.
+        score: Held-out accuracy, with noise if held-out examples are private.
+        record: Name of the file of its record.
     """
 
     config: str
@@ -124,7 +124,7 @@ class TrialResult:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config and the changed fields, by the names of a table's columns."""
+        """The config and the changed fields, by column of a table."""
         return {"config": self.config, **self.changes}
 
 
@@ -133,12 +133,12 @@ class SweepResult:
     """Result of a sweep.
 
     Attributes:
-        begun: Its options and its seed, by which a second start recognizes it.
-        price: What publishing the result costs.
+        begun: Options and seed, which identify the sweep.
+        price: Privacy cost of publishing the result.
         notes: Statements on its privacy.
-        trials: In the order in which they were drawn.
+        trials: Trials in the order of their draws.
         versions: Versions of the packages.
-        result: What best/summary.json holds; None where no trial was drawn.
+        result: Content of best/summary.json, or None without trials.
     """
 
     begun: dict[str, Any]
@@ -150,11 +150,11 @@ class SweepResult:
 
     @property
     def best(self) -> int | None:
-        """The index of the trial with the greatest score."""
+        """Index of the trial with the highest score."""
         return best_of(self.trials)
 
     def to_dict(self) -> dict[str, Any]:
-        """As sweep.json holds it."""
+        """Returns the content of sweep.json."""
         rows = [
             {**trial.settings, "score": trial.score, "record": trial.record}
             for trial in self.trials
@@ -172,5 +172,5 @@ class SweepResult:
 
 
 def best_of(trials: Sequence[TrialResult]) -> int | None:
-    """The index of the trial with the greatest score, the first of those; None of none."""
+    """Returns the index of the best trial, or None without trials."""
     return max(range(len(trials)), key=lambda index: trials[index].score, default=None)

@@ -1,4 +1,4 @@
-"""Settings to try: fields of a config and their values, as the command line spells them."""
+"""Parses settings of config fields from the command line and builds candidates."""
 
 import ast
 import dataclasses
@@ -17,12 +17,12 @@ from dpoptax.training.roles import Role, fields_with
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One setting.
+    """A config with changed fields.
 
     Attributes:
-        name: Of the config that it changes.
-        changes: Field to value.
-        config: The result.
+        name: Name of the original config.
+        changes: Changed fields and their values.
+        config: The changed config.
     """
 
     name: str
@@ -31,19 +31,19 @@ class Candidate:
 
 
 def grid_candidates(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """All combinations of FIELD=VALUE,VALUE,... for every config.
+    """Returns all combinations of FIELD=VALUE,VALUE,... for every config.
 
     Raises:
-        ConfigError: A field or a value that a config does not have.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     return _products(configs, [(field, text.split(",")) for field, text in _parsed(given)])
 
 
 def with_values(configs: dict[str, TrainConfig], given: Sequence[str]) -> dict[str, TrainConfig]:
-    """The configs, each with the values of FIELD=VALUE, commas and all.
+    """Returns the configs with the values of FIELD=VALUE, which may contain commas.
 
     Raises:
-        ConfigError: A field or a value that a config does not have.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     values = dict(_parsed(given, "FIELD=VALUE"))
     return {name: _candidate(name, config, values).config for name, config in configs.items()}
@@ -52,10 +52,10 @@ def with_values(configs: dict[str, TrainConfig], given: Sequence[str]) -> dict[s
 def random_candidates(
     configs: dict[str, TrainConfig], given: Sequence[str], count: int, rng: np.random.Generator
 ) -> list[Candidate]:
-    """`count` draws, each of a config and of a value for each field.
+    """Draws `count` candidates: a config and a value for each field.
 
     Raises:
-        ConfigError: A field or a value that a config does not have.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     axes, names = _parsed(given), list(configs)
     drawn = []
@@ -67,10 +67,10 @@ def random_candidates(
 
 
 def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """One candidate for each privacy cost that `random_candidates` can draw.
+    """Returns one candidate for each privacy cost that `random_candidates` can draw.
 
     Raises:
-        ConfigError: A range of a field that changes the cost: it holds too many.
+        ConfigError: A field that affects the cost has a range instead of a list.
     """
     axes = []
     for field, text in _parsed(given):
@@ -80,8 +80,9 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
             axes.append((field, [low]))
         elif ranged:
             raise ConfigError(
-                f"{field}={text} changes the price of a trial, and the highest one counts; give a "
-                "list of values, or fixed repetitions"
+                f"`{field}` must be a list of values for random repetitions, got {text}. The field "
+                "changes the privacy cost of a trial. Pass FIELD=VALUE,VALUE,..., or use fixed "
+                "repetitions."
             )
         else:
             axes.append((field, values))
@@ -89,7 +90,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
 
 
 def _is_unpriced(field: str, config: TrainConfig) -> bool:
-    """Returns whether a field of a config, or of its method, does not affect the price of a run."""
+    """Returns whether a field has no effect on the privacy cost."""
     inner = field.removeprefix("method.")
     return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
 
@@ -109,18 +110,21 @@ def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[t
     for text in given:
         field, separator, values = text.partition("=")
         if not (separator and values):
-            raise ConfigError(f"{text!r} has no =VALUE; give {form}")
+            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a value.")
         if not field:
-            raise ConfigError(f"{text!r} names no field; give {form}")
+            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a field.")
         pairs.append((field.replace("-", "_"), values))
     names = [field for field, _ in pairs]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)} names a field twice; give all its values at once")
+        raise ConfigError(
+            f"Settings must name each field once, got {', '.join(names)}. Pass all values of a "
+            "field together."
+        )
     return pairs
 
 
 def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
-    """One value from a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH, or from a list."""
+    """Draws a value from log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or a list."""
     kind, *ends = text.split(":")
     if not ends:
         choices = text.split(",")
@@ -131,12 +135,14 @@ def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
         low, high = math.nan, math.nan
     if kind not in ("log", "uniform", "int") or not (-math.inf < low < high < math.inf):
         raise ConfigError(
-            f"{field}={text} is not a range; give log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH "
-            "with LOW below HIGH"
+            f"`{field}` must be a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH with LOW "
+            f"below HIGH, got {text}."
         )
     if kind == "log":
         if low <= 0:
-            raise ConfigError(f"{field}={text} has no logarithm; give a LOW above 0")
+            raise ConfigError(
+                f"`{field}` must be a logarithmic range with LOW above 0, got {text}."
+            )
         return math.exp(rng.uniform(math.log(low), math.log(high)))
     return int(rng.integers(int(low), int(high) + 1)) if kind == "int" else rng.uniform(low, high)
 
@@ -152,7 +158,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
         inner = field.removeprefix("method.")
         target, holder = (config.method, of_method) if inner != field else (config, own)
         if field not in known:
-            raise unknown_name(f"{name}: setting", field, known)
+            raise unknown_name(f"{name}: A setting", field, known)
         shown[field] = holder[inner] = _value(value, getattr(target, inner))
         if field in paths and isinstance(holder[field], str):
             holder[field] = Path(holder[field])
@@ -164,7 +170,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
 
 
 def _value(value: Any, present: Any) -> Any:
-    """`value` as the type of the present one; text is read as Python would, if it can be."""
+    """Converts text to a Python literal if possible, and integers to float if needed."""
     if isinstance(value, str):
         if isinstance(present, str):
             return value

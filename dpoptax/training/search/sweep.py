@@ -1,4 +1,4 @@
-"""Sweeps over settings of configs: trials, the best of them, and the price of choosing it."""
+"""Sweeps over settings of configs and publishes the best trial."""
 
 import contextlib
 import dataclasses
@@ -33,11 +33,11 @@ from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_pr
 def run_sweep(
     configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True
 ) -> SweepResult:
-    """Runs `sweep` over named configs, and writes its files.
+    """Runs a sweep over named configs and writes its files.
 
     Raises:
-        ConfigError: Settings that no config has, configs whose results do not compare, or a
-            working directory of another sweep.
+        ConfigError: A setting is unknown, the configs are not comparable, or the directory holds
+            another sweep.
     """
     begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
@@ -47,27 +47,29 @@ def run_sweep(
     )
     if begun.setdefault("data", data) != data:
         raise ConfigError(
-            f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
-            "with, or it does not say which these were: no ε holds for two data sets in one "
-            "sweep; give the old ones (data_dir), or another workdir and count both"
+            f"The training examples must be those of the sweep in {sweep.workdir}. No ε holds for "
+            "two data sets in one sweep. Restore the original files (`data_dir`), or use another "
+            "workdir and account for both sweeps."
         )
-    cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
+    cache_folder.make_private(
+        sweep.workdir / "trials"
+    )  # records contain seeds, which reveal the noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(sweep.workdir / "trials", stack)
         if not (sweep.workdir / "sweep.json").is_file():
-            # Before the first trial, and not before all is known to be allowed: a second start has
-            # to use the same seeds.
+            # Written after all checks and before the first trial, because a second start must use
+            # the same seeds.
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
         elif _begun(configs, sweep)[0]["seed"] != seed:
             raise ConfigError(
-                f"another process has begun this sweep in {sweep.workdir} since this one was "
-                "started, and the result of both has no ε; the same command goes on with that one"
+                "`workdir` must not be shared with a sweep that starts at the same time, got "
+                f"{sweep.workdir}. Run the same command again to continue the other sweep."
             )
         return _run(begun, sweep, candidates, chosen, cost, progress=progress)
 
 
 def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
-    """Returns the statements on the result. Nothing is trained or written.
+    """Returns the privacy statements of a sweep without training or writing anything.
 
     Raises:
         ConfigError: As for `run_sweep`.
@@ -77,8 +79,8 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     said = notes(seeded, cost)
     if sweep.seed is None and "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
-            "The settings are drawn when the sweep begins. If they do not cost the same, the price "
-            "is that of other draws. With --seed it is that of the draws that run."
+            "The settings are drawn when the sweep starts. If their costs differ, this price is "
+            "for other draws. With --seed, it is for the draws of the sweep."
         )
     return said
 
@@ -99,7 +101,7 @@ def _run(
             dataclasses.replace(
                 candidates[which].config,
                 seed=_seed(seed, index),
-                eval_every=candidates[which].config.steps,  # the last score is the only one read
+                eval_every=candidates[which].config.steps,  # only the last score is used
             ),
             held_out=True,
             keep_params=True,
@@ -128,7 +130,7 @@ def _run(
             published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
     results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
     listed = sweep.workdir / "trials.md"
-    if sweep.repetitions != "fixed":  # only the best of these trials may be known
+    if sweep.repetitions != "fixed":  # only the best trial may be published
         records.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
     records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
@@ -138,39 +140,41 @@ def _run(
 def prepare(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
 ) -> tuple[list[settings.Candidate], list[int], Price]:
-    """The settings, the index of the setting of each trial, and the price; nothing is trained.
+    """Returns the settings, the index of each trial's setting, and the price.
 
-    Pricing takes seconds a setting, which `progress` says.
+    Nothing is trained. Pricing takes seconds per setting; `progress` shows a bar.
 
     Raises:
         ConfigError: As for `run_sweep`.
     """
     if not configs:
-        raise ConfigError("no config given; give the path of at least one")
+        raise ConfigError(
+            "`configs` must name at least one config, got none. Pass the path of a config file."
+        )
     candidates, chosen = _drawn(configs, sweep, seed)
     priced = _priced(configs, sweep, candidates)
     _check_one_data_set(priced)
     if any(candidate.config.unit == "user" for candidate in (*candidates, *priced)):
         raise ConfigError(
-            "unit='user', and a user may own examples that are trained on and others that are held "
-            "out, which the price of a sweep does not know; give unit='example', or choose the "
-            "settings on public data"
+            "`unit` must be 'example' in a sweep, got 'user'. A user may own both training and "
+            "held-out examples, which the price of a sweep does not cover. Use unit='example', or "
+            "choose the settings on public data."
         )
     if any(candidate.config.generator == "chacha20" for candidate in (*candidates, *priced)):
         raise ConfigError(
-            "generator='chacha20', and a sweep draws settings, scores and the seeds of its trials "
-            "by other generators, from 63 bits; give generator='threefry', or train the settings "
-            "that you choose on public data"
+            "`generator` must be 'threefry' in a sweep, got 'chacha20'. A sweep draws settings, "
+            "score noise and seeds of trials by other generators, from 63 bits. Use "
+            "generator='threefry', or choose the settings on public data and train them alone."
         )
     if sweep.repetitions == "fixed" and any(c.config.accountant == "monte_carlo" for c in priced):
         raise ConfigError(
-            "accountant='monte_carlo' draws the losses of one run, and the result of a sweep with "
-            "repetitions='fixed' costs those of all trials together; give accountant='pld', or "
-            "repetitions of another kind, which price each trial by Rényi divergences"
+            "`accountant` must not be 'monte_carlo' in a sweep with repetitions='fixed', because "
+            "it prices a single run. Use accountant='pld', or use random repetitions, which price "
+            "each trial by Rényi divergences."
         )
     dataset = dataset_of(priced[0].config, held_out=True)
     if progress:
-        say("working out what the sweep costs ...")
+        say("computing the cost of the sweep ...")
     with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
         plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
     if priced is not candidates:
@@ -178,17 +182,18 @@ def prepare(
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
-            f"dataset={dataset.name!r} has a label for each token: an example counts with all of "
-            "its tokens, so the sensitivity of the accuracy on held-out examples is not known"
+            f"dataset={dataset.name!r} must have one label for each example in a sweep, got a "
+            "label for each token. The sensitivity of the held-out accuracy is not known for "
+            "tokens."
         )
     size = streaming.source_size(dataset.test)
     if sweep.held_out == "private" and dataset.num_classes is not None:
         labels = cast(Split, dataset.test)["labels"][np.arange(size)]
         if labels.min(initial=0) < 0:
             raise ConfigError(
-                f"dataset={dataset.name!r} has negative labels, which count as none: accuracy "
-                "would be over the others, of which one example can be more than one in "
-                f"{size}, and the noise on scores is made for that; leave such examples out"
+                f"dataset={dataset.name!r} must not have negative labels in a sweep with private "
+                "held-out examples. Such labels do not count, so one example could change the "
+                f"accuracy by more than 1/{size}. Remove these examples."
             )
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
@@ -196,14 +201,14 @@ def prepare(
 def _priced(
     configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
 ) -> list[settings.Candidate]:
-    """Returns the candidates to price: for a random number of trials all that can be drawn."""
+    """Returns the candidates to price, for random repetitions all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
         return settings.costs(configs, sweep.random)
     return candidates
 
 
 def table(results: SweepResult) -> str:
-    """The trials as a Markdown table, the best first, and what may be published of it."""
+    """Returns the trials as a Markdown table, the best first, with notes."""
     rows = sorted(results.trials, key=lambda row: -row.score)
     lines = [
         records.markdown_table(
@@ -219,16 +224,16 @@ def table(results: SweepResult) -> str:
 
 
 def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any], Sweep]:
-    """The identity of this sweep, or of the same one that was begun in the working directory.
+    """Returns the identity of the sweep, from its directory if it was started before.
 
-    And the sweep with the seed that was given at either start, if one was.
+    Also returns the sweep with the seed that was given at any start.
     """
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes", "seed")
     }
-    # The seeds of the configs do not count: each trial has its own.
+    # Ignore the seeds of configs, because each trial has its own.
     described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
     identity = records.plain({"sweep": given, "configs": described})
     path = sweep.workdir / "sweep.json"
@@ -236,8 +241,8 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
     same = begun is not None and identity == {name: begun[name] for name in identity}
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(
-            f"{path} is of a sweep over other settings: its trials have been released already, and "
-            "are not part of this one's ε; give another workdir"
+            f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings. "
+            "The trials of that sweep are not part of this ε. Use another workdir."
         )
     seed_given = sweep.seed is not None
     if begun is None:
@@ -256,7 +261,7 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
 def _drawn(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int
 ) -> tuple[list[settings.Candidate], list[int]]:
-    """The candidates, and the index of the candidate of each trial."""
+    """Draws the candidates, and the index of each trial's candidate."""
     count = sweep.trials or 0
     if sweep.repetitions != "fixed":
         count = dpoptax.accounting.selection.draw_number(
@@ -277,25 +282,25 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
         values = {getattr(candidate.config, field) for candidate in candidates}
         if len(values) > 1:
             listed = ", ".join(sorted(map(str, values)))
-            raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
+            raise ConfigError(f"`{field}` must be the same for all trials, got {listed}.")
 
 
 def _check_each_priced(
     candidates: list[settings.Candidate], plans: list[RunPlan], dataset_size: int
 ) -> None:
-    """Raises where a setting that was drawn costs what none of those that are priced does."""
+    """Raises a `ConfigError` if the cost of a drawn setting was not priced."""
     costs = [plan.cost for plan in plans]
     for candidate in candidates:
         if make_plan(candidate.config, dataset_size).cost not in costs:
             raise ConfigError(
-                f"{candidate.name} with {candidate.changes} has noise that the sweep is not priced "
-                f"for: a field of {type(candidate.config.method).__name__} that decides its "
-                "strategy or cycle_length is declared with Role.UNPRICED; take that away"
+                f"The noise of each trial must be priced, got {candidate.name} with "
+                f"{candidate.changes}. A field of {type(candidate.config.method).__name__} changes "
+                "its strategy or cycle_length but has Role.UNPRICED. Remove this role."
             )
 
 
 def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
-    """Raises where a trial that was found again had other noise than the one that is priced."""
+    """Raises a `ConfigError` if an existing trial does not have the priced noise."""
     for trial, record in zip(trials, found, strict=True):
         plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
         priced = records.plain(
@@ -309,9 +314,9 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
         had = {name: record.get(name) for name in priced}
         if had != priced:
             raise ConfigError(
-                f"a trial in {directory} had {_listed(had)}, and would be priced as of "
-                f"{_listed(priced)}: its version, or its data, was another one. Finish the sweep "
-                "with these, or give another workdir and count both"
+                f"Trials in {directory} must match their price, got a trial with {_listed(had)} "
+                f"instead of {_listed(priced)}. Finish the sweep with its original version and "
+                "data, or use another workdir and account for both."
             )
 
 
@@ -320,7 +325,7 @@ def _listed(values: dict[str, Any]) -> str:
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
-    """Held-out accuracies, with noise on the number of right answers."""
+    """Returns held-out accuracies with noise on the number of correct predictions."""
     size = cost.held_out_size
     noise = [
         np.random.default_rng(_seed(seed, f"score {index}")).normal() for index in range(len(found))
@@ -339,7 +344,7 @@ def _publish(
     cost: Price,
     sweep: Sweep,
 ) -> dict[str, Any]:
-    """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
+    """Writes best/: parameters and config of the best trial, and its test accuracy."""
     dataset = dataset_of(config, held_out=False)
     model = config.build_model(dataset.num_classes)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
@@ -364,6 +369,6 @@ def _publish(
 
 
 def _seed(seed: int, use: int | str) -> int:
-    """Derives a seed for each use from that of a sweep."""
+    """Derives a seed for each use from the seed of a sweep."""
     words = np.random.SeedSequence([seed, *str(use).encode()]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])

@@ -1,7 +1,7 @@
-"""Trains many runs, one after the other or on all cores, and none twice.
+"""Trains many runs, sequentially or in parallel, and reuses finished ones.
 
-A run is a function of its config, seed included. One that was killed is run again from its start.
-With the same noise on the same batches it repeats its releases and adds none.
+A run is a function of its config, including the seed. A killed run starts again. With the same
+noise on the same batches, it repeats its releases and adds none.
 """
 
 import concurrent.futures
@@ -40,12 +40,12 @@ def _loaded(data: DatasetSpec) -> Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run of many.
+    """A run of a comparison or sweep.
 
     Attributes:
-        config: Config of the run; its seed is a number.
-        held_out: Whether a fifth of the training split takes the place of the test split.
-        keep_params: Whether the final parameters are written next to the record.
+        config: Config of the run, with a seed.
+        held_out: Whether a fifth of the training split replaces the test split.
+        keep_params: Whether to write the final parameters next to the record.
     """
 
     config: TrainConfig
@@ -55,22 +55,23 @@ class Trial:
     def __post_init__(self) -> None:
         if self.config.seed is None:
             raise ConfigError(
-                "seed=None: a trial needs a seed, to be the same when it is run again"
+                "`seed` must be given for a trial, got None. A repeated trial must use the same "
+                "seed."
             )
         if self.config.parallel == "hosts":
             raise ConfigError(
-                "parallel='hosts': several runs are trained by one process; give 'devices', or "
-                "train each by dpoptax train"
+                "`parallel` must not be 'hosts' for trials, which one process trains. Use "
+                "'devices', or train each config by `dpoptax train`."
             )
 
 
 class Runner:
-    """Runs trials and keeps their records; use as a context manager.
+    """Runs trials and stores their records; use as a context manager.
 
     Args:
-        directory: For a record a trial; made if missing.
-        processes: Number of worker processes; 1 trains in this one.
-        made_by: What else a record depends on besides its trial: another one is not found again.
+        directory: Directory for the records. A missing directory is created.
+        processes: Number of worker processes. 1: trains in this process.
+        made_by: Code and versions. Records of others are not reused.
     """
 
     def __init__(self, directory: Path, *, processes: int = 1, made_by: str = "") -> None:
@@ -94,10 +95,10 @@ class Runner:
         return self._directory / f"{name}.json"
 
     def run(self, trials: Sequence[Trial], bar: Bar | None = None) -> list[dict[str, Any]]:
-        """The summary of each trial with its "history", in order.
+        """Returns the summary of each trial with its "history", in order.
 
-        `bar` counts trials as they are found or trained. Below it is one of the steps of those in
-        training. Where they have their own processes, its clock goes on.
+        `bar` counts found and finished trials. A nested bar shows the steps of a trial that trains
+        in this process.
         """
         bar = Bar(disable=True) if bar is None else bar
         paths = [self.path(trial) for trial in trials]
@@ -140,34 +141,34 @@ class Runner:
                     yield pending.pop(future), future.result()
         except BrokenProcessPool as error:
             raise ConfigError(
-                f"one of {self._processes} worker processes died: for lack of memory, unless it "
-                "printed an error above. Give fewer `processes`; the same command goes on with "
-                "the runs that are missing."
+                f"One of {self._processes} worker processes died, probably because it ran out of "
+                "memory. Use fewer `processes`, and run the same command again to train the "
+                "missing runs."
             ) from error
 
 
 def default_processes() -> int:
-    """One a core; a single one where an accelerator does the work, for it cannot be shared."""
+    """Returns the number of cores, or 1 for an accelerator, which is not shared."""
     return len(os.sched_getaffinity(0)) if jax.default_backend() == "cpu" else 1
 
 
 def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -> Dataset:
-    """The data set of a config, its test split replaced where a fifth is held out.
+    """Returns the data set of a config, or its training split with a fifth held out.
 
-    `progress` shows a bar where features have to be computed.
+    `progress` shows a bar while features are computed.
     """
     dataset = _loaded(config.data(progress=progress))
     return dataset.for_selection() if held_out else dataset
 
 
 def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
-    """Trains a trial, writes its record in one piece, and returns it."""
+    """Trains a trial, writes its record atomically, and returns it."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
     result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
-    # A later start reads this record.
+    # Equal to the record that a later start reads.
     record = records.plain({**result.summary, "history": result.history})
     if trial.keep_params:
         records.save_params(path.with_suffix(".msgpack"), result.params)
@@ -176,27 +177,27 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
 
 
 def _check_accuracy(record: dict[str, Any]) -> None:
-    """Raises, before the first step, if a run has no metric to choose by."""
+    """Raises a `ConfigError` before the first step if a run has no accuracy."""
     if "test_accuracy" not in record:
         raise ConfigError(
-            "runs are compared by their accuracy, which the metrics of this model do not have; "
-            "let them return 'accuracy', a number in [0, 1] that is better if it is larger"
+            "The metrics of the model must include 'accuracy', by which runs are compared. Return "
+            "'accuracy', a number in [0, 1], from its `metrics`."
         )
 
 
 def _pickled(work: Any) -> bytes:
-    """Pickles a job here: a pool may wait forever for a job that its thread cannot pickle."""
+    """Pickles a job, because a pool may hang if its thread fails to pickle one."""
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"a config cannot be sent to a worker process: {error}. Define its classes and "
-            "functions at the top level of the config file, or give `processes` 1."
+            "The classes and functions of a config must be importable by worker processes, got "
+            f"{error}. Define them at the top level of the config file, or set processes=1."
         ) from error
 
 
 def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dict[str, Any]:
-    """Runs the config files, for their classes and registrations, and then the job."""
+    """Runs a job after the config files, which define classes and register names."""
     for file in files:
         if file.module not in config_files.LOADED:
             config_files.run(file)
@@ -204,14 +205,14 @@ def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dic
         job = pickle.loads(work)
     except (AttributeError, ImportError) as error:  # such as a class of a notebook
         raise ConfigError(
-            f"a worker process does not find a part of a config: {error}. Define it in the config "
-            "file or in a module, or give `processes` 1."
+            "The classes and functions of a config must be importable by worker processes, got "
+            f"{error}. Define them in the config file or in a module, or set processes=1."
         ) from error
     return _run(*job)
 
 
 def _start_worker() -> None:
-    """One thread a worker, and no worker without its parent."""
+    """Limits a worker to one thread and ends it with its parent."""
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     parent = multiprocessing.parent_process()
@@ -219,7 +220,7 @@ def _start_worker() -> None:
     sentinel = parent.sentinel
 
     def follow() -> None:
-        # Killed without notice, a parent leaves its workers waiting for jobs for ever.
+        # Workers of a killed parent would wait for jobs forever.
         with contextlib.suppress(OSError):
             multiprocessing.connection.wait([sentinel])
         os._exit(1)
