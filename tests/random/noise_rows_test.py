@@ -46,7 +46,7 @@ def _zeros(shapes):
 def test_bits_are_those_of_each_array_alone(noise, key):
     """Bits agree with draws outside of jit, where each leaf is drawn separately."""
     quick = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
-    shapes = [*SMALL, *ALONE[:3]] if quick else [*SMALL[4:8], (7, 5), (3, 3, 3, 16), *ALONE[:2]]
+    shapes = [*SMALL, *ALONE[:3]] if quick else [SMALL[4], (7, 5), (3, 3, 3, 16), ALONE[0]]
     alone = NOISES[noise](_zeros(shapes), KEYS[key])
     together = jax.jit(NOISES[noise])(_zeros(shapes), KEYS[key])
     for shape, got, want in zip(shapes, together, alone, strict=True):
@@ -85,10 +85,9 @@ def test_sums_come_back_from_their_rows(dtype):
     rng = np.random.default_rng(0)
     tree = [jnp.asarray(rng.integers(-99, 99, shape), dtype) for shape in SMALL]
     rows = RowMatrix(SMALL, box_muller.halves)
-    matrix = rows.packed(tree)
+    matrix = jax.jit(rows.packed)(tree)
     assert matrix.shape == rows.shape
-    for unpacked in (rows.unpacked(matrix), jax.jit(rows.unpacked)(matrix)):
-        assert all(map(same_bits, unpacked, tree))
+    assert all(map(same_bits, jax.jit(rows.unpacked)(matrix), tree))
 
 
 def test_sums_of_several_dtypes_keep_them():
