@@ -185,7 +185,7 @@ def test_any_mechanisms_bound_is_below_that_of_its_kind():
     gaussian = auditing.gaussian_family()
     kind = gaussian.epsilon(gaussian.refuted(curve.refutes), 1e-5)
     assert 1.0 < any_mechanism < kind < gaussian.epsilon(1.0, 1e-5)
-    with pytest.raises(ValueError, match="`delta` must be 1e-05, the only one"):
+    with pytest.raises(ValueError, match="`delta` must be 1e-05, the δ of this family"):
         auditing.approximate_family(1e-5).epsilon(1.0, 1e-2)
 
 

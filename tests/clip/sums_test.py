@@ -275,7 +275,7 @@ def test_batches_that_no_float_holds_the_sum_of_are_refused():
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), dpoptax.l2_clip(1.0))
     points = dpoptax.gradient_points((), jnp.zeros(2))
     batch = jax.ShapeDtypeStruct((10**6, 2), jnp.float32)
-    with pytest.raises(ValueError, match="take smaller batches"):
+    with pytest.raises(ValueError, match="Use smaller batches"):
         jax.eval_shape(lambda batch: grad_fn(points, batch).sum, batch)
 
 

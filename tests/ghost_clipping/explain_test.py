@@ -10,6 +10,7 @@ import pytest
 import dpoptax
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
+from dpoptax._ghost_clipping.trace.examples import Examples
 from tests.helpers import equations
 from tests.networks import NETWORKS
 
@@ -105,7 +106,7 @@ def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
         points = dpoptax.GradientPoints((params,) * count, (1.0,) * count)
         args = points, struct((batch, length), jnp.int32), struct((batch,), bool)
         jaxpr = jax.make_jaxpr(
-            lambda p, b, m: method(loss, dpoptax.l2_clip(1.0), p, b, m, None, has_aux=False)[0]
+            lambda p, b, m: method(loss, dpoptax.l2_clip(1.0), p, Examples(b, m), has_aux=False)[0]
         )(*args)
         return max(_sizes(jaxpr.jaxpr))
 

@@ -190,7 +190,7 @@ def test_where_an_example_comes_again_within_a_band_no_epsilon_is_stated(sampler
         total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
         states.append(jax.jit(tx.update)(total, tx.init(jnp.zeros(3)))[1])
     accounting.epsilon_spent(states[0], sampler, 1e-5)
-    with pytest.raises(ValueError, match="cycle_length is at least the number of bands"):
+    with pytest.raises(ValueError, match="`cycle_length` is at least the number of bands"):
         accounting.epsilon_spent(states[1], sampler, 1e-5)
 
 

@@ -370,7 +370,7 @@ class TestPrice:
         )
         assert paid > free
         with pytest.raises(
-            ValueError, match="delta=1e-05 must be above 1e-05.*largest batch is full"
+            ValueError, match="`delta` must be above 1e-05.*largest batch is full"
         ):
             price(event(1e-5), accountant)
         # For a sampler: a union bound over the steps of the period.
@@ -525,7 +525,7 @@ class TestTrainer:
 
     def test_runs_of_no_whole_number_of_epochs_are_refused_with_those_that_are(self):
         config = dataclasses.replace(TINY, sampling="random_allocation", steps=5, epsilon=None)
-        with pytest.raises(ConfigError, match="steps=5 at batch_size=719 .* give steps=4 or 6"):
+        with pytest.raises(ConfigError, match="got 5 steps of batch_size=719 .* Set steps=4 or 6"):
             make_plan(config, 1438)
 
     @pytest.mark.slow
