@@ -369,9 +369,7 @@ class TestPrice:
             neighboring_relation="replace-special",
         )
         assert paid > free
-        with pytest.raises(
-            ValueError, match="`delta` must be above 1e-05.*largest batch is full"
-        ):
+        with pytest.raises(ValueError, match="`delta` must be above 1e-05.*largest batch is full"):
             price(event(1e-5), accountant)
         # For a sampler: a union bound over the steps of the period.
         sampler = RandomAllocationSampler(1000, 100, seed=0, max_batch_size=160)
