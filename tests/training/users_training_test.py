@@ -173,7 +173,7 @@ def test_the_shipped_config_is_planned_in_users(capsys):
     path = Path(__file__).parents[2] / "configs" / "users.py"
     assert main(["plan", str(path), "--accountant", "rdp"]) == 0
     assert "users, at most 16 examples of each" in capsys.readouterr().out
-    assert "made up" in path.read_text(encoding="utf-8")
+    assert "makes up" in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
