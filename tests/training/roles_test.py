@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpoptax
+from dpoptax import matrix
 from dpoptax.training import methods, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
@@ -126,6 +127,17 @@ class Silent(GeoDP):
 class Halved(methods.DPSGD):
     def noise(self, clip, steps, **release):
         return super().noise(clip, steps, **{**release, "noise_multiplier": 0.5})
+
+
+class AdaptiveAndCorrelated(methods.AdaptiveClip):
+    def strategy(self, steps):
+        return matrix.BandedToeplitz((1.0, 0.5))
+
+
+def test_an_adaptive_method_with_a_strategy_is_refused():
+    """Its noise would be independent, and the run would be priced for correlated noise."""
+    with pytest.raises(settings.ConfigError, match="must not be adaptive with correlated noise"):
+        build_chain(TrainConfig(method=AdaptiveAndCorrelated()), 1.0, Keys.of(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("method", [Halved(), Silent()], ids=["halved", "silent"])

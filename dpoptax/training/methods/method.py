@@ -10,6 +10,7 @@ import optax
 import dpoptax
 from dpoptax.matrix import Strategy
 from dpoptax.training.config_files import LOADED
+from dpoptax.training.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +53,19 @@ class Method:
         """Returns the noise stage for `noise_multiplier`, `batch_size` and `key`.
 
         Only a method without a proof, with a reason from `unproven`, may override it.
+
+        Raises:
+            ConfigError: The method is adaptive and has a strategy. The run would be priced for
+                correlated noise and would add independent noise.
         """
+        strategy = self.strategy(steps)
+        if self.adaptive and strategy is not None:
+            raise ConfigError(
+                f"`method` must not be adaptive with correlated noise, got {self.name}. Return "
+                "None from strategy(), or set `adaptive` to False."
+            )
         if self.adaptive:
             return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
-        strategy = self.strategy(steps)
         if strategy is None:
             return dpoptax.gaussian_noise(**release)
         fixed_point = release.pop("fixed_point", False)
