@@ -68,7 +68,7 @@ class TrainingChain:
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         clip: The method's own clip, or the clip that the config names.
         filtered_stddev: Standard deviation of the noise in each coordinate of a release, for the
-            method's filter. 0 if not private, NaN if the noise is on magnitude and angles.
+            method's filter. 0 if not private, NaN if the clip encodes gradients or no ε holds.
         learning_rate: The peak learning rate.
         keys: Keys of the noise and of random losses.
         random: Whether the loss takes a key.
@@ -196,7 +196,7 @@ def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
 
 def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:
     if clip.encodes or config.method.unproven() is not None:
-        return math.nan  # the noise is on magnitude and angles
+        return math.nan  # the noise has no single standard deviation, or no ε holds
     return dpoptax.extend.noise_stddev(
         clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
     )

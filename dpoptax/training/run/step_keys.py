@@ -11,12 +11,12 @@ class StepKeysState(NamedTuple):
     """State of `step_keys`.
 
     Attributes:
-        augmentation_key: Base key. Each step folds its number into it.
-        augmentation_count: Number of updates so far.
+        step_base_key: Base key. Each step folds its number into it.
+        step_key_count: Number of updates so far.
     """
 
-    augmentation_key: Any
-    augmentation_count: Any
+    step_base_key: Any
+    step_key_count: Any
 
 
 def step_keys(key: jax.Array) -> optax.GradientTransformation:
@@ -28,15 +28,15 @@ def step_keys(key: jax.Array) -> optax.GradientTransformation:
 
     def update(updates: Any, state: StepKeysState, params: Any = None) -> tuple[Any, StepKeysState]:
         del params
-        count = optax.safe_increment(state.augmentation_count)
-        return updates, state._replace(augmentation_count=count)
+        count = optax.safe_increment(state.step_key_count)
+        return updates, state._replace(step_key_count=count)
 
     return optax.GradientTransformation(init, update)
 
 
 def step_key(opt_state: Any) -> jax.Array | None:
     """Returns the key of the next step, or None if the optimizer has no `step_keys`."""
-    key = optax.tree.get(opt_state, "augmentation_key")
+    key = optax.tree.get(opt_state, "step_base_key")
     if key is None:
         return None
-    return jax.random.fold_in(key, optax.tree.get(opt_state, "augmentation_count"))
+    return jax.random.fold_in(key, optax.tree.get(opt_state, "step_key_count"))
