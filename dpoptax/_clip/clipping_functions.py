@@ -197,7 +197,7 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
 
     Raises:
       TypeError: a geometry is not flat, because it encodes, follows a threshold, or has layers.
-      ValueError: a bound is not positive and finite, or there is no bound; or the sensitivity of a
+      ValueError: `clips` is empty, a bound is not positive and finite, or the sensitivity of a
         single geometry does not depend on its bound, as with `normalized_clip`. At the call: the
         tree is not a prefix of the gradients.
 

@@ -97,9 +97,9 @@ def clipped_grad(
         multiples of g, and these are added as integers, exactly. Required by
         `gaussian_noise(fixed_point=True)`. A grid requires per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Each device clips and sums the
-        gradients of its own examples, and one all-reduce adds the sums. Noise is added afterwards,
-        so its standard deviation does not depend on the number of devices. Axes may be automatic
-        or explicit.
+        gradients of its share of examples, and one all-reduce adds the sums. Noise is added
+        afterwards, so its standard deviation does not depend on the number of devices. Axes may be
+        automatic or explicit.
       axis_name: the mesh axis or axes that the examples are sharded over, evenly. Other axes repeat
         the work: to use all devices, name all axes.
       param_specs: how the parameters are sharded over the mesh: a `PartitionSpec`, or a tree prefix

@@ -151,7 +151,7 @@ def run_pass(
 
     def total(output_zeros: ByIndex, parameter_zeros: ByIndex) -> PyTree:
         results, operands = jax.vmap(example)(output_zeros, parameter_zeros, batch)
-        # The derivative of the sum with respect to an example's zeros is that of its own loss.
+        # Only the loss of an example depends on its zeros, so the sum has the same derivative.
         return results[0].sum(), (results, operands)
 
     # Only derivatives with respect to these zeros are taken, so gradients of used parameters are

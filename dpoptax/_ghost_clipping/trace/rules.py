@@ -185,7 +185,7 @@ def is_real(dtype: DTypeLike) -> bool:
 
 
 def is_narrow(dtype: DTypeLike) -> bool:
-    """Returns whether a dtype is a float of fewer than 16 bits, too few for gradients."""
+    """Returns whether a dtype is a float of fewer than 16 bits, which gradients do not support."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
 
 
