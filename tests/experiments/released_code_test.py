@@ -10,7 +10,7 @@ import pytest
 from dpoptax import accounting, auditing
 from experiments.command_line import main
 from experiments.released import decomposition, geodp, linear_model, noise, rules, tables
-from experiments.released.problems import PROBLEMS, Halved
+from experiments.released.problems import PROBLEMS, Composed, Halved
 from tests.oracles import disk as disk_oracle
 from tests.oracles import pmlf as pmlf_oracle
 
@@ -303,6 +303,16 @@ def test_halved_images_are_means_of_four_pixels():
     found = Halved().transform((4, 4, 3))(images)
     assert found.shape[1:] == Halved().shape((4, 4, 3)) == (2, 2, 3)
     np.testing.assert_allclose(found[1, 0, 1], images[1, :2, 2:].mean(axis=(0, 1)))
+
+
+def test_composed_features_apply_one_map_after_the_other():
+    images = np.arange(2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
+    composed, halved = Composed(Halved(), Halved()), Halved()
+    found = composed.transform((8, 8, 3))(images)
+    assert found.shape[1:] == composed.shape((8, 8, 3)) == (2, 2, 3)
+    once = halved.transform((8, 8, 3))(images)
+    np.testing.assert_allclose(found, halved.transform((4, 4, 3))(once))
+    assert composed.name == "halved-halved"
 
 
 def test_the_command_refuses_no_seeds(tmp_path, capsys):
