@@ -89,7 +89,8 @@ def fit(
       loss_fn: `loss_fn(params, example)`, the scalar loss of one example. If it requires a third
         argument, it gets a key that is new for each step and example. With `frozen`, it also gets
         the keyword `frozen`.
-      params: a tree of arrays. They are copied, and replicated on the devices of a mesh.
+      params: a tree of arrays, which are copied. With a mesh, arrays that are sharded over it stay
+        sharded, and so does the state of the optimizer. All others are replicated.
       data: a tree of columns with a row for each example: arrays, memory-mapped arrays, lists of
         examples, or sources with `len` and integer indices, such as those of `grain`. JAX arrays
         stay on their device. All others are prefetched in a thread.
@@ -98,7 +99,7 @@ def fit(
         in it. It must not add noise.
       clip: as for `clipped_grad`.
       frozen: arrays that `loss_fn` uses and that are not trained, such as pretrained weights. They
-        are an argument of the compiled step.
+        are an argument of the compiled step, and placed like `params`.
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
         user is the mean loss of its examples.
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
@@ -180,6 +181,7 @@ def fit(
                 per_user=users is not None,
                 has_aux=has_aux,
                 microbatch_size=microbatch_size,
+                param_specs=inputs.param_specs(params),
             ),
             frozen=frozen,
             data=data,

@@ -183,18 +183,18 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
     with phases("init"):
         first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
         variables = config.initial_variables(run.model, first, run.init_key)
-        params, frozen = place.replicate(variables)
+        params, frozen = place.distribute(variables)
         if place.mesh is None:
             opt_state = run.chain.begin(params)
         else:
-            opt_state = place.replicate(run.chain.optimizer.init(params))
+            opt_state = place.distribute(run.chain.optimizer.init(params))
     with phases("data"):
         splits: dict[str, Any] = {"test": dataset.test}
         if streaming.in_memory(dataset.test):
-            splits["test"] = place.replicate(dataset.test)
+            splits["test"] = place.distribute(dataset.test)
         source = dataset.train
         if streaming.in_memory(source) and (place.mesh is None or config.record_training_metrics):
-            splits["train"] = place.replicate(source)
+            splits["train"] = place.distribute(source)
             source = splits["train"] if place.mesh is None else source
         users = None
         if config.records_per_user is not None:

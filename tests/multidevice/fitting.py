@@ -1,11 +1,15 @@
-"""Checks `dpoptax.training.fit` over a mesh of two devices, also of explicit axes."""
+"""Checks `dpoptax.training.fit` over meshes, also of explicit axes and with sharded parameters."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import dpoptax
+from dpoptax.training import fit
 from tests.helpers import slow_but
 from tests.training import fit_test
 
@@ -20,3 +24,42 @@ def test_two_devices_train_as_one_does(kind, tmp_path):
     np.testing.assert_allclose(one.params, two.params, rtol=1e-4)
     again = fit_test.quiet(data, mesh=mesh, workdir=tmp_path)
     np.testing.assert_array_equal(again.params, two.params)
+
+
+def loss_fn(params, example, *, frozen):
+    x, y = example
+    hidden = jnp.tanh(x @ (params["inner"] + frozen))
+    return optax.softmax_cross_entropy_with_integer_labels(hidden @ params["outer"], y)
+
+
+@pytest.mark.parametrize("kind", slow_but((AxisType.Auto,), (AxisType.Auto, AxisType.Explicit)))
+def test_sharded_parameters_stay_sharded(kind, tmp_path):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+    specs = {"inner": P(None, ("data", "model")), "outer": P("model")}
+    columns = fit_test.X.shape[1]
+    params = {"inner": jnp.full((columns, 8), 0.1), "outer": jnp.ones((8, 2))}
+    frozen = jnp.linspace(-1, 1, columns * 8).reshape(columns, 8)
+
+    def run(params, frozen, **options):
+        return fit(
+            loss_fn,
+            params,
+            (fit_test.X, (fit_test.Y > 0).astype(np.int32)),
+            fit_test.make_plan(),
+            frozen=frozen,
+            optimizer=optax.chain(dpoptax.disk(), optax.adam(0.1)),
+            progress=False,
+            **options,
+        )
+
+    one = run(params, frozen, key=fit_test.KEY)
+    sharded = {n: jax.device_put(x, NamedSharding(mesh, specs[n])) for n, x in params.items()}
+    base = jax.device_put(frozen, NamedSharding(mesh, specs["inner"]))
+    four = run(sharded, base, key=fit_test.KEY, mesh=mesh, workdir=tmp_path)
+    for name, spec in specs.items():
+        assert four.params[name].sharding.spec == spec
+        np.testing.assert_allclose(one.params[name], four.params[name], rtol=1e-4, atol=1e-5)
+    momenta = optax.tree.get(four.opt_state, "mu")
+    assert jax.tree.map(lambda x: x.sharding.spec, momenta) == specs
+    again = run(sharded, base, mesh=mesh, workdir=tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again.params, four.params)

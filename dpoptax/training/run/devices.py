@@ -29,20 +29,31 @@ class Devices:
         """The sharding of arrays with a leading axis of examples."""
         return None if self.mesh is None else NamedSharding(self.mesh, P("data"))
 
-    @property
-    def everywhere(self) -> NamedSharding | None:
-        """The sharding of replicated arrays."""
-        return None if self.mesh is None else NamedSharding(self.mesh, P())
+    def distribute(self, tree: Any) -> Any:
+        """Places arrays, which must be equal on all hosts, on every device.
 
-    def replicate(self, tree: Any) -> Any:
-        """Replicates `tree`, which must be equal on all hosts, on every device."""
-        everywhere = self.everywhere
-        if everywhere is None:
+        Arrays that are sharded over the mesh stay sharded. All others are replicated.
+        """
+        if self.mesh is None:
             return jax.device_put(tree)
-        return jax.tree.map(lambda x: _put(x, everywhere), tree)
+        return jax.tree.map(lambda x: _put(x, self._sharding(x)), tree)
+
+    def _sharding(self, x: Any) -> NamedSharding:
+        """Returns the sharding of an array over the mesh."""
+        assert self.mesh is not None
+        given = x.sharding if isinstance(x, jax.Array) else None
+        if (
+            isinstance(given, NamedSharding)
+            and given.mesh.axis_names == self.mesh.axis_names
+            and np.array_equal(given.mesh.devices, self.mesh.devices)
+        ):
+            return NamedSharding(self.mesh, given.spec)
+        return NamedSharding(self.mesh, P())
 
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+        return jax.device_put(x, sharding)
     # `device_put` rejects devices of other hosts for arrays that are already on a device.
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _put(jax.random.key_data(x), sharding)

@@ -28,7 +28,7 @@ def devices_of(mesh: Mesh | None) -> Devices:
 
 
 def on_devices(name: str, tree: Any, place: Devices) -> Any:
-    """Copies the arrays of a tree to all devices, for a step that donates them.
+    """Copies arrays to the devices, sharded or replicated, for a step that donates them.
 
     Raises:
         TypeError: A leaf is not an array.
@@ -40,7 +40,20 @@ def on_devices(name: str, tree: Any, place: Devices) -> Any:
                 f"{jax.tree_util.keystr(path) or 'its root'}. Split arrays from everything else, "
                 "such as with eqx.partition or nnx.split."
             )
-    return copied(place.replicate(jax.tree.map(jnp.asarray, tree)))
+    return copied(place.distribute(jax.tree.map(_strongly_typed, tree)))
+
+
+def _strongly_typed(x: Any) -> jax.Array:
+    # Zeros like a weakly typed array lose its sharding.
+    x = jnp.asarray(x)
+    return x.astype(x.dtype) if getattr(x, "weak_type", False) else x
+
+
+def param_specs(params: Any) -> Any:
+    """Returns the `PartitionSpec` of each parameter, or None if all are replicated."""
+    if all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params)):
+        return None
+    return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
 
 
 @jax.jit

@@ -31,6 +31,7 @@ class Step:
         per_user: Whether each row of a batch is a user with several examples.
         has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and discarded.
         microbatch_size: As for `clipped_grad`.
+        param_specs: As for `clipped_grad`.
         key: Everything that the program depends on. None: it is not shared.
     """
 
@@ -41,6 +42,7 @@ class Step:
     per_user: bool = dataclasses.field(default=False, compare=False)
     has_aux: bool = dataclasses.field(default=False, compare=False)
     microbatch_size: int | None = dataclasses.field(default=None, compare=False)
+    param_specs: Any = dataclasses.field(default=None, compare=False)
     key: Hashable = None
 
     def __call__(
@@ -74,6 +76,7 @@ class Step:
             has_aux=self.has_aux,
             microbatch_size=self.microbatch_size,
             mesh=mesh,
+            param_specs=self.param_specs,
         )
 
         def gradient(
@@ -144,8 +147,8 @@ def make_program(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -
     Args:
         step: The step. Its optimizer state contains the noise key and the learning rate, so runs
             that differ only in these share a program.
-        args: `((params, opt_state), batch, mask, frozen)`; only shapes and types are used. The
-            batch is a `Resident` or a `Loaded`.
+        args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
+            shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
     if step.key is None:
@@ -164,8 +167,10 @@ def _shared_program(
 def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program:
     shardings: dict[str, Any] = {}
     if mesh is not None:
-        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-        shardings = {"in_shardings": (whole, rows, rows, whole), "out_shardings": whole}
+        rows = NamedSharding(mesh, P("data"))
+        whole = NamedSharding(mesh, P())
+        state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[3]))
+        shardings = {"in_shardings": (state, rows, rows, frozen), "out_shardings": state}
 
     def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
         return taken(*state, *rest, mesh=mesh)
