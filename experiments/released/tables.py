@@ -219,7 +219,8 @@ def page(runs: Mapping[str, Sequence[Record]], prices: Rows, geodp: Rows) -> str
     parts = [
         "# Measurements of the papers' released code",
         "`python -m experiments released-code --data-dir DIR` writes this page. "
-        "`docs/results/released-code.md` explains it.",
+        "`docs/results/released-code.md` explains it, and "
+        "[settings.md](released-code/settings.md) has the settings.",
         "## Noise and sensitivity",
         "δ = N^−1.1. The true ε holds for adding or removing an example under Poisson sampling.",
         markdown_table(PRICE_HEADER, prices),
