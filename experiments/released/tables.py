@@ -152,7 +152,7 @@ def accuracy_table(comparison: str, shown: Sequence[Column]) -> str:
         )
         for arm in arms
     ]
-    header = "update", "rate", "ε holds", *(column.title for column in shown)
+    header = "update", "rate", "ε holds", *(f"ε = {column.epsilon:g}" for column in shown)
     return markdown_table(header, rows)
 
 
@@ -167,7 +167,7 @@ def parts_table(comparison: str, shown: Sequence[Column]) -> str:
         for name, with_part, without in PARTS[comparison]
         if {with_part, without} <= known
     ]
-    header = "part", "difference of", *(column.title for column in shown)
+    header = "part", "difference of", *(f"ε = {column.epsilon:g}" for column in shown)
     return markdown_table(header, rows)
 
 
@@ -225,12 +225,12 @@ def page(runs: Mapping[str, Sequence[Record]], prices: Rows, geodp: Rows) -> str
         "δ = N^−1.1. The true ε holds for adding or removing an example under Poisson sampling.",
         markdown_table(PRICE_HEADER, prices),
     ]
-    for data, prefix in (("MNIST", "MNIST"), ("CIFAR-10 (JPEG)", "CIFAR")):
-        shown = [column for column in columns(runs) if column.title.startswith(prefix)]
+    for name in runs:
+        shown = [column for column in columns(runs) if column.problem == name]
         seeds = len({record.seed for record in shown[0].records})
         for comparison in PARTS:
             parts += [
-                f"## {comparison}: a linear model on {data}",
+                f"## {comparison}: a linear model on {PROBLEMS[name].title}",
                 f"Test accuracy in percent over {seeds} seeds, ± standard deviation.",
                 accuracy_table(comparison, shown),
                 "Differences in points, paired by seed, with 95 % intervals.",

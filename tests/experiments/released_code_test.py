@@ -263,9 +263,11 @@ def test_the_page_has_every_arm_and_every_part(tmp_path):
     runs = {name: _records(problem) for name, problem in PROBLEMS.items()}
     text = tables.page(runs, [("DP-SGD", *["1"] * 7)], [("1", *["2"] * 6)])
     for problem in PROBLEMS.values():
-        assert f"| {problem.title}, ε = 1 " in text
-        for comparison in decomposition.comparisons(problem).values():
-            assert all(f"| {arm.name} " in text for arm in comparison.arms)
+        for name, comparison in decomposition.comparisons(problem).items():
+            section = text.split(f"## {name}: a linear model on {problem.title}\n")[1]
+            section = section.split("\n## ")[0]
+            assert all(f"ε = {epsilon:g} " in section for epsilon in problem.epsilons)
+            assert all(f"| {arm.name} " in section for arm in comparison.arms)
     assert "+0.00 ± 0.00" in text
     tables.draw(tables.shown_in_figure(runs), tmp_path / "parts.png")
     assert (tmp_path / "parts.png").stat().st_size > 1000
