@@ -107,9 +107,7 @@ def ghost_clipped_sum(
         has_tangent=points.tangent is not None,
     )
 
-    passes, results = run_passes(
-        program, points, examples.inputs, batch_size, factor_dtype=factor_dtype
-    )
+    passes = run_passes(program, points, examples.inputs, factor_dtype=factor_dtype)
 
     def make_total(differences: bool) -> ClippedTotal:
         pieces = scale_gradients(
@@ -118,7 +116,6 @@ def ghost_clipped_sum(
             passes,
             clip.groups(params),
             differences=differences,
-            factor_dtype=factor_dtype,
         )
         return _clip_and_sum(clip, points.reference, params, plan, pieces, mask, examples.whole)
 
@@ -127,7 +124,7 @@ def ghost_clipped_sum(
         total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     else:
         total = make_total(bool(cancel))
-    aux = jax.tree.unflatten(program.result_tree, results)[1]
+    aux = jax.tree.unflatten(program.result_tree, passes.at_points[0].outputs)[1]
     return total, aux
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from dpoptax._clip import bounds
 from dpoptax._clip.bounds import NormBounds, Scales
@@ -78,7 +77,6 @@ def scale_gradients(
     groups: list[int],
     *,
     differences: bool,
-    factor_dtype: DTypeLike | None,
 ) -> ScaledGradients:
     """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
 
@@ -86,14 +84,14 @@ def scale_gradients(
     and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
     cancel then multiply small numbers, at the cost of more passes over memory.
 
-    `factor_dtype` is the dtype that factors are rounded to; `None` for no rounding. The gradients
-    given by the rounded factors are clipped.
+    Factors are rounded to `passes.factor_dtype`. The gradients given by the rounded factors are
+    clipped.
     """
     linear_map = passes.points.linear_map
     maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
     gradients = {
         leaf: jax.vmap(functools.partial(forward, maps[leaf]))(gradient)
-        for leaf, gradient in form_gradients(program, plan, passes, factor_dtype).items()
+        for leaf, gradient in form_gradients(program, plan, passes).items()
     }
     formed, bundles = bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
@@ -114,7 +112,7 @@ def scale_gradients(
         divided = [(use.member, scale_segment(*use, sides[i])) for use in uses]
         if product.is_pulled:
             outers_and_terms = _pull_back_uses(product, divided, fixed, differences)
-            piece, *more = assemble_gradients(*outers_and_terms, factor_dtype)
+            piece, *more = assemble_gradients(*outers_and_terms, passes.factor_dtype)
             moved.append((i, *more))
         else:
             segments = [segment for _, segment in divided]
@@ -122,7 +120,9 @@ def scale_gradients(
             if side_map_factor is not None and product.mapping is not None:
                 segments, *more = product.mapping(side_map_factor, segments)
                 moved.append((i, *more))
-            piece = FactoredGradients([segment.rounded(factor_dtype) for segment in segments])
+            piece = FactoredGradients(
+                [segment.rounded(passes.factor_dtype) for segment in segments]
+            )
         products.append(piece)
     if moved:
         places, exponents, kept = zip(*moved, strict=True)
