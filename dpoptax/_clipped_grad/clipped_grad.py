@@ -27,7 +27,7 @@ from dpoptax._clipped_grad.sharding import (
 from dpoptax._clipped_grad.streaming import check_streaming, streaming_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key

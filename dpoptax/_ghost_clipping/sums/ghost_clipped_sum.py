@@ -31,8 +31,7 @@ from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
 from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
-from dpoptax._ghost_clipping.trace.examples import Examples
-from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import unstack

@@ -43,9 +43,8 @@ from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
 from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
 from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
-from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.program import Program
-from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize

@@ -246,7 +246,6 @@ class Program:
       vanishing: the parameters whose gradients are zero for every example, because a value minus
         its own mean over axes of size one is zero.
       zeros: descriptions of such values.
-      constant_bytes: the size of the arrays that the loss closes over, without traced ones.
       joint_on_tpu: whether TPUs would iterate a batch until its last example has converged.
     """
 
@@ -258,7 +257,6 @@ class Program:
     result_tree: jax.tree_util.PyTreeDef
     vanishing: frozenset[int]
     zeros: tuple[str, ...]
-    constant_bytes: int
     joint_on_tpu: bool
 
     def separate(self, mask: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._ghost_clipping.trace.activity import GradientFlow
+from dpoptax._ghost_clipping.trace.find_uses import GradientFlow
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
