@@ -9,7 +9,7 @@ from dpoptax._clip.block_sums import compensated_add, parts_rounding
 from dpoptax._clip.bounds import check_rounding
 from dpoptax._clip.checksum import checksum, of_leaves
 from dpoptax._clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact, public_part
-from dpoptax._clip.grid import check_capacity
+from dpoptax._clip.integer_sums import check_capacity
 from dpoptax._tree import float32_at_least
 from dpoptax._xla import materialize
 

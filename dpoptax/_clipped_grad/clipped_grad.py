@@ -14,7 +14,7 @@ from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clip_per_example import batch_axis, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
-from dpoptax._clip.grid import check_capacity
+from dpoptax._clip.integer_sums import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clipped_grad.sharding import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from jax import lax
 
-from dpoptax._ghost_clipping.norms import factor_products as _products
+from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.norms.cotangents import NotFactoredError
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.norms.mapped_products import SideMap, make_side_map
@@ -339,7 +339,7 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
     terms = _count_terms(members)
     fixed = points if terms else 0
-    method = _products.choose_method(
+    method = cost_model.choose_method(
         examples, positions, rows, columns, segments=sum(segments), fixed=fixed
     )
     if any(isinstance(m.use.rule, Lookup) for m in members):

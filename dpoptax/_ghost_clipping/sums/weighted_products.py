@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 
-from dpoptax._clip import block_sums
+from dpoptax._clip import block_sums, integer_sums
 from dpoptax._clip.bounds import broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment, is_one_hot
@@ -116,7 +116,7 @@ def product_rounding(
     """Bounds how one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, sizes, examples)
     found = [
-        block_sums.lookup_rounding(
+        integer_sums.lookup_rounding(
             sizes[0] * columns,
             terms=sum(map(_terms_per_entry, lookups)),
             examples=examples,
@@ -160,7 +160,7 @@ def _sum_one_hot(
     """Returns the sum of segments whose rows are one-hot."""
 
     def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return block_sums.sum_lookups(
+        return integer_sums.sum_lookups(
             lookups,
             size,
             terms=sum(map(_terms_per_entry, segments)),
