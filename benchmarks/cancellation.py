@@ -133,7 +133,7 @@ def sizes(problem, points, batch):
         )
         return optax.tree.norm(total)
 
-    tau = sum_rounding(plan, pieces, WholeBatch(len(mask)))
+    tau = sum_rounding(pieces, WholeBatch(len(mask)))
     return upper, absolute, limited, jax.vmap(gradient)(batch), tau
 
 

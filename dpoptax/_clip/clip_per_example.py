@@ -151,20 +151,13 @@ def clip_each(
     mask = jnp.ones(batch, bool) if mask is None else mask
     leaves = materialize(jax.tree.leaves(grads))
     exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])
-    pieces = list(map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])))
+    units, sizes = zip(*map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])), strict=True)
     groups = clip.groups(grads)
+    pieces = [bounds.Piece(*each) for each in zip(sizes, groups, strict=True)]
     coefficients, norms, used = bounds.clip_coefficients(
-        clip,
-        scales,
-        [size for _, size in pieces],
-        groups,
-        mask,
-        group_count=1 + max(groups),
-        ratios=[1.0] * len(pieces),
-        sum_errors=[0.0] * len(pieces),
-        tau=tau,
+        clip, scales, pieces, mask, group_count=1 + max(groups), tau=tau
     )
-    return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
+    return ClippedUnits(list(units), coefficients, norms, used)
 
 
 def _check_axis(grads: PyTree, params: PyTree) -> None:

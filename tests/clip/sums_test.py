@@ -11,7 +11,7 @@ import pytest
 import dpoptax.tables
 from dpoptax._clip import block_sums, bounds, integer_sums
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, MeasuredTerm
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum, weighted_products
 from tests import helpers
 from tests.helpers import floats
@@ -135,7 +135,7 @@ def test_lookups_beside_a_product_that_cancels_them():
         factor_products.Segment(unit, (1 - large) * one),
     ]
     found = weighted_products.sum_products(
-        FactoredGradients(segments), jnp.ones(size), (1, 4, 1), bound=6.0, examples=size
+        FactoredGradients(segments, (1, 4, 1)), jnp.ones(size), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
 
@@ -147,9 +147,8 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
     """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
     total = lambda x, w: weighted_products.sum_products(  # noqa: E731
-        FactoredGradients([factor_products.Segment(x, x)]),
+        FactoredGradients([factor_products.Segment(x, x)], (1, side, side)),
         w,
-        (1, side, side),
         bound=1.0,
         examples=1024,
     )
@@ -220,7 +219,7 @@ def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
         return weighted_products.product_rounding(
-            FactoredGradients([factor_products.Segment(factor, factor)] * points), (1, 8, 8), 64
+            FactoredGradients([factor_products.Segment(factor, factor)] * points, (1, 8, 8)), 64
         )
 
     whole, parts = of(64, 1), of(1, 2)
@@ -232,11 +231,10 @@ def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
 
 def test_sums_times_fixed_arrays_are_rounded_once_more():
     factor = jax.ShapeDtypeStruct((16, 1, 1, 8), jnp.float32)
-    alone = FactoredGradients([factor_products.Segment(factor, factor)])
-    beside = FactoredGradients(alone.segments, [MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)])
-    with_it, without = (
-        weighted_products.product_rounding(x, (1, 8, 8), 16).joined for x in (beside, alone)
-    )
+    alone = FactoredGradients([factor_products.Segment(factor, factor)], (1, 8, 8))
+    term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
+    beside = FactoredGradients(alone.segments, alone.sizes, [term])
+    with_it, without = (weighted_products.product_rounding(x, 16).joined for x in (beside, alone))
     ratio = weighted_products.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF

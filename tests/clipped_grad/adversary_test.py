@@ -387,12 +387,9 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     factors, *_ = bounds.clip_coefficients(
         clip,
         scales,
-        [size],
-        [0],
+        [bounds.Piece(size, ratio=32.0)],
         jnp.ones(4, bool),
         group_count=1,
-        ratios=[32.0],
-        sum_errors=[0.0],
         tau=0.0,
     )
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()

@@ -10,6 +10,7 @@ one-hot factors. Entries are at most about 1, since factors are divided by power
 (`dpoptax._clip.bounds`).
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -59,6 +60,35 @@ class Segment(NamedTuple):
         return Segment(
             *(x if is_one_hot(x) or x.dtype == dtype else round_to_dtype(x, dtype) for x in self)
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredTerm:
+    """Holds a fixed term, `basis` (K, R, D) times `weights` (B, K, R, D).
+
+    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
+    along the axes for which weights have size 1.
+    """
+
+    basis: jax.Array
+    weights: jax.Array
+    inner: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FactoredGradients:
+    """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
+
+    Attributes:
+      segments: the factors of the outer products.
+      sizes: (K, R, D).
+      terms: the fixed terms that are added to the outer products. There are none unless the
+        parameter is transformed before its use (`pulled_back_norms`).
+    """
+
+    segments: list[Segment]
+    sizes: Sizes
+    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
 def is_one_hot(factor: jax.Array) -> bool:

@@ -16,10 +16,10 @@ from dpoptax._clip import bounds
 from dpoptax._clip.bounds import NormBounds, Scales
 from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
-from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.norms.point_differences import pull_back_points
 from dpoptax._ghost_clipping.norms.pull_back import FixedArrays
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, assemble_gradients
+from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients
 from dpoptax._ghost_clipping.passes.run_passes import Passes, pairs_by_point, weighted_pairs
 from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
 from dpoptax._ghost_clipping.sums.formed_gradients import bundle_gradients, form_gradients
@@ -112,7 +112,7 @@ def scale_gradients(
         divided = [(use.member, scale_segment(*use, sides[i])) for use in uses]
         if product.is_pulled:
             outers_and_terms = _pull_back_uses(product, divided, fixed, differences)
-            piece, *more = assemble_gradients(*outers_and_terms, passes.factor_dtype)
+            factored, *more = assemble_gradients(*outers_and_terms, passes.factor_dtype)
             moved.append((i, *more))
         else:
             segments = [segment for _, segment in divided]
@@ -120,10 +120,9 @@ def scale_gradients(
             if side_map_factor is not None and product.mapping is not None:
                 segments, *more = product.mapping(side_map_factor, segments)
                 moved.append((i, *more))
-            piece = FactoredGradients(
-                [segment.rounded(passes.factor_dtype) for segment in segments]
-            )
-        products.append(piece)
+            rounded = [segment.rounded(passes.factor_dtype) for segment in segments]
+            factored = FactoredGradients(rounded, product.layout.sizes)
+        products.append(factored)
     if moved:
         places, exponents, kept = zip(*moved, strict=True)
         scales = scales._replace(
