@@ -140,12 +140,12 @@ class Plan:
       formed: parameters whose per-example gradients are formed, each with the reason for a
         fallback. The reason is empty if forming is cheaper, for the parameter or for one that is
         used with it.
-      uses: the uses that reach formed parameters.
+      formed_uses: the uses of formed parameters.
     """
 
     products: tuple[Product, ...]
     formed: dict[int, str]
-    uses: tuple[Use, ...]
+    formed_uses: tuple[Use, ...]
 
 
 def make_plan(
@@ -193,8 +193,8 @@ def make_plan(
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
     formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
-    rest = [u for u in program.uses if u.value.leaves & set(formed)]
-    return Plan(tuple(products), formed, tuple(rest))
+    formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
+    return Plan(tuple(products), formed, tuple(formed_uses))
 
 
 def _choose_formed(
@@ -211,8 +211,8 @@ def _choose_formed(
         leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)
     } - mapped
     for leaf, found in joined.items():
-        beside = _find_coupled(program, {leaf}) - kept
-        if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:
+        coupled = _find_coupled(program, {leaf}) - kept
+        if leaf in kept and sum(sizes[other] for other in coupled) <= sizes[leaf]:
             formed.setdefault(leaf, "")
         else:
             joined[leaf] = [

@@ -40,7 +40,7 @@ def form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, ja
             add(leaf, widen(weigh(at_point.gradients[leaf], weight)))
         if passes.tangent is not None:
             add(leaf, widen(passes.tangent.gradients[leaf]))
-    for use in plan.uses:
+    for use in plan.formed_uses:
         view = use.value.view
         if view is not None:
             gradient = _form_use(use, weighted_pairs(use, passes, True), passes.factor_dtype)

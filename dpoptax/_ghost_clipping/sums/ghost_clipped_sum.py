@@ -131,8 +131,8 @@ def ghost_clipped_sum(
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
-    sums, beside = total
-    return clip.join(sums.tree(params), beside)
+    sums, statistic = total
+    return clip.join(sums.tree(params), statistic)
 
 
 def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:

@@ -116,8 +116,8 @@ class UseSum:
         examples = operand.shape[0]
         operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
         pair = UseOperands(member, operand, weigh(cotangent, 1.0, planned.view.scale))
-        scales, sides = make_product_scales([largest_entries([pair])])
-        segment = scale_segment(*pair, sides[0]).rounded(self.factor_dtype)
+        scales, exponents = make_product_scales([largest_entries([pair])])
+        segment = scale_segment(*pair, exponents[0]).rounded(self.factor_dtype)
         factored = FactoredGradients([segment], step.layout.sizes)
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
