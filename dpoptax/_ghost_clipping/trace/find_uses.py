@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Self
 
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
@@ -42,6 +43,13 @@ class GradientFlow:
     zeros: set[PrivateValue] = dataclasses.field(default_factory=set)
     values: set[PrivateValue] = dataclasses.field(default_factory=set)
     steps: set[Step] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def from_loss(cls, block: Block, zeros: Iterable[PrivateValue] = ()) -> Self:
+        """Follows the gradient of the loss, which is the first result of a program."""
+        flow = cls(set(zeros))
+        flow.flow_through(block, [True] + [False] * (len(block.results) - 1))
+        return flow
 
     def scanned(self, step: Step) -> tuple[list[bool], list[bool]]:
         """Returns whether a gradient flows through each output, and each carry, of a scan."""

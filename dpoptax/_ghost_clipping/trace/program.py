@@ -243,9 +243,6 @@ class Program:
         data of at least their size, such as biases and scales. Forming their per-example gradients
         is cheapest.
       result_tree: the structure of (loss, aux).
-      vanishing: the parameters whose gradients are zero for every example, because a value minus
-        its own mean over axes of size one is zero.
-      zeros: descriptions of such values.
       joint_on_tpu: whether TPUs would iterate a batch until its last example has converged.
     """
 
@@ -255,8 +252,6 @@ class Program:
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
     result_tree: jax.tree_util.PyTreeDef
-    vanishing: frozenset[int]
-    zeros: tuple[str, ...]
     joint_on_tpu: bool
 
     def separate(self, mask: jax.Array) -> jax.Array:

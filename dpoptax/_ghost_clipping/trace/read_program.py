@@ -39,7 +39,7 @@ from dpoptax._ghost_clipping.trace.program import (
     Value,
 )
 from dpoptax._ghost_clipping.trace.views import View
-from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing, warn_of_vanishing
+from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -128,11 +128,7 @@ def read_program(
     parameters = tuple(type_of(var) for var in closed.jaxpr.invars[:count])
     reader = _Reader()
     block = reader.read(closed.jaxpr, [constant_value(c) for c in closed.consts], args, ())
-    flow = GradientFlow()
-    is_loss = [True] + [False] * (len(block.results) - 1)
-    flow.flow_through(block, is_loss)
-    vanishing, zeros = find_vanishing(block, flow, is_loss)
-    finder = UseFinder(parameters, flow)
+    finder = UseFinder(parameters, GradientFlow.from_loss(block))
     finder.find(block)
     # A loss that depends on parameters only is a derived value without uses.
     finder.mark_opaque(block.results[:1], "the loss itself")
@@ -145,8 +141,6 @@ def read_program(
         {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
         frozenset(set(finder.opaque) - finder.beyond_elementwise),
         jax.tree.structure(shapes),
-        vanishing,
-        zeros,
         converges_jointly_on_tpu(closed.jaxpr),
     )
 
