@@ -54,6 +54,9 @@ class FactorSlice:
 class PlannedUse:
     """Pairs a use of a parameter with the layout in which the parameter is read.
 
+    For a dense layer, `use`, `view` and `layout` describe everything. The other attributes are for
+    concatenated, tied, normalized and mapped parameters.
+
     Attributes:
       use: the use.
       view: the entries of the parameter, cut by `layout`.

@@ -118,7 +118,7 @@ def ghost_clipped_sum(
         gradients = scale_gradients(
             program, plan, passes, clip.groups(params), differences=differences
         )
-        return _clip_and_sum(clip, points.reference, params, plan, gradients, mask, examples.whole)
+        return _clip_and_sum(clip, points, plan, gradients, mask, examples.whole)
 
     cancel = _weights_cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers
@@ -146,14 +146,14 @@ def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | 
 
 def _clip_and_sum(
     clip: Clip,
-    reference: PyTree,
-    params: PyTree,
+    points: GradientPoints,
     plan: Plan,
     gradients: ScaledGradients,
     mask: jax.Array,
     whole: WholeBatch,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
+    params, reference = points.points[0], points.reference
     zeros = _zero_sums(params, plan, gradients)
     if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)

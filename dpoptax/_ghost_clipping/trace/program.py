@@ -59,8 +59,10 @@ Origin: TypeAlias = Parameter | Constant | Result | ScanSlices
 class DerivedValue:
     """Describes a value computed from parameters and constants only, by its `origin`.
 
-    Inside the body of a scan over a stack of parameters, it represents all steps at once. Its array
-    then has one leading axis for each scan in `scans`, outermost first.
+    A parameter itself has the origin `Parameter` and a view of all its entries.
+
+    Inside the body of a scan over a stack of parameters, a value represents all steps at once. Its
+    array then has one leading axis for each scan in `scans`, outermost first.
 
     Attributes:
       aval: the type.
