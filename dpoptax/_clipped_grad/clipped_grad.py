@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
-from dpoptax._clip.clip_per_example import batch_axis, check_mask
+from dpoptax._clip.clip_per_example import batch_length, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
 from dpoptax._clip.integer_sums import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
@@ -24,7 +24,7 @@ from dpoptax._clipped_grad.sharding import (
     make_layout,
     sum_over_devices,
 )
-from dpoptax._clipped_grad.streaming import check_streaming, streaming_sum
+from dpoptax._clipped_grad.streaming import select_use_sum, streaming_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._ghost_clipping.trace.read_program import Examples
@@ -162,7 +162,7 @@ def clipped_grad(
             f"taken for method={method!r}, grid={grid}, clip={clip}."
         )
     layout = make_layout(mesh, axis_name, param_specs)
-    use_sum = check_streaming(clip, method, grid, microbatch_size, mesh)
+    use_sum = select_use_sum(clip, method, grid, microbatch_size, mesh)
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
@@ -241,7 +241,7 @@ def clipped_grad(
             check_same_axes(point, batch)
         if layout is None:
             check_one_device(batch)
-        is_example = check_mask(mask, batch_axis(batch))
+        is_example = check_mask(mask, batch_length(batch))
         key = None if key is None else check_key(key)
         records = batch, _check_ids(ids, key, is_example.shape[0])
         if grid is not None:

@@ -30,7 +30,7 @@ from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
 
-def check_streaming(
+def select_use_sum(
     clip: Clip,
     method: str,
     grid: float | None,
