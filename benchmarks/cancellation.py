@@ -110,10 +110,10 @@ def sizes(problem, points, batch):
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     params = points.points[0]
     program = read_program(problem.loss_fn, params, example, None, has_aux=False)
-    passes, _ = run_passes(program, points, jax.tree.leaves(batch), len(mask))
+    passes = run_passes(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = scale_gradients(program, plan, passes, groups, differences=True, factor_dtype=None)
+    pieces = scale_gradients(program, plan, passes, groups, differences=True)
     measured = [
         ghost_clipped_sum.measure_product(*pair)
         for pair in zip(plan.products, pieces.products, strict=True)
@@ -133,7 +133,7 @@ def sizes(problem, points, batch):
         )
         return optax.tree.norm(total)
 
-    tau = sum_rounding(plan, pieces, WholeBatch(len(mask)))
+    tau = sum_rounding(pieces, WholeBatch(len(mask)))
     return upper, absolute, limited, jax.vmap(gradient)(batch), tau
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeGuard, cast
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
@@ -39,6 +40,15 @@ HIJAX_CALL = "call_hi_primitive"
 """The primitive of hijax operations, whose vmap and derivative rules are not visible."""
 
 
+ZERO_DERIVATIVE_PRIMITIVES = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
+"""Primitives whose derivatives are zero by definition, although they return floats."""
+
+
+def carries_gradient(aval: ShapedArray) -> bool:
+    """Returns whether a value of this type can have a nonzero gradient."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact) and aval.size > 0
+
+
 def type_of(atom: Var | Literal) -> ShapedArray:
     """Returns the type of an array in a trace."""
     return cast(ShapedArray, atom.aval)
@@ -67,8 +77,9 @@ def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
         return hasattr(x, "eqns")
 
     found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
-    return [_inner_jaxpr(x) for x in found if is_program(x)]
+    return [open_jaxpr(x) for x in found if is_program(x)]
 
 
-def _inner_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
+def open_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    """Returns a program without its constants."""
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program

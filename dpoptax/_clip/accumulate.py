@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from dpoptax._clip.block_sums import compensated_add, parts_rounding
 from dpoptax._clip.bounds import check_rounding
-from dpoptax._clip.checksum import checksum, of_leaves
+from dpoptax._clip.checksum import checksum, checksum_leaves
 from dpoptax._clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact, public_part
-from dpoptax._clip.grid import check_capacity
+from dpoptax._clip.integer_sums import check_capacity
 from dpoptax._tree import float32_at_least
 from dpoptax._xla import materialize
 
@@ -82,7 +82,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     if len(structures) > 1:
         raise ValueError(f"All sums must have the same structure, got {structures}.")
     sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
-    references = jnp.stack([of_leaves(public_part(part), 0) for part in parts])
+    references = jnp.stack([checksum_leaves(public_part(part), 0) for part in parts])
     sound &= jnp.all(references == references[0])
     counts = [part.examples for part in parts]
     if None in counts:

@@ -106,6 +106,27 @@ class NormBounds(NamedTuple):
     absolute: jax.Array
 
 
+class Piece(NamedTuple):
+    """Describes one piece of each example's gradient, divided by its power of two.
+
+    A piece is the gradient of one `Product`, or one bundle of formed gradients. Pieces share no
+    coordinate.
+
+    Attributes:
+      size: the bounds of the divided piece G'.
+      group: the clip's group of the piece.
+      ratio: M: the terms of the clipped piece are at most M times the clip's bound. For several
+        pieces with coefficients c, √(Σ_p (c S_p/M_p)²) is at most the bound.
+      sum_error: the rounding of one weighted summand before it is added: |computed − c G'| is at
+        most `sum_error` · c S, with S of G'.
+    """
+
+    size: NormBounds
+    group: int = 0
+    ratio: float = 1.0
+    sum_error: float = 0.0
+
+
 class Scales(NamedTuple):
     """Holds the divisors of gradients: a power of two for each side and example.
 
@@ -315,32 +336,20 @@ def underflow_loss(squares: int) -> np.float32:
 def clip_coefficients(
     clip: Clip,
     scales: Scales,
-    sizes: list[NormBounds],
-    groups: list[int],
+    pieces: list[Piece],
     mask: jax.Array,
     *,
     group_count: int,
-    ratios: list[float],
-    sum_errors: list[float],
     tau: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the coefficient of each piece of each gradient.
-
-    All clipping happens here. A piece is the gradient of one `Product`, or one bundle of formed
-    gradients. G' is a piece divided by its power of two: `scales` holds the divisor, and `sizes`
-    measures G'.
+    """Returns the coefficient of each piece of each gradient. All clipping happens here.
 
     Args:
       clip: the geometry. Its factors satisfy t · factor(t) ≤ the bound of the group.
-      scales: the divisors of all pieces. Pieces share no coordinate.
-      sizes: the size of G', for each piece.
-      groups: the clip's group of each piece.
+      scales: the divisors of all pieces.
+      pieces: the pieces G', each divided by its power of two.
       mask: the examples that count, (B,) bool.
       group_count: the number of the clip's groups, including those without a piece.
-      ratios: M of each piece: its terms times c are at most M times the clip's bound. For several
-        pieces, √(Σ_p (c S_p/M_p)²) is at most the bound.
-      sum_errors: for each piece, the rounding of one weighted summand before it is added:
-        |computed − c G'| ≤ error · c S, with S of G'.
       tau: τ, how much an example changes the rounding of the sum, relative to its bound.
 
     Returns:
@@ -357,11 +366,11 @@ def clip_coefficients(
         )
     # If the compiler reorders sums, the bound does not hold, and no example is used.
     used = jnp.all(scales.finite, axis=(0, 1)) & mask & keeps_order(scales.exponent[0])
-    member = np.arange(group_count)[:, None] == np.array(groups)  # (groups, pieces)
-    inside = member[:, :, None]
+    groups = np.array([piece.group for piece in pieces])
+    inside = (np.arange(group_count)[:, None] == groups)[:, :, None]  # (groups, pieces, 1)
     largest = jnp.max(jnp.where(inside, scales.exponent, ZERO_EXPONENT), axis=1)  # (groups, B)
     # Pieces of a group are scaled to the group's largest, so no square overflows.
-    relative = power_of_two(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
+    relative = power_of_two(jnp.clip(scales.exponent - largest[groups], -127, 0))
     # All terms are positive, so rounding is relative to the sum itself.
     room = 1.0 + gamma(len(groups) + COEFFICIENT_ROUNDINGS)
 
@@ -369,10 +378,11 @@ def clip_coefficients(
         square = jnp.where(inside, jnp.square(values * relative), 0.0)
         return jnp.sqrt(room * (jnp.sum(square, axis=1) + underflow_loss(len(groups))))
 
-    square, absolutes = map(jnp.stack, zip(*sizes, strict=True))
-    errors = np.array(sum_errors)[:, None]
+    square, absolutes = map(jnp.stack, zip(*(piece.size for piece in pieces), strict=True))
+    errors = np.array([piece.sum_error for piece in pieces])[:, None]
+    ratios = np.array([piece.ratio for piece in pieces])[:, None]
     norms = length(jnp.sqrt(square)) + length(absolutes * np.float32(errors))
-    absolute = length(absolutes * np.float32((1.0 + errors) / np.array(ratios)[:, None]))
+    absolute = length(absolutes * np.float32((1.0 + errors) / ratios))
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
     # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
     factors = clip.factors((norms * (scale * (1.0 + tau))).T).T  # (groups, B)
@@ -382,5 +392,5 @@ def clip_coefficients(
     sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * reduction * scale, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
-    coefficients = materialize(factors[np.array(groups)] * relative)
+    coefficients = materialize(factors[groups] * relative)
     return coefficients, norms[0] * scale[0], used

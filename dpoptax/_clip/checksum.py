@@ -34,11 +34,11 @@ def checksum(
     """
     kind = type(clip)
     salt = zlib.crc32(f"{kind.__module__}.{clip!r} {grid} {examples}".encode())
-    sums = of_leaves(total, salt)
-    return mixed(sums ^ of_leaves(public, ~salt & 0xFFFFFFFF))
+    sums = checksum_leaves(total, salt)
+    return mixed(sums ^ checksum_leaves(public, ~salt & 0xFFFFFFFF))
 
 
-def of_leaves(tree: PyTree, salt: int) -> jax.Array:
+def checksum_leaves(tree: PyTree, salt: int) -> jax.Array:
     """Returns a uint32 that depends on all bits of a tree, their places, and `salt`."""
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     labels = [

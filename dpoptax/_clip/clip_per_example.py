@@ -84,7 +84,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         if params is None:
             raise no_params("the clip of per-example gradients")
         _check_axis(updates, params)
-        examples = batch_axis(updates)
+        examples = batch_length(updates)
         each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
         clipped = sealed(sum_clipped(clip, each, which), clip, examples=examples)
         clipped = dataclasses.replace(clipped, unmasked=mask is None, origin=Origin())
@@ -117,7 +117,7 @@ def sum_clipped(
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
-    tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_axis(grads)))
+    tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     totals = list(map(summed, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
@@ -146,25 +146,18 @@ def clip_each(
 
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
-    batch = batch_axis(grads)
+    batch_size = batch_length(grads)
     check_real(grads)
-    mask = jnp.ones(batch, bool) if mask is None else mask
+    mask = jnp.ones(batch_size, bool) if mask is None else mask
     leaves = materialize(jax.tree.leaves(grads))
     exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])
-    pieces = list(map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])))
+    units, sizes = zip(*map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])), strict=True)
     groups = clip.groups(grads)
+    pieces = [bounds.Piece(*each) for each in zip(sizes, groups, strict=True)]
     coefficients, norms, used = bounds.clip_coefficients(
-        clip,
-        scales,
-        [size for _, size in pieces],
-        groups,
-        mask,
-        group_count=1 + max(groups),
-        ratios=[1.0] * len(pieces),
-        sum_errors=[0.0] * len(pieces),
-        tau=tau,
+        clip, scales, pieces, mask, group_count=1 + max(groups), tau=tau
     )
-    return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
+    return ClippedUnits(list(units), coefficients, norms, used)
 
 
 def _check_axis(grads: PyTree, params: PyTree) -> None:
@@ -208,7 +201,7 @@ def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
     return mask.astype(bool)
 
 
-def batch_axis(tree: PyTree) -> int:
+def batch_length(tree: PyTree) -> int:
     """Returns the common length of the leading axis, or raises an error."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}

@@ -12,9 +12,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
-from dpoptax._clip.clip_per_example import batch_axis, check_mask
+from dpoptax._clip.clip_per_example import batch_length, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
-from dpoptax._clip.grid import check_capacity
+from dpoptax._clip.integer_sums import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clipped_grad.sharding import (
@@ -24,10 +24,10 @@ from dpoptax._clipped_grad.sharding import (
     make_layout,
     sum_over_devices,
 )
-from dpoptax._clipped_grad.streaming import check_streaming, streaming_sum
+from dpoptax._clipped_grad.streaming import select_use_sum, streaming_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
@@ -162,33 +162,31 @@ def clipped_grad(
             f"taken for method={method!r}, grid={grid}, clip={clip}."
         )
     layout = make_layout(mesh, axis_name, param_specs)
-    use_sum = check_streaming(clip, method, grid, microbatch_size, mesh)
+    use_sum = select_use_sum(clip, method, grid, microbatch_size, mesh)
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
 
     # From the inside out: a micro-batch, a device, all devices, and the returned function.
-    def microbatch_sum(points: GradientPoints, examples: Examples) -> tuple[PyTree, PyTree]:
-        given = loss_fn, clip, points, examples
-        if by_examples:
-            return per_example_sum(*given, has_aux=has_aux, grid=grid)
-        dtype = _factor_dtype(precision, mesh)
-        return ghost_clipped_sum(*given, has_aux=has_aux, factor_dtype=dtype)
-
     def device_sum(
         points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
-        batch, ids = records
+        batch, ids = records  # one tree, since both are sharded over the devices
         devices = 1 if layout is None else layout.shards
         whole = WholeBatch(devices * mask.shape[0], devices)
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        sums = in_microbatches(
-            lambda inputs, mask: microbatch_sum(
-                points, Examples(inputs[0], mask, inputs[1], whole)
-            ),
-            microbatch_size,
-        )
-        total, aux = sums((batch, keys), mask)
-        if not by_examples:
+
+        def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
+            batch, keys = batch_and_keys
+            examples = Examples(batch, mask, keys, whole)
+            if by_examples:
+                return per_example_sum(loss_fn, clip, points, examples, has_aux=has_aux, grid=grid)
+            dtype = _factor_dtype(precision, mesh)
+            return ghost_clipped_sum(
+                loss_fn, clip, points, examples, has_aux=has_aux, factor_dtype=dtype
+            )
+
+        total, aux = in_microbatches(microbatch_sum, microbatch_size)((batch, keys), mask)
+        if not by_examples:  # after the loop over micro-batches, which carries fewer arrays
             total = join_sums(clip, points.points[0], total)
         return total, aux
 
@@ -243,14 +241,15 @@ def clipped_grad(
             check_same_axes(point, batch)
         if layout is None:
             check_one_device(batch)
-        which = check_mask(mask, batch_axis(batch))
+        is_example = check_mask(mask, batch_length(batch))
         key = None if key is None else check_key(key)
-        records = batch, _check_ids(ids, key, which.shape[0])
+        records = batch, _check_ids(ids, key, is_example.shape[0])
         if grid is not None:
-            check_capacity(clip, grid, which.shape[0])
+            check_capacity(clip, grid, is_example.shape[0])
         first = points.weights[0]
+        # Static, because `jit` turns the number 1.0 into an array.
         unweighted = len(points.weights) == 1 and isinstance(first, float) and first == 1.0
-        clipped, aux = sealed_sum(points, records, which, key, unweighted=unweighted)
+        clipped, aux = sealed_sum(points, records, is_example, key, unweighted=unweighted)
         clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return (clipped, aux) if has_aux else clipped
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._clip.clip import UnitClip
-from dpoptax._clip.clip_per_example import batch_axis, check_mask, clip_each
+from dpoptax._clip.clip_per_example import batch_length, check_mask, clip_each
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -89,5 +89,5 @@ def dropped_examples(
     grad_fn = clipped_grad(loss_fn, _Count(), **options)
     found = grad_fn(points, batch, mask, key=key, ids=ids)
     clipped = found[0] if isinstance(found, tuple) else found
-    examples = jnp.sum(check_mask(mask, batch_axis(batch)), dtype=jnp.int32)
+    examples = jnp.sum(check_mask(mask, batch_length(batch)), dtype=jnp.int32)
     return examples - jnp.rint(clipped.sum).astype(jnp.int32)

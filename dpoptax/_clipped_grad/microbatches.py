@@ -23,6 +23,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
 
     The result differs from `sums(batch, mask)` by rounding only. `clipped_grad` uses it for its
     `microbatch_size`. Use it directly for sums without privacy, such as the gradient of a baseline.
+    Convolutions that XLA computes wrongly, or slowly in loops, are rewritten.
 
     Privacy: as for `sums`, because nothing is clipped or noised here.
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clip_per_example import sum_clipped
-from dpoptax._ghost_clipping.trace.examples import Examples
-from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._clip import block_sums
+from dpoptax._clip import block_sums, integer_sums
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
@@ -187,7 +187,7 @@ def device_adder(
     """Returns `add(x, spec)`, which sums over devices, with `bound` per example."""
     steps = None
     if block_sums.uses_integer_totals(whole):
-        steps = block_sums.make_steps(whole.examples * bound, layout.shards)
+        steps = integer_sums.make_steps(whole.examples * bound, layout.shards)
 
     def sum_devices(x: jax.Array, spec: P) -> jax.Array:
         add = functools.partial(_scatter, spec=spec, layout=layout)

@@ -25,12 +25,12 @@ from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunct
 from dpoptax._ghost_clipping.sums.recomputed_sum import recomputed_sum
 from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
 from dpoptax._ghost_clipping.sums.use_places import UseTotal
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
 
-def check_streaming(
+def select_use_sum(
     clip: Clip,
     method: str,
     grid: float | None,

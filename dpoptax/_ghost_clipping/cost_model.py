@@ -1,4 +1,4 @@
-"""Holds the measured costs that decide how norms and sums are computed."""
+"""Chooses the method for a norm, by measured costs of memory and arithmetic."""
 
 from typing import NamedTuple
 
@@ -39,3 +39,37 @@ parameter of ResNet-18, ViT-S or GPT-2 at 1,024 tokens gets another method
 (`tests/benchmarks/tpu_test.py`). Twelve is the ratio for a chip of TPU v5e: 1,440 multiply-adds in
 the time of three passes over an entry.
 """
+
+
+def choose_method(
+    examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
+) -> str:
+    """Chooses the cheapest method for the norm of products with `positions` = Σ_s L_s.
+
+    The factors are dense. There may be `fixed` additional terms with arrays that depend on the
+    parameters, one for each point. The method of inner products then needs the inner product of
+    each array with all products, which costs as much as the sum. If the gradient with respect to
+    the parameter is formed, it is formed point by point, and kept.
+
+    Returns:
+      "outer" (one position: the product of two norms), "gram" (inner products), "form" (form the
+      gradients, and contract again for the sum) or "keep" (form the gradients, and keep them for
+      the sum).
+    """
+    if positions == 1 and segments == 1:
+        return "outer"
+    size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
+    # Inner products are symmetric in pairs of segments, so about half of them are computed.
+    pairs = positions**2 * (segments + 1) / (2 * segments)
+    memory = COSTS.kept_entry * size
+    factors = COSTS.factor_entry * positions * (rows + columns)
+    cost = {"gram": factors + pairs * (rows + columns) + (1 + fixed) * work}
+    if not fixed:
+        cost["form"] = factors + 2 * work + COSTS.formed_share * memory
+    kept = work + formed * memory
+    small = (
+        formed * size <= 2 * positions * (rows + columns) or examples * size <= COSTS.cached_entries
+    )
+    if small or (fixed > 1 and cost["gram"] > COSTS.memory_ratio * kept):
+        cost["keep"] = kept
+    return min(cost, key=cost.__getitem__)

@@ -10,7 +10,7 @@ import jax
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._ghost_clipping.trace.read_program import read_program
-from dpoptax._ghost_clipping.trace.zero_gradients import describe_vanishing
+from dpoptax._ghost_clipping.trace.zero_gradients import describe_vanishing, find_vanishing
 from dpoptax._linear_map import LinearMap
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
@@ -138,10 +138,11 @@ def explain(
     plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent
+    vanishing, _ = find_vanishing(program)
     rows = []
     for leaf, path in enumerate(paths):
         row = _explain_parameter(program, plan, count, leaf, path)
-        if leaf in program.vanishing:
+        if leaf in vanishing:
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)
     return Explanation(tuple(rows), describe_vanishing(program, params))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from jax import lax
 
-from dpoptax._ghost_clipping.norms import factor_products as _products
+from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.norms.cotangents import NotFactoredError
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.norms.mapped_products import SideMap, make_side_map
@@ -53,6 +53,9 @@ class FactorSlice:
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedUse:
     """Pairs a use of a parameter with the layout in which the parameter is read.
+
+    For a dense layer, `use`, `view` and `layout` describe everything. The other attributes are for
+    concatenated, tied, normalized and mapped parameters.
 
     Attributes:
       use: the use.
@@ -140,12 +143,12 @@ class Plan:
       formed: parameters whose per-example gradients are formed, each with the reason for a
         fallback. The reason is empty if forming is cheaper, for the parameter or for one that is
         used with it.
-      uses: the uses that reach formed parameters.
+      formed_uses: the uses of formed parameters.
     """
 
     products: tuple[Product, ...]
     formed: dict[int, str]
-    uses: tuple[Use, ...]
+    formed_uses: tuple[Use, ...]
 
 
 def make_plan(
@@ -193,8 +196,8 @@ def make_plan(
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
     formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
-    rest = [u for u in program.uses if u.value.leaves & set(formed)]
-    return Plan(tuple(products), formed, tuple(rest))
+    formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
+    return Plan(tuple(products), formed, tuple(formed_uses))
 
 
 def _choose_formed(
@@ -211,8 +214,8 @@ def _choose_formed(
         leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)
     } - mapped
     for leaf, found in joined.items():
-        beside = _find_coupled(program, {leaf}) - kept
-        if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:
+        coupled = _find_coupled(program, {leaf}) - kept
+        if leaf in kept and sum(sizes[other] for other in coupled) <= sizes[leaf]:
             formed.setdefault(leaf, "")
         else:
             joined[leaf] = [
@@ -339,7 +342,7 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
     terms = _count_terms(members)
     fixed = points if terms else 0
-    method = _products.choose_method(
+    method = cost_model.choose_method(
         examples, positions, rows, columns, segments=sum(segments), fixed=fixed
     )
     if any(isinstance(m.use.rule, Lookup) for m in members):

@@ -33,7 +33,7 @@ def side_moments(
     shapes = [matrix_shape(p) if p.ndim > 1 else None for p in leaves]
     factors = [None if s is None else Sides(*map(jnp.eye, s)) for s in shapes]
     plan = make_plan(program, size, 1, LinearMap(tuple(factors)))
-    passes, _ = run_passes(program, GradientPoints((params,), (1.0,)), batch, size)
+    passes = run_passes(program, GradientPoints((params,), (1.0,)), batch)
     found = {}
     for product in plan.products:
         if product.mapping is None:

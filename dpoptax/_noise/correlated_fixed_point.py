@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clip.grid import LARGEST_GRID_SUM
+from dpoptax._clip.integer_sums import LARGEST_GRID_SUM
 from dpoptax._noise.fixed_point import grid_of, integers, round_to_grid, steps_of
 from dpoptax._noise.ledger import Mechanism
 from dpoptax._random import tree_noise

@@ -9,7 +9,7 @@ import optax
 
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clip.grid import LARGEST_GRID_SUM
+from dpoptax._clip.integer_sums import LARGEST_GRID_SUM
 from dpoptax._noise.ledger import Mechanism, check_mechanism
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random import tree_noise

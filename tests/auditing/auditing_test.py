@@ -11,6 +11,7 @@ import pytest
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._clip import bounds
+from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._pricing import accountants, checks
 from dpoptax.auditing import _replay, _worst_example
@@ -231,7 +232,7 @@ def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
         square = bounds.upper_square(factor_products.multiply_factors(segments, sizes))
         return square, jnp.sqrt(square)
 
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "form")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "form")
     monkeypatch.setattr(factor_products, "measure_formed", unproven)
     # With so many steps the move does not depend on the rounding of either program.
     game, ratio = _searched(starts=14, steps=40)

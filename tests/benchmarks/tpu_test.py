@@ -15,8 +15,8 @@ from benchmarks.tpu import hlo
 from benchmarks.tpu.architectures import gpt2, resnet_18, vit_s
 from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
+from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.plan import make_plan
 from dpoptax._ghost_clipping.trace.read_program import read_program
 
@@ -56,7 +56,7 @@ def test_ways_to_the_norm_hardly_depend_on_the_cost_of_memory(model, monkeypatch
     found = []
     for factor in (1, 0.25, 12, 1000):
         costs = {name: factor * getattr(COSTS, name) for name in ("kept_entry", "factor_entry")}
-        monkeypatch.setattr(factor_products, "COSTS", COSTS._replace(**costs))
+        monkeypatch.setattr(cost_model, "COSTS", COSTS._replace(**costs))
         plan = make_plan(program, 32, 1)
         ways = dict.fromkeys(plan.formed, "kept")
         found.append(ways | {product.leaf: product.method for product in plan.products})

@@ -179,12 +179,9 @@ def test_a_norm_includes_parts_whose_squares_underflow(way):
         return bounds.clip_coefficients(
             dpoptax.l2_clip(1.0),
             bounds.Scales(exponents[:, None], jnp.ones((count + 1, 1, 1), bool)),
-            [bounds.NormBounds(jnp.square(n)[None], n[None]) for n in norms],
-            [0] * (count + 1),
+            [bounds.Piece(bounds.NormBounds(jnp.square(n)[None], n[None])) for n in norms],
             jnp.ones(1, bool),
             group_count=1,
-            ratios=[1.0] * (count + 1),
-            sum_errors=[0.0] * (count + 1),
             tau=0.0,
         )[1]
 

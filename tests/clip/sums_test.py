@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dpoptax.tables
-from dpoptax._clip import block_sums, bounds
+from dpoptax._clip import block_sums, bounds, integer_sums
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, MeasuredTerm
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum, weighted_products
 from tests import helpers
 from tests.helpers import floats
@@ -51,7 +51,7 @@ def _lookups(size):
 @pytest.mark.parametrize("size", [8, 1000])
 def test_lookups_are_added_in_whole_numbers(size):
     rows, values = _lookups(size)
-    total = lambda *x: block_sums.sum_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
+    total = lambda *x: integer_sums.sum_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
@@ -65,7 +65,7 @@ def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats()
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
-    found = block_sums.sum_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
+    found = integer_sums.sum_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
@@ -75,14 +75,14 @@ def test_parts_that_leave_the_range_of_integers_come_back():
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
     kind = {"terms": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
-    assert float(block_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
+    assert float(integer_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="Scale the loss"):
-        block_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
+        integer_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
 
 
 def test_steps_become_numbers_by_one_rounding_of_the_sum():
     """Checks large fine steps that remain from many numbers and almost cancel whole steps."""
-    rng, steps = np.random.default_rng(0), block_sums.make_steps(1.0, 2**21)
+    rng, steps = np.random.default_rng(0), integer_sums.make_steps(1.0, 2**21)
     fine = rng.integers(-(2**29), 2**29, 1000)
     whole = rng.integers(-(2**10), 2**10, 1000) - (fine >> steps.finer)
     exact = whole + fine * 2.0**-steps.finer
@@ -93,7 +93,7 @@ def test_steps_become_numbers_by_one_rounding_of_the_sum():
 
 def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
     rows, columns, size = 4, 2**12, 16
-    found = block_sums.step_rounding(rows * size, rows, columns, size, size)
+    found = integer_sums.step_rounding(rows * size, rows, columns, size, size)
     low = 2.0**12 * 2.0**-29 * size * math.sqrt(rows * columns)
     assert found.own >= 2 * bounds.UNIT_ROUNDOFF * low
 
@@ -135,7 +135,7 @@ def test_lookups_beside_a_product_that_cancels_them():
         factor_products.Segment(unit, (1 - large) * one),
     ]
     found = weighted_products.sum_products(
-        FactoredGradients(segments), jnp.ones(size), (1, 4, 1), bound=6.0, examples=size
+        FactoredGradients(segments, (1, 4, 1)), jnp.ones(size), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
 
@@ -147,9 +147,8 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
     """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
     total = lambda x, w: weighted_products.sum_products(  # noqa: E731
-        FactoredGradients([factor_products.Segment(x, x)]),
+        FactoredGradients([factor_products.Segment(x, x)], (1, side, side)),
         w,
-        (1, side, side),
         bound=1.0,
         examples=1024,
     )
@@ -220,7 +219,7 @@ def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
         return weighted_products.product_rounding(
-            FactoredGradients([factor_products.Segment(factor, factor)] * points), (1, 8, 8), 64
+            FactoredGradients([factor_products.Segment(factor, factor)] * points, (1, 8, 8)), 64
         )
 
     whole, parts = of(64, 1), of(1, 2)
@@ -232,11 +231,10 @@ def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
 
 def test_sums_times_fixed_arrays_are_rounded_once_more():
     factor = jax.ShapeDtypeStruct((16, 1, 1, 8), jnp.float32)
-    alone = FactoredGradients([factor_products.Segment(factor, factor)])
-    beside = FactoredGradients(alone.segments, [MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)])
-    with_it, without = (
-        weighted_products.product_rounding(x, (1, 8, 8), 16).joined for x in (beside, alone)
-    )
+    alone = FactoredGradients([factor_products.Segment(factor, factor)], (1, 8, 8))
+    term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
+    beside = FactoredGradients(alone.segments, alone.sizes, [term])
+    with_it, without = (weighted_products.product_rounding(x, 16).joined for x in (beside, alone))
     ratio = weighted_products.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF

@@ -10,7 +10,7 @@ import pytest
 
 import dpoptax
 from dpoptax._clip import bounds
-from dpoptax._ghost_clipping import plan
+from dpoptax._ghost_clipping import cost_model, plan
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.trace import entry_rules, rules
@@ -98,8 +98,8 @@ def test_a_longer_search_of_models(program, clip):
     helpers.covering(["regression", "batched", "standardised"], WAYS, strength=1),
 )
 def test_every_way_to_a_norm(program, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
-    assert plan._products.choose_method is factor_products.choose_method
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    assert plan.cost_model is cost_model
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -139,7 +139,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
 
@@ -192,7 +192,7 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     """Sums err upward with the example and downward without it, next to canceling terms."""
     if not room:
         request.getfixturevalue("no_room")
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     exact, clip, (size, positions) = factor_products.contract, dpoptax.l2_clip(1.0), (16, 8)
 
     def contract_off_by(sign, axes, a, b):
@@ -387,12 +387,9 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     factors, *_ = bounds.clip_coefficients(
         clip,
         scales,
-        [size],
-        [0],
+        [bounds.Piece(size, ratio=32.0)],
         jnp.ones(4, bool),
         group_count=1,
-        ratios=[32.0],
-        sum_errors=[0.0],
         tau=0.0,
     )
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()
@@ -549,7 +546,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
     ],
 )
 def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -560,7 +557,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, 7) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
     assert found > 1
 
@@ -569,7 +566,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)
 def test_a_longer_search_at_several_points(program, points, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
     assert found <= 1
 
@@ -579,7 +576,7 @@ def test_a_longer_search_at_several_points(program, points, monkeypatch):
 @pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
 @pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
 def test_a_longer_search_at_several_points_with_gradients_formed(program, points, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
     assert found <= 1
 
@@ -588,7 +585,7 @@ def test_a_longer_search_at_several_points_with_gradients_formed(program, points
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
 def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, options, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
         assert found <= 1
@@ -614,7 +611,7 @@ def _precisions(jaxpr):
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
     """The platform's default does not matter. By default, TPUs and GPUs round operands."""
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -636,7 +633,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
     """XLA on GPU removes round-trip conversions. Norm and sum must still use the same numbers."""
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -662,7 +659,7 @@ def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatc
         return exact(axes, *(jax.lax.reduce_precision(x, 8, bits) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 
@@ -736,7 +733,7 @@ def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
 
 
 def test_the_rounding_of_weighted_factors_is_found_if_no_room_is_left_for_it(monkeypatch, no_room):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") <= 1
     monkeypatch.setattr(weighted_products, "BFLOAT16_ERROR", 0.0)
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") > 1

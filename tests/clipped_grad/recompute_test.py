@@ -8,7 +8,7 @@ import pytest
 
 import dpoptax
 from dpoptax._clip import bounds
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.sums import recomputed_sum
 from tests import helpers
 from tests.clipped_grad import streaming_test
@@ -111,7 +111,7 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
 @pytest.mark.parametrize("way", ["gram", "form"])
 @pytest.mark.parametrize("program", ["regression", "batched"])
 def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     options = {"method": "recompute"}
     assert _attack(program, CLIPS["AUTO-V"], QUICK, precision="bfloat16", **options) <= 1
     assert _attack(program, CLIPS["AUTO-V"], QUICK, dtype="bfloat16", **options) <= 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import cost_model
 from tests import helpers
 from tests.clipped_grad import adversary_test
 from tests.clipped_grad.adversary_test import QUICK, _attack
@@ -120,7 +120,7 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
 @pytest.mark.parametrize("way", ["gram", "form"])
 @pytest.mark.parametrize("program", ["regression", "batched"])
 def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     assert _attack(program, AUTO, QUICK, precision="bfloat16") <= 1
     assert _attack(program, AUTO, QUICK, dtype="bfloat16") <= 1
 

@@ -12,7 +12,7 @@ from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 

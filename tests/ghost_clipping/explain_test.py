@@ -10,7 +10,7 @@ import pytest
 import dpoptax
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples
 from tests.helpers import equations
 from tests.networks import NETWORKS
 

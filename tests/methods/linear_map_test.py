@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import cost_model
 from dpoptax.auditing import _worst_example as adversary
 from dpoptax.auditing import worst_example
 from tests import programs
@@ -139,7 +139,7 @@ def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     network = NETWORKS["odd_convolutions"]
     points = points_of(network, 1)
     state = _state(_factors("side", points.points[0]), points.points[0])

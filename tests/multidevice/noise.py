@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
-from dpoptax._clip.checksum import of_leaves
+from dpoptax._clip.checksum import checksum_leaves
 from tests.helpers import covering, floats, normal, slow_but
 from tests.multidevice.problem import KINDS, make_mesh, put
 
@@ -254,6 +254,6 @@ def test_the_checksum_of_a_large_sum_gathers_nothing(kind):
     large = {"w": jnp.linspace(-1, 1, 2**17).reshape(8, -1), "b": jnp.zeros(16)}
     layout = {"w": P("data"), "b": P("data")}
     total = put(large, make_mesh((8,), ("data",), kind), layout)
-    seal = jax.jit(lambda total: of_leaves(total, 5))
+    seal = jax.jit(lambda total: checksum_leaves(total, 5))
     assert seal(total) == seal(large)
     assert not collectives(seal.lower(total).compile().as_text())

@@ -14,7 +14,7 @@ import dpoptax
 from dpoptax._clip import block_sums
 from dpoptax._clip.clipped_sum import is_intact
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax.auditing import _worst_example as adversary
 from tests.helpers import floats, no_room
 from tests.multidevice.problem import (

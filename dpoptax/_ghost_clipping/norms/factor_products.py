@@ -10,6 +10,7 @@ one-hot factors. Entries are at most about 1, since factors are divided by power
 (`dpoptax._clip.bounds`).
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -61,6 +62,35 @@ class Segment(NamedTuple):
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredTerm:
+    """Holds a fixed term, `basis` (K, R, D) times `weights` (B, K, R, D).
+
+    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
+    along the axes for which weights have size 1.
+    """
+
+    basis: jax.Array
+    weights: jax.Array
+    inner: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FactoredGradients:
+    """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
+
+    Attributes:
+      segments: the factors of the outer products.
+      sizes: (K, R, D).
+      terms: the fixed terms that are added to the outer products. There are none unless the
+        parameter is transformed before its use (`pulled_back_norms`).
+    """
+
+    segments: list[Segment]
+    sizes: Sizes
+    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
+
+
 def is_one_hot(factor: jax.Array) -> bool:
     """Returns whether a factor is one-hot, represented by integers."""
     return jnp.issubdtype(factor.dtype, jnp.integer)
@@ -76,40 +106,6 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(
         axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=float32_at_least(a, b)
     )
-
-
-def choose_method(
-    examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
-) -> str:
-    """Chooses the cheapest method for the norm of products with `positions` = Σ_s L_s.
-
-    The factors are dense. There may be `fixed` additional terms with arrays that depend on the
-    parameters, one for each point. The method of inner products then needs the inner product of
-    each array with all products, which costs as much as the sum. If the gradient with respect to
-    the parameter is formed, it is formed point by point, and kept.
-
-    Returns:
-      "outer" (one position: the product of two norms), "gram" (inner products), "form" (form the
-      gradients, and contract again for the sum) or "keep" (form the gradients, and keep them for
-      the sum).
-    """
-    if positions == 1 and segments == 1:
-        return "outer"
-    size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
-    # Inner products are symmetric in pairs of segments, so about half of them are computed.
-    pairs = positions**2 * (segments + 1) / (2 * segments)
-    memory = COSTS.kept_entry * size
-    factors = COSTS.factor_entry * positions * (rows + columns)
-    cost = {"gram": factors + pairs * (rows + columns) + (1 + fixed) * work}
-    if not fixed:
-        cost["form"] = factors + 2 * work + COSTS.formed_share * memory
-    kept = work + formed * memory
-    small = (
-        formed * size <= 2 * positions * (rows + columns) or examples * size <= COSTS.cached_entries
-    )
-    if small or (fixed > 1 and cost["gram"] > COSTS.memory_ratio * kept):
-        cost["keep"] = kept
-    return min(cost, key=cost.__getitem__)
 
 
 def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:

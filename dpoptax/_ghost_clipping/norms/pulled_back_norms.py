@@ -6,7 +6,6 @@ Norm and sum only read the factors, bases and weights that are stored here, howe
 computed. These numbers define G, and this G is clipped.
 """
 
-import dataclasses
 import functools
 import math
 import operator
@@ -25,39 +24,13 @@ from dpoptax._ghost_clipping.norms.cotangents import (
     OuterSum,
     normalize_fixed,
 )
-from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm, Segment
 from dpoptax._ghost_clipping.norms.pull_back import CotangentSum
 from dpoptax._ghost_clipping.trace.rules import FactorLayout, Sizes
 from dpoptax._xla import materialize
 
 # Scaled factors whose largest entry is smaller than this, before normalization, count as zero.
 _UNDERFLOW_THRESHOLD = 2.0**-40
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MeasuredTerm:
-    """Holds a fixed term, `basis` (K, R, D) times `weights` (B, K, R, D).
-
-    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
-    along the axes for which weights have size 1.
-    """
-
-    basis: jax.Array
-    weights: jax.Array
-    inner: jax.Array
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FactoredGradients:
-    """Holds the gradients of a parameter, with entries of at most about 1.
-
-    Attributes:
-      segments: the factors of the outer products.
-      terms: the fixed terms that are added to the outer products.
-    """
-
-    segments: list[Segment]
-    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
 def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[FixedTerm]]:
@@ -151,7 +124,7 @@ def assemble_gradients(
                 now = OuterSum(segment, outer.layout, outer.shape)
                 inner += now.inner_product(term.basis, axes)[0]
         found.append(MeasuredTerm(basis, weight, inner))
-    return FactoredGradients(segments, found), largest, keep
+    return FactoredGradients(segments, outers[0].layout.sizes, found), largest, keep
 
 
 class _ScaledOuter(NamedTuple):
@@ -222,7 +195,7 @@ def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
     return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
 
 
-def measure_terms(factored: FactoredGradients, sizes: Sizes) -> NormBounds:
+def measure_terms(factored: FactoredGradients) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
 
     S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. ‖G‖² is that of the products plus
@@ -231,7 +204,8 @@ def measure_terms(factored: FactoredGradients, sizes: Sizes) -> NormBounds:
 
     The error of each summand is at most γ times the product of the sizes of its two sides.
     """
-    segments, terms, count = factored.segments, factored.terms, len(factored.terms)
+    segments, sizes, terms = factored.segments, factored.sizes, factored.terms
+    count = len(terms)
     more, crossed = _term_sizes(terms, sizes)
     size = factor_products.measure(segments, sizes, "gram")
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))

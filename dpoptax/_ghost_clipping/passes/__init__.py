@@ -3,9 +3,9 @@
 `run_passes.run_passes` is the entry point. For a dense layer `y = x @ w + b` and a batch of B
 examples, the types are:
 
-- `Passes`: the arrays of all points. For the use `x @ w`, `operands` holds `x`, (B, R), and
+- `PassResult`: the arrays of one point. For the use `x @ w`, `operands` holds `x`, (B, R), and
   `cotangents` holds ∂ℓ/∂y, (B, D). For the opaque `b`, `gradients` holds ∂ℓ/∂b, (B, D).
-- `PassResult` and `TangentPass`: the arrays of one point, and their derivatives along a tangent.
+- `Passes`: the `PassResult` of each point, and the derivatives of one along a tangent.
 - `WeightedPair`: operand, cotangent and weight. Their products add up to the gradient of a use.
 - `ParameterEvaluator`: computes derived values, such as a normalized `w`, at given parameters.
 """

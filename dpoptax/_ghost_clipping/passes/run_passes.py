@@ -35,29 +35,13 @@ class PassResult(NamedTuple):
     """Holds the arrays (B, …) of one pass.
 
     Attributes:
-      results: the flat results of the loss.
+      outputs: the loss and the auxiliary outputs, flattened.
       operands: the data operand of each use.
       cotangents: the cotangent of the output of each use.
       gradients: the gradient of each opaque parameter, through opaque uses.
     """
 
-    results: Arrays
-    operands: ByIndex
-    cotangents: ByIndex
-    gradients: ByIndex
-
-
-class TangentPass(NamedTuple):
-    """Holds the direction of a Hessian-vector product, and derivatives along it.
-
-    Attributes:
-      direction: the direction, flattened like the parameters.
-      operands: the derivative of each operand.
-      cotangents: the derivative of each cotangent.
-      gradients: the derivative of the gradient of each opaque parameter.
-    """
-
-    direction: Arrays
+    outputs: Arrays
     operands: ByIndex
     cotangents: ByIndex
     gradients: ByIndex
@@ -67,67 +51,56 @@ class TangentPass(NamedTuple):
 class Passes:
     """Holds the operands, cotangents and gradients of all gradient points.
 
-    `tangent` is `None` unless a Hessian-vector product is added, as for `disk(gamma=0)`.
+    Attributes:
+      points: the gradient points and their weights.
+      leaves: the flattened parameters at each point.
+      at_points: the arrays of each point.
+      tangent: the derivatives of the first point's arrays along the tangent; `None` unless a
+        Hessian-vector product is added, as for `disk(gamma=0)`.
+      factor_dtype: the dtype to round factors to; `None` for no rounding. At a single point,
+        operands and cotangents are already recorded in it.
     """
 
     points: GradientPoints
     leaves: list[Arrays]
-    operands: list[ByIndex]
-    cotangents: list[ByIndex]
-    gradients: list[ByIndex]
-    tangent: TangentPass | None
+    at_points: list[PassResult]
+    tangent: PassResult | None
+    factor_dtype: DTypeLike | None
 
 
 def run_passes(
     program: Program,
     points: GradientPoints,
-    batch: Arrays,
-    batch_size: int,
+    inputs: Arrays,
     *,
     factor_dtype: DTypeLike | None = None,
-) -> tuple[Passes, Arrays]:
+) -> Passes:
     """Runs a program forward and backward at all gradient points.
 
-    Also returns the results of the loss at the first point. At a single point, operands and
-    cotangents in float32 are recorded in `factor_dtype`. At several points they are rounded later,
-    since differences of rounded numbers would be less exact.
+    `inputs` are the flattened examples (and keys), each with a leading batch axis.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
-    if len(leaves) > 1 or points.tangent is not None:
-        factor_dtype = None
-    tangent = None
-    outs: list[PassResult] = []
-    for j, point in enumerate(leaves):
-        if j == 0 and points.tangent is not None:
-            direction = jax.tree.leaves(points.tangent)
+    # At several points, factors are rounded later, since differences of rounded numbers would be
+    # less exact.
+    single = len(leaves) == 1 and points.tangent is None
+    record_dtype = factor_dtype if single else None
 
-            def run_at(leaves: Arrays) -> PassResult:
-                return run_pass(program, leaves, batch, batch_size)
+    def run_at(leaves: Arrays) -> PassResult:
+        return run_pass(program, leaves, inputs, record_dtype)
 
-            # Forward over reverse: the derivatives of operands, cotangents and gradients.
-            out, derivative = jax.jvp(run_at, (point,), (direction,))
-            tangent = TangentPass(
-                direction, derivative.operands, derivative.cotangents, derivative.gradients
-            )
-        else:
-            out = run_pass(program, point, batch, batch_size, factor_dtype)
-        outs.append(out)
-    passes = Passes(
-        points,
-        leaves,
-        [out.operands for out in outs],
-        [out.cotangents for out in outs],
-        [out.gradients for out in outs],
-        tangent,
-    )
-    return passes, outs[0].results
+    first, *others = leaves
+    if points.tangent is None:
+        at_first, tangent = run_at(first), None
+    else:
+        # Forward over reverse: the derivatives of operands, cotangents and gradients.
+        at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
+    return Passes(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype)
 
 
 def run_pass(
     program: Program,
     leaves: Arrays,
-    batch: Arrays,
-    batch_size: int,
+    inputs: Arrays,
     record_dtype: DTypeLike | None = None,
 ) -> PassResult:
     """Runs a program forward and backward on a batch of examples at one point.
@@ -135,24 +108,24 @@ def run_pass(
     Args:
       program: the result of `read_program`.
       leaves: the parameters, flattened.
-      batch: the flattened examples (and keys), each with a leading batch axis.
-      batch_size: the number of examples.
+      inputs: the flattened examples (and keys), each with a leading batch axis.
       record_dtype: the dtype in which float32 operands and cotangents are recorded; `None` for
         float32.
     """
+    batch_size = inputs[0].shape[0]
 
     def example(
         output_zeros: ByIndex, parameter_zeros: ByIndex, inputs: Arrays
     ) -> tuple[Arrays, ByIndex]:
         known = make_environment(program, leaves, parameter_zeros)
-        runner = _Recorder(output_zeros, known, record_dtype)
-        results = runner.run(program.block, inputs)
-        return results, runner.records
+        recorder = _Recorder(output_zeros, known, record_dtype)
+        outputs = recorder.run(program.block, inputs)
+        return outputs, recorder.records
 
     def total(output_zeros: ByIndex, parameter_zeros: ByIndex) -> PyTree:
-        results, operands = jax.vmap(example)(output_zeros, parameter_zeros, batch)
+        outputs, operands = jax.vmap(example)(output_zeros, parameter_zeros, inputs)
         # Only the loss of an example depends on its zeros, so the sum has the same derivative.
-        return results[0].sum(), (results, operands)
+        return outputs[0].sum(), (outputs, operands)
 
     # Only derivatives with respect to these zeros are taken, so gradients of used parameters are
     # not formed.
@@ -161,10 +134,10 @@ def run_pass(
         for u in program.uses
     }
     parameter_zeros = opaque_zeros(program, batch_size)
-    (cotangents, gradients), (results, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
+    (cotangents, gradients), (outputs, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
         output_zeros, parameter_zeros
     )
-    return PassResult(results, *materialize((operands, cotangents, gradients)))
+    return PassResult(outputs, *materialize((operands, cotangents, gradients)))
 
 
 def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
@@ -242,6 +215,7 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
 
 def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
     """Returns the operand, cotangent and weight of a use at each point."""
-    operands = [o[use.index] for o in passes.operands]
-    cotangents = [c[use.index] for c in passes.cotangents]
-    return list(zip(operands, cotangents, passes.points.weights, strict=True))
+    return [
+        (at_point.operands[use.index], at_point.cotangents[use.index], weight)
+        for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True)
+    ]

@@ -13,8 +13,13 @@ from jax.typing import DTypeLike
 from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
-from dpoptax._ghost_clipping.passes.run_passes import Passes, WeightedPair, weighted_pairs
+from dpoptax._ghost_clipping.passes.interpreter import ParameterEvaluator
+from dpoptax._ghost_clipping.passes.run_passes import (
+    Passes,
+    WeightedPair,
+    pairs_by_point,
+    weighted_pairs,
+)
 from dpoptax._ghost_clipping.plan import Plan
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._points import weigh
@@ -22,9 +27,7 @@ from dpoptax._tree import widen
 from dpoptax._xla import opaque_integers
 
 
-def form_gradients(
-    program: Program, plan: Plan, passes: Passes, factor_dtype: DTypeLike | None
-) -> dict[int, jax.Array]:
+def form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
     """Returns the per-example gradients (B, ...) of the formed parameters, in float32."""
     total: dict[int, jax.Array] = {}
 
@@ -33,18 +36,18 @@ def form_gradients(
 
     weights = passes.points.weights
     for leaf in program.opaque:
-        for gradients, weight in zip(passes.gradients, weights, strict=True):
-            add(leaf, widen(weigh(gradients[leaf], weight)))
+        for at_point, weight in zip(passes.at_points, weights, strict=True):
+            add(leaf, widen(weigh(at_point.gradients[leaf], weight)))
         if passes.tangent is not None:
             add(leaf, widen(passes.tangent.gradients[leaf]))
-    for use in plan.uses:
+    for use in plan.formed_uses:
         view = use.value.view
         if view is not None:
-            gradient = _form_use(use, weighted_pairs(use, passes, True), factor_dtype)
+            gradient = _form_use(use, weighted_pairs(use, passes, True), passes.factor_dtype)
             shape = tuple(program.parameters[view.leaf].shape)
             add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
         else:
-            for leaf, gradient in _pull_back(use, passes, factor_dtype).items():
+            for leaf, gradient in _pull_back(use, passes).items():
                 add(leaf, gradient)
     return total
 
@@ -74,9 +77,9 @@ def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) 
     return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
-def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, jax.Array]:
+def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
     """Returns gradients of the parameters behind a used value, (B, ...) each."""
-    leaves = sorted(use.value.leaves)
+    leaves, dtype = sorted(use.value.leaves), passes.factor_dtype
 
     def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
         def value(chosen: list[jax.Array]) -> jax.Array:
@@ -89,12 +92,12 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
         return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
 
     total: dict[int, jax.Array] = {}
-    for j, weight in enumerate(passes.points.weights):
+    for j, (operand, cotangent, weight) in enumerate(pairs_by_point(use, passes)):
         chosen = [passes.leaves[j][leaf] for leaf in leaves]
-        operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
         gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
         if j == 0 and passes.tangent is not None:
             tangent = passes.tangent
+            direction = jax.tree.leaves(passes.points.tangent)
             pairs = [(operand, tangent.cotangents[use.index], 1.0)]
             if not jnp.issubdtype(operand.dtype, jnp.integer):
                 pairs.append((tangent.operands[use.index], cotangent, 1.0))
@@ -103,7 +106,7 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
             parts, changes = jax.jvp(
                 lambda c, g: pull(c, g, 0),
                 (chosen, gradient),
-                ([tangent.direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
             )
         else:
             parts, changes = pull(chosen, gradient, j), None

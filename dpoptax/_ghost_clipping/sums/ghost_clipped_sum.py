@@ -21,18 +21,23 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._clip.bounds import NormBounds
+from dpoptax._clip.bounds import NormBounds, Piece
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, measure_terms
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
+from dpoptax._ghost_clipping.norms.pulled_back_norms import measure_terms
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
-from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
-from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
-from dpoptax._ghost_clipping.trace.examples import Examples
-from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.sums.weighted_products import (
+    FLOAT32_ERROR,
+    absolute_ratio,
+    product_rounding,
+    sum_error,
+    sum_products,
+)
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import unstack
@@ -107,34 +112,27 @@ def ghost_clipped_sum(
         has_tangent=points.tangent is not None,
     )
 
-    passes, results = run_passes(
-        program, points, examples.inputs, batch_size, factor_dtype=factor_dtype
-    )
+    passes = run_passes(program, points, examples.inputs, factor_dtype=factor_dtype)
 
     def make_total(differences: bool) -> ClippedTotal:
-        pieces = scale_gradients(
-            program,
-            plan,
-            passes,
-            clip.groups(params),
-            differences=differences,
-            factor_dtype=factor_dtype,
+        gradients = scale_gradients(
+            program, plan, passes, clip.groups(params), differences=differences
         )
-        return _clip_and_sum(clip, points.reference, params, plan, pieces, mask, examples.whole)
+        return _clip_and_sum(clip, points, plan, gradients, mask, examples.whole)
 
     cancel = _weights_cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers
         total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     else:
         total = make_total(bool(cancel))
-    aux = jax.tree.unflatten(program.result_tree, results)[1]
+    aux = jax.tree.unflatten(program.result_tree, passes.at_points[0].outputs)[1]
     return total, aux
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
-    sums, beside = total
-    return clip.join(sums.tree(params), beside)
+    sums, statistic = total
+    return clip.join(sums.tree(params), statistic)
 
 
 def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:
@@ -148,40 +146,44 @@ def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | 
 
 def _clip_and_sum(
     clip: Clip,
-    reference: PyTree,
-    params: PyTree,
+    points: GradientPoints,
     plan: Plan,
-    pieces: ScaledGradients,
+    gradients: ScaledGradients,
     mask: jax.Array,
     whole: WholeBatch,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
-    zeros = _zero_sums(params, plan, pieces)
-    if pieces.scales is None:
+    params, reference = points.points[0], points.reference
+    zeros = _zero_sums(params, plan, gradients)
+    if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return zeros, sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
     scaling = clip.scaling(reference)
-    norm_bounds = [
-        measure_product(*pair) for pair in zip(plan.products, pieces.products, strict=True)
-    ]
     groups = clip.groups(params)
-    leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
+    pieces = [
+        Piece(
+            measure_product(product, factored),
+            groups[product.leaf],
+            absolute_ratio(factored),
+            sum_error(factored),
+        )
+        for product, factored in zip(plan.products, gradients.products, strict=True)
+    ]
+    pieces += [
+        Piece(norm_bounds, groups[bundle[0]], sum_error=FLOAT32_ERROR)
+        for norm_bounds, bundle in zip(gradients.norm_bounds, gradients.bundles, strict=True)
+    ]
     coefficients, norms, used = bounds.clip_coefficients(
         scaling,
-        pieces.scales,
-        norm_bounds + pieces.norm_bounds,
-        [groups[leaf] for leaf in leaves],
+        gradients.scales,
+        pieces,
         mask,
         group_count=1 + max(groups),
-        ratios=[weighted_products.absolute_ratio(piece) for piece in pieces.products]
-        + [1.0] * len(pieces.norm_bounds),
-        sum_errors=[weighted_products.sum_error(piece) for piece in pieces.products]
-        + [weighted_products.FLOAT32_ERROR] * len(pieces.norm_bounds),
-        tau=sum_rounding(plan, pieces, whole),
+        tau=sum_rounding(gradients, whole),
     )
     total = _sum_weighted_gradients(
-        zeros, plan, pieces, coefficients, bound=scaling.sensitivity, examples=whole.examples
+        zeros, plan, gradients, coefficients, bound=scaling.sensitivity, examples=whole.examples
     )
     return total, sum_statistic(clip, reference, norms, used, whole)
 
@@ -202,28 +204,27 @@ def sum_statistic(
     return jnp.sum(jnp.where(used, value, 0.0))
 
 
-def measure_product(product: Product, piece: FactoredGradients) -> NormBounds:
+def measure_product(product: Product, factored: FactoredGradients) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
-    sizes = product.layout.sizes
-    if piece.terms:
-        return measure_terms(piece, sizes)
+    if factored.terms:
+        return measure_terms(factored)
     if product.method == "form":
-        return factor_products.measure_formed(piece.segments, sizes)
-    return factor_products.measure(piece.segments, sizes, product.method)
+        return factor_products.measure_formed(factored.segments, factored.sizes)
+    return factor_products.measure(factored.segments, factored.sizes, product.method)
 
 
-def _zero_sums(params: PyTree, plan: Plan, pieces: ScaledGradients) -> GradientSums:
+def _zero_sums(params: PyTree, plan: Plan, gradients: ScaledGradients) -> GradientSums:
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
     leaf_sums = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
-    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
-    return GradientSums(leaf_sums, vectors, pieces.bundles)
+    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in gradients.formed]
+    return GradientSums(leaf_sums, vectors, gradients.bundles)
 
 
 def _sum_weighted_gradients(
     start: GradientSums,
     plan: Plan,
-    pieces: ScaledGradients,
+    gradients: ScaledGradients,
     coefficients: jax.Array,
     *,
     bound: float,
@@ -237,24 +238,21 @@ def _sum_weighted_gradients(
     leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
     (by_piece,) = unstack(coefficients)
     of_products, of_formed = by_piece[: len(plan.products)], by_piece[len(plan.products) :]
-    for product, piece, each in zip(plan.products, pieces.products, of_products, strict=True):
-        part = sum_products(piece, each, product.layout.sizes, bound=bound, examples=examples)
+    for product, factored, each in zip(plan.products, gradients.products, of_products, strict=True):
+        part = sum_products(factored, each, bound=bound, examples=examples)
         view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = leaf_sums[product.leaf]
         leaf_sums[product.leaf] = (total + part).astype(total.dtype)
-    for i, (gradient, each) in enumerate(zip(pieces.formed, of_formed, strict=True)):
+    for i, (gradient, each) in enumerate(zip(gradients.formed, of_formed, strict=True)):
         vectors[i] += block_sums.sum_weighted(each, gradient)
     return dataclasses.replace(start, leaf_sums=leaf_sums, vectors=vectors)
 
 
-def sum_rounding(plan: Plan, pieces: ScaledGradients, whole: block_sums.WholeBatch) -> float:
+def sum_rounding(gradients: ScaledGradients, whole: WholeBatch) -> float:
     """Returns τ of the clipped sum over all parts of a batch."""
-    found = [
-        product_rounding(piece, product.layout.sizes, whole.examples)
-        for product, piece in zip(plan.products, pieces.products, strict=True)
-    ]
-    return block_sums.tau(whole, found)
+    products = gradients.products
+    return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:

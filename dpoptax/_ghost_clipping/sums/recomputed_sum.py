@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import Rounding, WholeBatch
-from dpoptax._clip.bounds import NormBounds, Scales
+from dpoptax._clip.bounds import NormBounds, Piece, Scales
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.limits import (
     Limits,
@@ -43,9 +43,8 @@ from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
 from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
 from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
-from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.program import Program
-from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize
@@ -210,12 +209,9 @@ class _LimitedUses:
         coefficients, whole_norms, used = bounds.clip_coefficients(
             self.clip,
             Scales(*(jnp.concatenate(each) for each in zip(*scales, strict=True))),
-            list(sizes),
-            [groups[leaf] for leaf in by_leaf],
+            [Piece(size, groups[leaf]) for size, leaf in zip(sizes, by_leaf, strict=True)],
             mask,
             group_count=1 + max(groups),
-            ratios=[1.0] * len(by_leaf),
-            sum_errors=[0.0] * len(by_leaf),
             tau=tau_of_parts(self.whole, self.roundings.values(), most),
         )
         found = dict(zip(by_leaf, zip(coefficients, scales, strict=True), strict=True))

@@ -11,16 +11,15 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from dpoptax._clip import bounds
 from dpoptax._clip.bounds import NormBounds, Scales
 from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
-from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.norms.point_differences import pull_back_points
 from dpoptax._ghost_clipping.norms.pull_back import FixedArrays
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, assemble_gradients
+from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients
 from dpoptax._ghost_clipping.passes.run_passes import Passes, pairs_by_point, weighted_pairs
 from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
 from dpoptax._ghost_clipping.sums.formed_gradients import bundle_gradients, form_gradients
@@ -78,7 +77,6 @@ def scale_gradients(
     groups: list[int],
     *,
     differences: bool,
-    factor_dtype: DTypeLike | None,
 ) -> ScaledGradients:
     """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
 
@@ -86,54 +84,57 @@ def scale_gradients(
     and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
     cancel then multiply small numbers, at the cost of more passes over memory.
 
-    `factor_dtype` is the dtype that factors are rounded to; `None` for no rounding. The gradients
-    given by the rounded factors are clipped.
+    Factors are rounded to `passes.factor_dtype`. The gradients given by the rounded factors are
+    clipped.
     """
     linear_map = passes.points.linear_map
     maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
     gradients = {
         leaf: jax.vmap(functools.partial(forward, maps[leaf]))(gradient)
-        for leaf, gradient in form_gradients(program, plan, passes, factor_dtype).items()
+        for leaf, gradient in form_gradients(program, plan, passes).items()
     }
     formed, bundles = bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
-    operands_of = [collect_operands(product, passes, differences) for product in plan.products]
-    tops = [largest_entries(uses) for uses in operands_of]
+    uses_of_products = [collect_operands(product, passes, differences) for product in plan.products]
+    largest = [largest_entries(uses) for uses in uses_of_products]
     # A formed gradient counts as a cotangent with an operand of 1.
-    tops += [
+    largest += [
         LargestEntries(operand=jnp.ones_like(top), operand_varies=True, cotangent=top)
         for top in map(bounds.largest_entry, formed)
     ]
-    if not tops:
+    if not largest:
         return ScaledGradients([], [], [], None, ())
-    scales, sides = make_product_scales(tops)
+    scales, exponents = make_product_scales(largest)
     fixed = [FixedArrays(leaves) for leaves in passes.leaves]
-    products, moved = [], []
-    for i, (product, uses) in enumerate(zip(plan.products, operands_of, strict=True)):
-        divided = [(use.member, scale_segment(*use, sides[i])) for use in uses]
+    products: list[FactoredGradients] = []
+    # The products that are divided a second time: index, exponent (B,), and whether finite, (B,).
+    divided_again: list[tuple[int, jax.Array, jax.Array]] = []
+    for i, (product, uses) in enumerate(zip(plan.products, uses_of_products, strict=True)):
+        divided = [(use.member, scale_segment(*use, exponents[i])) for use in uses]
         if product.is_pulled:
-            outers_and_terms = _pull_back_uses(product, divided, fixed, differences)
-            piece, *more = assemble_gradients(*outers_and_terms, factor_dtype)
-            moved.append((i, *more))
+            outers, terms = _pull_back_uses(product, divided, fixed, differences)
+            factored, exponent, finite = assemble_gradients(outers, terms, passes.factor_dtype)
+            divided_again.append((i, exponent, finite))
         else:
             segments = [segment for _, segment in divided]
             side_map_factor = maps[product.leaf]
             if side_map_factor is not None and product.mapping is not None:
-                segments, *more = product.mapping(side_map_factor, segments)
-                moved.append((i, *more))
-            piece = FactoredGradients([segment.rounded(factor_dtype) for segment in segments])
-        products.append(piece)
-    if moved:
-        places, exponents, kept = zip(*moved, strict=True)
+                segments, exponent, finite = product.mapping(side_map_factor, segments)
+                divided_again.append((i, exponent, finite))
+            rounded = [segment.rounded(passes.factor_dtype) for segment in segments]
+            factored = FactoredGradients(rounded, product.layout.sizes)
+        products.append(factored)
+    if divided_again:
+        # Maps and pulling back divide by powers of two that are known only now.
+        indices, second_exponents, kept = zip(*divided_again, strict=True)
         scales = scales._replace(
-            # Maps and pulling back divide a second time, by powers of two that are known only now.
-            exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
-            finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
+            exponent=scales.exponent.at[np.array(indices)].add(jnp.stack(second_exponents)),
+            finite=scales.finite.at[np.array(indices)].min(jnp.stack(kept)[:, None]),
         )
     scaled_formed = [
-        bounds.scale_formed(x, exponents)
-        for x, (_, exponents) in zip(formed, sides[len(products) :], strict=True)
+        bounds.scale_formed(x, exponent)
+        for x, (_, exponent) in zip(formed, exponents[len(products) :], strict=True)
     ]
     return ScaledGradients(
         products,
@@ -159,34 +160,34 @@ def collect_operands(product: Product, passes: Passes, differences: bool) -> lis
 
 def largest_entries(uses: list[UseOperands]) -> LargestEntries:
     """Returns the largest entries of operands and cotangents over a product's uses."""
-    cotangent_tops = [bounds.largest_entry(use.cotangent) for use in uses]
-    ones = jnp.ones_like(cotangent_tops[0])
-    operand_tops = [
+    cotangents = [bounds.largest_entry(use.cotangent) for use in uses]
+    ones = jnp.ones_like(cotangents[0])
+    operands = [
         bounds.largest_entry(use.operand) if _has_magnitude(use.member.use, use.operand) else ones
         for use in uses
     ]
-    varies = any(use.member.use.operand_varies for use in uses)
-    operands, cotangents = (
-        functools.reduce(jnp.maximum, x) for x in (operand_tops, cotangent_tops)
+    return LargestEntries(
+        functools.reduce(jnp.maximum, operands),
+        any(use.member.use.operand_varies for use in uses),
+        functools.reduce(jnp.maximum, cotangents),
     )
-    return LargestEntries(operands, varies, cotangents)
 
 
 def make_product_scales(
-    tops: list[LargestEntries],
+    largest: list[LargestEntries],
 ) -> tuple[Scales, list[Exponents]]:
-    """Returns the scales of all gradients, and the exponents of the two sides of each.
+    """Returns the scales of all gradients, and the exponents for operand and cotangent of each.
 
     Scales of operands that do not depend on parameters are computed in a separate call. If
     `jax.vmap` maps a step over many parameters, these operands and their quotients then stay
     unmapped.
     """
-    one = jnp.ones_like(tops[0].operand)
+    one = jnp.ones_like(largest[0].operand)
     data_exponents, data = bounds.make_scales(
-        [(one if top.operand_varies else top.operand)[None] for top in tops]
+        [(one if top.operand_varies else top.operand)[None] for top in largest]
     )
     other_exponents, others = bounds.make_scales(
-        [jnp.stack([top.operand if top.operand_varies else one, top.cotangent]) for top in tops]
+        [jnp.stack([top.operand if top.operand_varies else one, top.cotangent]) for top in largest]
     )
     scales = Scales(
         data.exponent + others.exponent, jnp.concatenate([data.finite, others.finite], axis=1)
@@ -195,25 +196,25 @@ def make_product_scales(
     fixed, changing = unstack(
         *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in (data_exponents, other_exponents))
     )
-    sides = [
+    exponents = [
         (changing[2 * i] if top.operand_varies else fixed[i], changing[2 * i + 1])
-        for i, top in enumerate(tops)
+        for i, top in enumerate(largest)
     ]
-    return scales, sides
+    return scales, exponents
 
 
 def scale_segment(
-    member: PlannedUse, operand: jax.Array, cotangent: jax.Array, sides: Exponents
+    member: PlannedUse, operand: jax.Array, cotangent: jax.Array, exponents: Exponents
 ) -> Segment:
     """Returns the factors of one use, each divided by a power of two of the example."""
-    operand_tops, cotangent_tops = sides
+    operand_exponent, cotangent_exponent = exponents
     if _has_magnitude(member.use, operand):
-        operand = bounds.divide_by_power(operand, operand_tops)
+        operand = bounds.divide_by_power(operand, operand_exponent)
         # Otherwise XLA would compute it twice, for the norm and for the sum, as two large arrays.
         operand = materialize(operand) if operand.size > COSTS.stored_entries else operand
     else:
-        cotangent_tops = cotangent_tops + operand_tops
-    cotangent = bounds.divide_by_power(cotangent, cotangent_tops)
+        cotangent_exponent = cotangent_exponent + operand_exponent
+    cotangent = bounds.divide_by_power(cotangent, cotangent_exponent)
     return make_segment(member, operand, cotangent)
 
 

@@ -35,9 +35,8 @@ from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
 from dpoptax._ghost_clipping.sums.use_clip import Part, UseClip
 from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
-from dpoptax._ghost_clipping.trace.examples import Examples
 from dpoptax._ghost_clipping.trace.program import Program, Use
-from dpoptax._ghost_clipping.trace.read_program import read_batch_program
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 

@@ -13,10 +13,9 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._clip.bounds import NormBounds, Scales
+from dpoptax._clip.bounds import NormBounds, Piece, Scales
 from dpoptax._clip.clip import Clip
-from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.plan import (
     PlannedUse,
@@ -49,13 +48,13 @@ class MeasuredUse(NamedTuple):
     """Holds the gradients of a use for some examples, as factors, and their size.
 
     Attributes:
-      piece: the factors.
+      factored: the factors.
       layout: the layout of the factors.
       scales: the powers of two by which they are divided.
       size: bounds on the norms of the divided gradients.
     """
 
-    piece: FactoredGradients
+    factored: FactoredGradients
     layout: FactorLayout
     scales: Scales
     size: NormBounds
@@ -68,12 +67,12 @@ class MeasuredUse(NamedTuple):
     @property
     def ratio(self) -> float:
         """Returns M of the sum of the gradients."""
-        return weighted_products.absolute_ratio(self.piece)
+        return weighted_products.absolute_ratio(self.factored)
 
     @property
     def sum_error(self) -> float:
         """Returns the error of a weighted gradient, relative to S."""
-        return weighted_products.sum_error(self.piece)
+        return weighted_products.sum_error(self.factored)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,12 +116,12 @@ class UseSum:
         examples = operand.shape[0]
         operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
         pair = UseOperands(member, operand, weigh(cotangent, 1.0, planned.view.scale))
-        scales, sides = make_product_scales([largest_entries([pair])])
-        segment = scale_segment(*pair, sides[0]).rounded(self.factor_dtype)
-        piece = FactoredGradients([segment])
+        scales, exponents = make_product_scales([largest_entries([pair])])
+        segment = scale_segment(*pair, exponents[0]).rounded(self.factor_dtype)
+        factored = FactoredGradients([segment], step.layout.sizes)
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
-        return MeasuredUse(piece, step.layout, scales, measure_product(product, piece))
+        return MeasuredUse(factored, step.layout, scales, measure_product(product, factored))
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.
@@ -134,7 +133,7 @@ class UseSum:
         slices = None if isinstance(self.use.rule, Lookup) else self._slices()
         sliced = _Slicing(measured.layout, slices)
         return weighted_products.product_rounding(
-            sliced.factors(measured.piece, 0), sliced.layout.sizes, measured.examples
+            sliced.factors(measured.factored, 0), measured.examples
         )
 
     def _slices(self) -> tuple[int, int] | None:
@@ -172,9 +171,8 @@ class UseSum:
 
         def total(index: jax.Array | int = 0) -> jax.Array:
             found = weighted_products.sum_products(
-                sliced.factors(measured.piece, index),
+                sliced.factors(measured.factored, index),
                 coefficients,
-                sliced.layout.sizes,
                 bound=self.bound,
                 examples=measured.examples,
             )
@@ -227,12 +225,9 @@ class UseClip(UseSum):
         coefficients, _, _ = bounds.clip_coefficients(
             self.part.clip,
             measured.scales,
-            [measured.size],
-            [0],
+            [Piece(measured.size, ratio=measured.ratio, sum_error=measured.sum_error)],
             given,
             group_count=1,
-            ratios=[measured.ratio],
-            sum_errors=[measured.sum_error],
             tau=self.part.tau(self.whole, self.rounding(measured)),
         )
         return coefficients[0]
@@ -254,10 +249,10 @@ class _Slicing:
             split = (*layout.split[:axis], self._size, *layout.split[axis + 1 :])
             self.layout = dataclasses.replace(layout, split=split)
 
-    def factors(self, piece: FactoredGradients, index: jax.Array | int) -> FactoredGradients:
+    def factors(self, whole: FactoredGradients, index: jax.Array | int) -> FactoredGradients:
         """Returns the factors of a slice."""
         if not self._size:
-            return piece
+            return whole
 
         def cut(x: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(x, index * self._size, self._size, axis=-1)
@@ -265,6 +260,7 @@ class _Slicing:
         return FactoredGradients(
             [
                 Segment(cut(rows), columns) if self._on_rows else Segment(rows, cut(columns))
-                for rows, columns in piece.segments
-            ]
+                for rows, columns in whole.segments
+            ],
+            self.layout.sizes,
         )

@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 import jax
 
-from dpoptax._clip import block_sums
+from dpoptax._clip import block_sums, integer_sums
 from dpoptax._clip.bounds import broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import Segment, is_one_hot
-from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
-from dpoptax._ghost_clipping.trace.rules import Sizes
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
 from dpoptax._tree import widen
 
 # Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
@@ -64,7 +62,7 @@ class SumParts(NamedTuple):
         return 1.0 if self.number == 1 else self.ratio
 
 
-def split_sum(factored: FactoredGradients, sizes: Sizes, examples: int) -> SumParts:
+def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     """Splits the sum over `examples` into parts."""
     segments = factored.segments
     row_lookups = [s for s in segments if is_one_hot(s.rows)]
@@ -73,7 +71,7 @@ def split_sum(factored: FactoredGradients, sizes: Sizes, examples: int) -> SumPa
     number = len(dense) + bool(row_lookups) + bool(column_lookups) + len(factored.terms)
     ratio = absolute_ratio(factored)
     longest = max([1, *map(_terms_per_entry, dense)])
-    block = block_sums.block_length(examples, longest, math.prod(sizes), ratio)
+    block = block_sums.block_length(examples, longest, math.prod(factored.sizes), ratio)
     return SumParts(dense, row_lookups, column_lookups, number, ratio, longest, block)
 
 
@@ -86,7 +84,6 @@ def absolute_ratio(factored: FactoredGradients) -> float:
 def sum_products(
     factored: FactoredGradients,
     coefficients: jax.Array,
-    sizes: Sizes,
     *,
     bound: float,
     examples: int,
@@ -97,12 +94,13 @@ def sum_products(
     together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
     whole batch changes the rounding.
     """
-    cut = split_sum(factored, sizes, examples)
+    cut = split_sum(factored, examples)
+    _, rows, columns = factored.sizes
     found = [_sum_segment(segment, coefficients, cut.block) for segment in cut.dense]
     if cut.row_lookups:
-        found.append(_sum_one_hot(cut, cut.row_lookups, coefficients, sizes[1], examples, bound))
+        found.append(_sum_one_hot(cut, cut.row_lookups, coefficients, rows, examples, bound))
     if cut.column_lookups:
-        table = _sum_one_hot(cut, cut.column_lookups, coefficients, sizes[2], examples, bound)
+        table = _sum_one_hot(cut, cut.column_lookups, coefficients, columns, examples, bound)
         found.append(table.swapaxes(-1, -2))
     for term in factored.terms:
         total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
@@ -110,20 +108,19 @@ def sum_products(
     return functools.reduce(operator.add, found)
 
 
-def product_rounding(
-    factored: FactoredGradients, sizes: Sizes, examples: int
-) -> block_sums.Rounding:
+def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
     """Bounds how one example changes the rounding of `sum_products`."""
-    cut = split_sum(factored, sizes, examples)
+    cut = split_sum(factored, examples)
+    groups, rows, columns = factored.sizes
     found = [
-        block_sums.lookup_rounding(
-            sizes[0] * columns,
+        integer_sums.lookup_rounding(
+            groups * size,
             terms=sum(map(_terms_per_entry, lookups)),
             examples=examples,
             ratio=cut.ratio,
             largest_summand=cut.largest_summand,
         )
-        for lookups, columns in ((cut.row_lookups, sizes[2]), (cut.column_lookups, sizes[1]))
+        for lookups, size in ((cut.row_lookups, columns), (cut.column_lookups, rows))
         if lookups
     ]
     rounding = block_sums.Rounding()
@@ -160,7 +157,7 @@ def _sum_one_hot(
     """Returns the sum of segments whose rows are one-hot."""
 
     def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return block_sums.sum_lookups(
+        return integer_sums.sum_lookups(
             lookups,
             size,
             terms=sum(map(_terms_per_entry, segments)),

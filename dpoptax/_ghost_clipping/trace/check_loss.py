@@ -68,12 +68,6 @@ def check_scalar(shapes: PyTree, has_aux: bool) -> None:
         )
 
 
-def constant_bytes(closed: ClosedJaxpr) -> int:
-    """Returns the size of the arrays that a loss closes over, counting each once."""
-    found = {id(x): x for x in _constants(closed) if not isinstance(x, jax.core.Tracer)}
-    return sum(getattr(x, "nbytes", 0) for x in found.values())
-
-
 def _constants(program: ClosedJaxpr) -> Iterator[PyTree]:
     yield from program.consts
     is_closed = lambda x: isinstance(x, ClosedJaxpr)  # noqa: E731
@@ -83,8 +77,10 @@ def _constants(program: ClosedJaxpr) -> Iterator[PyTree]:
             yield from _constants(x)
 
 
-def warn_of_constants(size: int) -> None:
-    """Warns of a loss that closes over many bytes of arrays."""
+def warn_of_constants(program: ClosedJaxpr) -> None:
+    """Warns of a loss that closes over many bytes of arrays, counting each array once."""
+    constants = {id(x): x for x in _constants(program) if not isinstance(x, jax.core.Tracer)}
+    size = sum(getattr(x, "nbytes", 0) for x in constants.values())
     if size > _MAX_CONSTANT_BYTES:
         warnings.warn(
             f"`loss_fn` closes over {size / 1e6:.0f} MB of arrays, which become constants in the "

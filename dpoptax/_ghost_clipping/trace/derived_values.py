@@ -9,10 +9,16 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from dpoptax._ghost_clipping.trace import rules
-from dpoptax._ghost_clipping.trace.activity import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
 from dpoptax._ghost_clipping.trace.program import Constant, DerivedValue, Operation, Result
 from dpoptax._ghost_clipping.trace.views import View, view_of_result
-from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, type_of
+from dpoptax._jaxprs import (
+    CUSTOM_DERIVATIVE_CALLS,
+    ZERO_DERIVATIVE_PRIMITIVES,
+    carries_gradient,
+    open_jaxpr,
+    subprograms,
+    type_of,
+)
 
 Operands: TypeAlias = tuple[DerivedValue, ...]
 
@@ -148,7 +154,7 @@ def _add_scan_axes(steps: tuple[int, ...], name: str, params: Mapping[str, Any])
 def open_program(program: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list[DerivedValue]]:
     """Returns an inner program, and its constants as derived values."""
     consts = program.consts if isinstance(program, ClosedJaxpr) else ()
-    return _inner_jaxpr(program), [constant_value(value) for value in consts]
+    return open_jaxpr(program), [constant_value(value) for value in consts]
 
 
 def constant_value(value: Any) -> DerivedValue:

@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._ghost_clipping.trace.activity import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
 from dpoptax._jaxprs import (
     CUSTOM_DERIVATIVE_CALLS,
     HIJAX_CALL,
     PROGRAM_CALLS,
+    ZERO_DERIVATIVE_PRIMITIVES,
     bind,
+    carries_gradient,
     subprograms,
     type_of,
 )

@@ -59,8 +59,10 @@ Origin: TypeAlias = Parameter | Constant | Result | ScanSlices
 class DerivedValue:
     """Describes a value computed from parameters and constants only, by its `origin`.
 
-    Inside the body of a scan over a stack of parameters, it represents all steps at once. Its array
-    then has one leading axis for each scan in `scans`, outermost first.
+    A parameter itself has the origin `Parameter` and a view of all its entries.
+
+    Inside the body of a scan over a stack of parameters, a value represents all steps at once. Its
+    array then has one leading axis for each scan in `scans`, outermost first.
 
     Attributes:
       aval: the type.
@@ -243,10 +245,6 @@ class Program:
         data of at least their size, such as biases and scales. Forming their per-example gradients
         is cheapest.
       result_tree: the structure of (loss, aux).
-      vanishing: the parameters whose gradients are zero for every example, because a value minus
-        its own mean over axes of size one is zero.
-      zeros: descriptions of such values.
-      constant_bytes: the size of the arrays that the loss closes over, without traced ones.
       joint_on_tpu: whether TPUs would iterate a batch until its last example has converged.
     """
 
@@ -256,9 +254,6 @@ class Program:
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
     result_tree: jax.tree_util.PyTreeDef
-    vanishing: frozenset[int]
-    zeros: tuple[str, ...]
-    constant_bytes: int
     joint_on_tpu: bool
 
     def separate(self, mask: jax.Array) -> jax.Array:

@@ -7,31 +7,26 @@ automatic differentiation gives their per-example gradients.
 """
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import jax
-from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._ghost_clipping.trace.activity import GradientFlow
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._ghost_clipping.trace.check_loss import (
     check_parameters,
     check_scalar,
-    constant_bytes,
     failure_note,
     warn_of_constants,
 )
 from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
-from dpoptax._ghost_clipping.trace.entry_rules import Addition, Concatenation, Lookup
 from dpoptax._ghost_clipping.trace.example_separation import (
     check_separate,
     converges_jointly_on_tpu,
     touches_reference,
 )
-from dpoptax._ghost_clipping.trace.examples import Examples
+from dpoptax._ghost_clipping.trace.find_uses import GradientFlow, UseFinder
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -41,12 +36,10 @@ from dpoptax._ghost_clipping.trace.program import (
     Program,
     ScanSlices,
     Step,
-    Use,
     Value,
 )
-from dpoptax._ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
 from dpoptax._ghost_clipping.trace.views import View
-from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing, warn_of_vanishing
+from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -55,12 +48,31 @@ Values: TypeAlias = Sequence[Value]
 # (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
-# For these, the gradient of a parameter is at most as large as a part of the output.
-_ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
-_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
-    "dot_general": Dot,
-    "conv_general_dilated": Convolution,
-}
+
+class Examples(NamedTuple):
+    """Holds the examples that one device sums at once.
+
+    Attributes:
+      batch: the examples ξ_i, leaves (B, …).
+      mask: (B,), True for examples and False for padding.
+      keys: one key for each example, or `None`.
+      whole_batch: the batch of all micro-batches and devices; `None` for these examples only.
+    """
+
+    batch: PyTree
+    mask: jax.Array
+    keys: jax.Array | None = None
+    whole_batch: WholeBatch | None = None
+
+    @property
+    def whole(self) -> WholeBatch:
+        """Returns the batch of all micro-batches and devices."""
+        return self.whole_batch or WholeBatch(self.mask.shape[0])
+
+    @property
+    def inputs(self) -> list[jax.Array]:
+        """Returns the arrays that are passed to the loss along with the parameters."""
+        return jax.tree.leaves((self.batch, self.keys))
 
 
 def read_batch_program(
@@ -72,7 +84,7 @@ def read_batch_program(
 ) -> Program:
     """Reads the program of one of the examples.
 
-    Warns of gradients that are always zero, and of large constants.
+    Warns of gradients that are always zero.
     """
     example, key = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
@@ -80,7 +92,6 @@ def read_batch_program(
     params, has_tangent = points.points[0], points.tangent is not None
     program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
     warn_of_vanishing(program, params)
-    warn_of_constants(program.constant_bytes)
     return program
 
 
@@ -95,10 +106,10 @@ def read_program(
 ) -> Program:
     """Traces `loss_fn(params, example[, key])` and reads the program.
 
-    Raises an error if the loss may mix examples. The arguments are arrays or shape structs of one
-    example. `key` is `None` for a loss without randomness. `has_tangent` says whether a
-    Hessian-vector product is added, as for `disk(gamma=0)`. The gradient is then differentiated
-    once more.
+    Raises an error if the loss may mix examples, and warns of large constants. The arguments are
+    arrays or shape structs of one example. `key` is `None` for a loss without randomness.
+    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. The
+    gradient is then differentiated once more.
     """
     check_parameters(params)
     inputs = (example,) if key is None else (example, key)
@@ -117,11 +128,7 @@ def read_program(
     parameters = tuple(type_of(var) for var in closed.jaxpr.invars[:count])
     reader = _Reader()
     block = reader.read(closed.jaxpr, [constant_value(c) for c in closed.consts], args, ())
-    active = GradientFlow()
-    to_loss = [True] + [False] * (len(block.results) - 1)
-    active.flow_through(block, to_loss)
-    vanishing, zeros = find_vanishing(block, active, to_loss)
-    finder = _UseFinder(parameters, active)
+    finder = UseFinder(parameters, GradientFlow.from_loss(block))
     finder.find(block)
     # A loss that depends on parameters only is a derived value without uses.
     finder.mark_opaque(block.results[:1], "the loss itself")
@@ -134,9 +141,6 @@ def read_program(
         {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
         frozenset(set(finder.opaque) - finder.beyond_elementwise),
         jax.tree.structure(shapes),
-        vanishing,
-        zeros,
-        constant_bytes(closed),
         converges_jointly_on_tpu(closed.jaxpr),
     )
 
@@ -162,6 +166,7 @@ def _trace_loss(
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
     check_scalar(shapes, has_aux)
     check_separate(closed, len(jax.tree.leaves(params)), derivatives)
+    warn_of_constants(closed)
     return closed, shapes
 
 
@@ -251,117 +256,3 @@ class _Reader:
                 args.append(slices)
         body = self.read(inner, consts, args, (*loops, (scan_id, p["length"])))
         return Step(eqn, operands, outputs, loops, body=body, scan_id=scan_id)
-
-
-class _UseFinder:
-    """Finds the uses of parameters, and the opaque parameters.
-
-    Attributes:
-      uses: the uses found.
-      opaque: the parameters that operations without a rule combine with data, and these operations.
-      beyond_elementwise: the opaque parameters that do more than scale and shift data.
-    """
-
-    def __init__(self, parameters: tuple[ShapedArray, ...], active: GradientFlow) -> None:
-        self.parameters = parameters
-        self.active = active
-        self.opaque: dict[int, list[str]] = {}
-        self.beyond_elementwise: set[int] = set()
-        self.uses: list[Use] = []
-
-    def mark_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
-        """Records that an operation with `reach` output entries makes parameters opaque."""
-        for value in values:
-            if isinstance(value, DerivedValue):
-                for leaf in value.leaves:
-                    reasons = self.opaque.setdefault(leaf, [])
-                    if reason not in reasons:
-                        reasons.append(reason)
-                    if reason not in _ELEMENTWISE_PRIMITIVES or self.parameters[leaf].size > reach:
-                        self.beyond_elementwise.add(leaf)
-
-    def find(self, block: Block) -> None:
-        """Records the uses and opaque parameters of a block."""
-        block.steps = [self.visit(s) if s in self.active.steps else s for s in block.steps]
-
-    def visit(self, step: Step) -> Step:
-        if step.body is None:
-            return self.find_use(step)
-        if step.scan_id is not None:
-            outputs, carried = self.active.scanned(step)
-            flows = [*carried, *outputs[len(carried) :]]
-            self.mark_opaque(
-                itertools.compress(step.operands[step.carry], carried), "the carry of scan"
-            )
-            self.mark_opaque(itertools.compress(step.body.results, flows), "the results of scan")
-        self.find(step.body)
-        return step
-
-    def find_use(self, step: Step) -> Step:
-        """Returns the step with its use, or marks its parameters as opaque."""
-        eqn, operands = step.eqn, step.operands
-        flowing = [i for i, v in enumerate(operands) if isinstance(v, DerivedValue) and v.leaves]
-        if not flowing:
-            return step
-        private = [isinstance(v, PrivateValue) for v in operands]
-        found = _find_rule(eqn, private, [self.is_part(v) for v in operands])
-        if found and flowing == [found[1]]:
-            rule, parameter, data = found
-            value = operands[parameter]
-            assert isinstance(value, DerivedValue)
-            if not value.nonlinear:
-                around = tuple((length, scan_id in value.scans) for scan_id, length in step.loops)
-                read = operands[data]
-                read_varies = rule.reads_data and isinstance(read, PrivateValue) and read.varies
-                output = type_of(eqn.outvars[0])
-                use = Use(len(self.uses), rule, value, output, around, read_varies)
-                self.uses.append(use)
-                return dataclasses.replace(step, use=use, data=data)
-            self.mark_opaque([value], value.nonlinear)
-            return step
-        steps = math.prod(length for _, length in step.loops)
-        reach = max(v.aval.size for v in step.outputs)
-        self.mark_opaque(operands, eqn.primitive.name, steps * reach)
-        return step
-
-    def is_part(self, value: Value) -> bool:
-        """Returns whether a value holds some but not all entries of one parameter."""
-        if not isinstance(value, DerivedValue) or value.view is None:
-            return False
-        return math.prod(value.view.shape) < self.parameters[value.view.leaf].size
-
-
-def _find_rule(
-    eqn: JaxprEqn, private: list[bool], parts: list[bool]
-) -> tuple[Rule, int, int] | None:
-    """Returns a use's rule, and the positions of the parameter and the data operand.
-
-    `private[i]` says whether operand i depends on data. `parts[i]` says whether it holds some but
-    not all entries of one parameter.
-    """
-    name = eqn.primitive.name
-    floats = [*eqn.outvars, *(eqn.invars if name in _CONTRACTION_RULES else ())]
-    if not eqn.outvars or not all(is_real(v.aval.dtype) for v in floats):
-        return None
-    rule: Rule | None = None
-    if name in _CONTRACTION_RULES:
-        parameter, data = private.index(False), private.index(True)
-        rule = _CONTRACTION_RULES[name].build(eqn, parameter)
-    elif name == "gather" and not private[0]:
-        parameter, data = 0, 1
-        rule = Lookup.build_gather(eqn)
-    elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
-        parameter, data = 0, private.index(True)
-        rule = Lookup.build_slice(eqn, data - 1)
-    # The last two rules only apply to parts of a parameter. The gradient of a part is smaller than
-    # that of the whole parameter, which an opaque parameter would need for each example. If a whole
-    # parameter is added or concatenated, its gradient is at most as large as the cotangent, so a
-    # rule would save nothing.
-    elif name in ("add", "sub") and any(parts):
-        parameter = parts.index(True)
-        data = 1 - parameter
-        rule = Addition.build(eqn, parameter)
-    elif name == "concatenate" and any(parts):
-        parameter, data = parts.index(True), private.index(True)
-        rule = Concatenation.build(eqn, parameter)
-    return None if rule is None else (rule, parameter, data)

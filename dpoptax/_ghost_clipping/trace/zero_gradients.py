@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._ghost_clipping.trace.activity import GradientFlow
+from dpoptax._ghost_clipping.trace.find_uses import GradientFlow
 from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -148,27 +148,19 @@ def _can_represent(wide: np.dtype, narrow: np.dtype) -> bool:
     return a.nmant >= b.nmant and a.nexp >= b.nexp
 
 
-def find_vanishing(
-    block: Block, active: GradientFlow, results: list[bool]
-) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Finds the parameters that reach the loss only through values that are zero.
+def find_vanishing(program: Program) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Returns the parameters whose gradients are zero, and descriptions of the zero values.
 
-    Args:
-      block: the steps of a loss.
-      active: the values and steps through which its gradient flows, according to the operations.
-      results: whether the gradient flows from each result of the block.
-
-    Returns:
-      The parameters, and descriptions of the zeros.
+    These parameters reach the loss only through values that are zero.
     """
-    found = _ZeroFinder()
+    block, found = program.block, _ZeroFinder()
     found.follow(block)
-    zeros = found.zeros & active.values
-    if not zeros:
+    if not found.zeros:
         return frozenset(), ()
-    rest = GradientFlow(zeros=zeros)
-    rest.flow_through(block, results)
-    leaves = _reached_parameters(block, active) - _reached_parameters(block, rest)
+    flow = GradientFlow.from_loss(block)  # according to the operations
+    zeros = found.zeros & flow.values
+    rest = GradientFlow.from_loss(block, zeros=zeros)
+    leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
     places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
     return frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
 
@@ -178,15 +170,15 @@ def _describe_step(step: Step) -> str:
     return f"of shape {tuple(shape)}" + (f" in {stack}" if stack else "")
 
 
-def _reached_parameters(block: Block, active: GradientFlow) -> set[int]:
+def _reached_parameters(block: Block, flow: GradientFlow) -> set[int]:
     """Returns the parameters that operations with a gradient read."""
     found: set[int] = set()
     for step in block.steps:
-        if step not in active.steps:
+        if step not in flow.steps:
             continue
         read = step.operands
         if step.body is not None:
-            found |= _reached_parameters(step.body, active)
+            found |= _reached_parameters(step.body, flow)
             first = () if step.scan_id is None else step.operands[step.carry]
             read = (*first, *step.body.results)
         found = found.union(*(v.leaves for v in read if isinstance(v, DerivedValue)))
@@ -195,13 +187,14 @@ def _reached_parameters(block: Block, active: GradientFlow) -> set[int]:
 
 def describe_vanishing(program: Program, params: PyTree) -> str:
     """Describes the parameters whose gradients are zero, and the remedy, if any."""
-    if not program.vanishing:
+    vanishing, zeros = find_vanishing(program)
+    if not vanishing:
         return ""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    names = [paths[leaf] or "the parameter" for leaf in sorted(program.vanishing)]
+    names = [paths[leaf] or "the parameter" for leaf in sorted(vanishing)]
     return (
         "loss_fn subtracts from a value its own mean over axes of size one, which is zero for "
-        f"every example ({_join_names(program.zeros)}). These parameters get gradients of exactly "
+        f"every example ({_join_names(zeros)}). These parameters get gradients of exactly "
         f"zero and receive only noise: {_join_names(names)}. Batch normalization does this, since "
         "loss_fn sees one example at a time. Use GroupNorm or LayerNorm, or freeze the "
         "running averages."

@@ -1,0 +1,200 @@
+"""Sums integers, which are exact in any order.
+
+Floats become integer multiples of a step. The totals of lookups and of many devices are summed this
+way if one example could change the rounding of a float sum too much (`block_sums`), and all clipped
+gradients if `clipped_grad` is given a grid.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._clip.block_sums import ROUNDING_LIMIT, TWO_ROUNDINGS, Rounding, block_rounding
+from dpoptax._clip.bounds import UNIT_ROUNDOFF, ldexp
+from dpoptax._clip.clip import Clip
+from dpoptax._tree import float32_at_least
+
+# The sum and its noise, at most 17 standard deviations of 2²² steps, stay within int32.
+LARGEST_GRID_SUM = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerSteps:
+    """Represents numbers as integers, whose sums are exact in any order.
+
+    A number is rounded to multiples of a step g = 2^-exponent. The remainder is rounded to
+    multiples of the fine step 2^-finer g. Partial sums of whole steps may overflow, because
+    integers wrap around and the total is in range. Sums of fine steps do not overflow.
+
+    Attributes:
+      exponent: chosen so that totals and summands are at most 2³⁰ steps (2⁶² in float64).
+      finer: 30 − ⌈log₂ N⌉ for N numbers that are added to an entry.
+    """
+
+    exponent: int
+    finer: int
+
+    def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns whole and fine steps of values in float32 or float64."""
+        kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
+        # The difference below must be exact. XLA could fuse a product with it, and the difference
+        # would include the rounding of `values`. `ldexp` is not a product.
+        scaled = ldexp(values, jnp.int32(self.exponent))
+        whole = jnp.round(scaled)
+        return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
+
+    def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
+        """Returns the sums of whole and fine steps as numbers, rounded once."""
+        kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        # Carry whole steps out of the fine ones; the shift rounds down, so the rest is positive.
+        whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
+        high = (whole >> 12) << 12  # a float holds both parts exactly
+        low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
+        return (high.astype(kind) + low) * 2.0**-self.exponent
+
+
+def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
+    """Returns steps for sums of `count` numbers per entry.
+
+    Each number and each total is at most `largest`.
+
+    Raises:
+      ValueError: the step is outside the range of float32.
+    """
+    # The largest total must fit into 2^bits whole steps.
+    exponent = bits - math.ceil(math.log2(largest))
+    if abs(exponent) > 126:
+        raise ValueError(
+            f"The largest sum must be between 1e-29 and 1e47, got {largest:g}. Scale the loss and "
+            "the clipping bound by the same factor."
+        )
+    return IntegerSteps(exponent, _fine_bits(count, bits))
+
+
+def _fine_bits(count: int, bits: int = 30) -> int:
+    """Returns the bits of fine steps, so that sums of `count` remainders fit."""
+    return max(0, bits - math.ceil(math.log2(count or 1)))
+
+
+def step_rounding(count: int, rows: int, columns: int, largest: float, examples: float) -> Rounding:
+    """Bounds how one example changes the rounding of a sum by `make_steps`.
+
+    The change is at most half a fine step for each number that the example adds, plus the rounding
+    of the conversion back to floats. The latter rounds the fine steps below a whole one, the 2¹²
+    whole steps below the high part, and the total. Steps are relative to C, but τ is relative to
+    C/(1 + τ), with τ ≤ 1/2: hence the factor 1.5.
+
+    Args:
+      count: how many numbers all examples together add to an entry.
+      rows: L, how many numbers an example adds, possibly all to one entry.
+      columns: the entries of a row.
+      largest: as for `make_steps`.
+      examples: an upper bound of the sum, relative to C.
+    """
+    # A step is at most twice as long as necessary.
+    step = 2.0**-29 * largest
+    fine = step * 2.0 ** -_fine_bits(count)
+    added = 0.5 * fine * rows * math.sqrt(columns)
+    low = TWO_ROUNDINGS * 2**12 * step * math.sqrt(rows * columns)
+    return Rounding(joined=TWO_ROUNDINGS * examples, own=1.5 * (added + low))
+
+
+def sum_lookups(
+    lookups: Sequence[tuple[jax.Array, jax.Array]],
+    size: int,
+    *,
+    terms: int,
+    examples: int,
+    bound: float,
+    ratio: float,
+    largest_summand: float,
+) -> jax.Array:
+    """Adds the values of all lookups to the rows of a table (size, D) of zeros.
+
+    A scatter adds one value after the other. If one example could change its rounding too much,
+    values are added as `IntegerSteps` instead. `lookup_rounding` bounds the change.
+
+    Args:
+      lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
+      size: the number of rows.
+      terms: L, the lookups of one example.
+      examples: B, the number of examples in all micro-batches and devices.
+      bound: C.
+      ratio: M, such that f S ≤ M C.
+      largest_summand: an upper bound of the amount that all lookups of one example add to an entry,
+        relative to C.
+
+    Raises:
+      ValueError: the step for `bound` is outside the range of float32.
+    """
+    wide = float32_at_least(*(values for _, values in lookups))
+    table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
+    count = terms * examples
+    if _scatter_rounding(terms, examples, ratio) is not None:
+        for rows, values in lookups:
+            table = table.at[rows].add(values.astype(wide))
+        return table
+    bits = 62 if wide == jnp.float64 else 30
+    exact = make_steps(max(examples * largest_summand, ratio) * bound, count, bits=bits)
+    rows = jnp.concatenate([rows for rows, _ in lookups])
+    steps = exact.split(jnp.concatenate([values.astype(wide) for _, values in lookups]))
+
+    def total(rows: jax.Array, steps: jax.Array, size: int) -> jax.Array:
+        return jnp.zeros((size, steps.shape[1]), steps.dtype).at[rows].add(steps)
+
+    if rows.shape[0] >= size:
+        return exact.join(*(total(rows, x, size) for x in steps))
+    # Only the rows that occur are summed, since two more tables would need more memory.
+    order, found, slots = _join_equal(rows, size)
+    sums = exact.join(*(total(slots, x[order], len(found)) for x in steps))
+    return table.at[found].set(sums, mode="drop", unique_indices=True)
+
+
+def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns an order that sorts rows (N,), the distinct rows, and the slots.
+
+    Slots are the places of the sorted rows among the distinct ones. The distinct rows are padded to
+    N with rows beyond the table.
+    """
+    rows = jnp.where(rows < 0, rows + size, rows).astype(jnp.int32)
+    order = jnp.argsort(rows)
+    ordered = rows[order]
+    slots = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]]))
+    beyond = size + jnp.arange(len(rows), dtype=jnp.int32)
+    return order, beyond.at[slots].set(ordered), slots
+
+
+def lookup_rounding(
+    columns: int, *, terms: int, examples: int, ratio: float, largest_summand: float
+) -> Rounding:
+    """Bounds how one example changes the rounding of `sum_lookups`."""
+    rounding = _scatter_rounding(terms, examples, ratio)
+    if rounding is None:
+        total = examples * largest_summand
+        largest = max(total, ratio)
+        rounding = step_rounding(terms * examples, terms, columns, largest, total)
+    return rounding
+
+
+def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | None:
+    """Bounds how one example changes a scatter; `None` if it changes too much."""
+    if terms * examples * UNIT_ROUNDOFF >= 0.5:
+        return None
+    # A scatter is one block with all examples in it.
+    change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
+    return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
+
+
+def check_capacity(clip: Clip, step: float, examples: int) -> None:
+    """Raises an error if the sum of these clipped gradients may overflow int32."""
+    largest = examples * (clip.sensitivity / step + 1.0)
+    if largest > LARGEST_GRID_SUM:
+        raise ValueError(
+            f"The sum must be at most {LARGEST_GRID_SUM:.3g} grid steps, to fit into int32 with "
+            f"its noise, got {largest:.3g} for grid={step}, {examples} examples and "
+            f"sensitivity {clip.sensitivity}. Call `dpoptax.extend.fixed_point_grid` with the size "
+            "of the padded batch."
+        )
