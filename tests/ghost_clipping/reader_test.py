@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 import dpoptax
 from tests.ghost_clipping.bookkeeping_test import both, close
 from tests.ghost_clipping.reader_random_test import bounded
+from tests.helpers import equations
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -192,6 +193,23 @@ def _what_references_hold(p, x):
     return jnp.sum(jnp.sin(sums @ p["v"])) + jnp.sum(last[...] @ p["w"])
 
 
+@_program(_DATA, w=(3, 4, 4), v=(4, 4))
+def _constants_of_scan_steps(p, x):
+    places = jnp.arange(3)
+
+    @jax.checkpoint
+    def step(x, inputs):
+        w, place = inputs
+        mask = jnp.cumsum(places) * place < 3  # also read after a nested scan
+        x = jnp.where(mask[:, None], jnp.tanh(x @ w), x)
+        seen = lax.map(lambda i: x[i] * (i < place) + jnp.cos(place), places)
+        # `mask` meets data and a parameter.
+        return seen @ (p["v"] * mask[0]) * mask[1], jnp.sin(place + 1.0)
+
+    x, ys = lax.scan(step, x, (p["w"], places))
+    return jnp.sum(jnp.sin(x)) * jnp.sum(ys)
+
+
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_reads(name):
     loss, params, batch = _PROGRAMS[name]
@@ -326,3 +344,28 @@ def test_explain_names_what_is_not_linear():
         "['w']": "meets data in custom_vjp_call",
     }
     assert rows[0].rule == "zero"
+
+
+def test_constants_of_a_scan_are_not_stored_for_all_steps():
+    steps, length = 4, 32
+
+    def step(args):
+        place, x = args
+        return jnp.where(jnp.arange(length) <= place + jnp.arange(8)[:, None], x, 0.0)
+
+    def loss_fn(w, x):
+        rows = (x @ w).reshape(steps, 8, 1)
+        return jnp.sum(lax.map(jax.checkpoint(step), (jnp.arange(steps), rows)) ** 2)
+
+    def largest_mask(function, *args):
+        shapes = [
+            v.aval.shape
+            for eqn in equations(jax.make_jaxpr(function)(*args).jaxpr)
+            for v in eqn.outvars
+            if v.aval.dtype == bool
+        ]
+        return max(np.prod(shape) for shape in shapes)
+
+    w, batch = jnp.ones((4, 8)), jnp.ones((2, steps, 4))
+    one_step = 8 * length
+    assert largest_mask(dpoptax.clipped_grad(loss_fn, 1.0), w, batch) <= 2 * one_step

@@ -6,6 +6,7 @@ a rule and a gradient flows through it. Otherwise the parameters behind it becom
 automatic differentiation gives their per-example gradients.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -31,9 +32,11 @@ from dpoptax._ghost_clipping.trace.program import (
     Block,
     Constant,
     DerivedValue,
+    Operation,
     Parameter,
     PrivateValue,
     Program,
+    Result,
     ScanSlices,
     Step,
     Value,
@@ -170,12 +173,21 @@ def _trace_loss(
     return closed, shapes
 
 
+def _result_of(value: Value) -> Result | None:
+    """Returns the result of an operation that a value is, or `None`."""
+    origin = value.origin if isinstance(value, DerivedValue) else None
+    return origin if isinstance(origin, Result) else None
+
+
 class _Reader:
     """Sorts the values of a jaxpr into derived and private, and turns it into steps."""
 
     def __init__(self) -> None:
         self.scan_count = 0
         self.references = False  # whether the program reads or writes a jax.Ref that it made
+        # For each scan body, the operations on constants in it, and their results where computed.
+        self.constants: dict[Loops, dict[Operation, None]] = collections.defaultdict(dict)
+        self.computed: dict[tuple[Block, Operation], tuple[PrivateValue, ...]] = {}
 
     def read(self, jaxpr: Jaxpr, consts: Values, args: Values, loops: Loops) -> Block:
         block = Block([v for v in args if isinstance(v, PrivateValue)])
@@ -209,7 +221,11 @@ class _Reader:
         derived = tuple(v for v in operands if isinstance(v, DerivedValue))
         # No operand depends on the example, so the value is computed once for all examples.
         if not eqn.effects and len(derived) == len(operands):
-            return list(derive_values(eqn, derived))
+            results: list[Value] = list(derive_values(eqn, derived))
+            if loops and not any(v.varies for v in derived):
+                origins = filter(None, map(_result_of, results))
+                self.constants[loops].update((origin.operation, None) for origin in origins)
+            return results
         varies = any(v.varies for v in operands)
         outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if name == "scan":
@@ -223,8 +239,37 @@ class _Reader:
                 for inside, out in zip(body.results, outputs, strict=True)
             ]
         else:
+            if not any(v.varies for v in derived):
+                operands = self.compute_constants(block, operands, loops)
             block.steps.append(Step(eqn, operands, outputs, loops))
         return list(outputs)
+
+    def compute_constants(self, block: Block, operands: Values, loops: Loops) -> tuple[Value, ...]:
+        """Replaces constants of a scan's body by values that a step of the body computes.
+
+        Derived values are computed outside of scans, for all steps at once. This would store, for
+        example, the masks of an attention for all blocks of queries.
+        """
+        here, needed = self.constants[loops], set[Operation]()
+        stack = list(operands)
+        while stack:
+            origin = _result_of(stack.pop())
+            if origin and origin.operation in here and origin.operation not in needed:
+                needed.add(origin.operation)
+                stack += origin.operation.operands
+
+        def computed(value: Value) -> Value:
+            origin = _result_of(value)
+            outputs = self.computed.get((block, origin.operation)) if origin else None
+            return outputs[origin.index] if origin and outputs else value
+
+        for operation in self.constants[loops] if needed else ():
+            if operation in needed and (block, operation) not in self.computed:
+                eqn, inputs = operation.eqn, tuple(map(computed, operation.operands))
+                outputs = tuple(PrivateValue(type_of(v), varies=False) for v in eqn.outvars)
+                self.computed[block, operation] = outputs
+                block.steps.append(Step(eqn, inputs, outputs, loops))
+        return tuple(map(computed, operands))
 
     def read_scan(
         self,
