@@ -239,7 +239,14 @@ def extreme_gradients(d):
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize(("d", "follow"), [(2, False), (3, True), (50, False), (50, True)])
+@pytest.mark.parametrize(
+    ("d", "follow"),
+    [
+        (50, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, True), (50, False))),
+        (2, False),
+    ],
+)
 def test_every_encoding_has_norm_at_most_one(name, d, follow):
     reference = helpers.floats(-np.abs(np.random.default_rng(1).normal(size=d)))
     encode = jax.jit(lambda g: CLIPS[name].encode(g, reference if follow else None))
@@ -277,7 +284,7 @@ def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("follow", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_encoding_equals_the_formula(name, follow):
     clip, d = CLIPS[name], 6
     rng = np.random.default_rng(2)
@@ -376,8 +383,8 @@ def test_a_magnitude_that_noise_made_negative_is_no_step_backwards():
 
 def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
     clip = CLIPS["l2"]
-    params = helpers.mlp_params(0)
-    batch = helpers.mlp_batch(0, 10)
+    params = helpers.mlp_params(0, (4, 3))
+    batch = helpers.mlp_batch(0, 10, (4, 3))
     mask = np.arange(10) < 7
     reference = jax.tree.map(lambda p: helpers.floats(np.asarray(p) + 0.1), params)
     points = dpoptax.GradientPoints((params,), (1.0,), reference=reference)

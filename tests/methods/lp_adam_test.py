@@ -41,6 +41,7 @@ def test_the_known_noise_is_taken_off():
     assert norms[1] > 1.5 * norms[0]
 
 
+@pytest.mark.slow
 def test_galore_goes_on_from_a_checkpoint(tmp_path):
     """The state has empty arrays instead of projections for vectors."""
     config = TrainConfig(

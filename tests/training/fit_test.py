@@ -118,6 +118,7 @@ def test_every_kind_of_data_gives_the_parameters_of_a_loop_by_hand(name, referen
     assert dpoptax.ledgers(result.opt_state)[0].releases == STEPS
 
 
+@pytest.mark.slow
 def test_several_points_and_microbatches():
     optimizer = optax.chain(dpoptax.disk(), optax.sgd(0.1))
     network = {"loss_fn": helpers.mlp_loss, "params": MLP}
@@ -132,9 +133,9 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
     def loss_fn(params, example, key, *, frozen):
         x, y = example
         kept = jax.random.bernoulli(key, 0.5, x.shape)
-        return helpers.mlp_loss(params, (x * kept * frozen["scale"], y)), kept
+        return linear_loss(params, (x * kept * frozen["scale"], y)), kept
 
-    given = {"has_aux": True, "clip": 0.7, "key": KEY, "params": MLP}
+    given = {"has_aux": True, "clip": 0.7, "key": KEY}
     result = quiet(loss_fn=loss_fn, frozen={"scale": scale}, **given)
     of_step = jax.random.fold_in(KEY, 2**32 - 1)
     grad_fn = dpoptax.clipped_grad(
@@ -142,7 +143,7 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
     )
     expected = by_hand(
         lambda *args, **options: grad_fn(*args, **options)[0],
-        MLP,
+        jnp.zeros(5),
         options=lambda step, ids: {"key": jax.random.fold_in(of_step, step), "ids": ids},
     )
     assert_same(result.params, expected)
@@ -261,7 +262,7 @@ class TestStops:
         assert_same(again.params, reference)
         assert again.history == result.history
 
-    @pytest.mark.parametrize("step", [1, 4])
+    @pytest.mark.parametrize("step", [1, pytest.param(4, marks=pytest.mark.slow)])
     def test_it_may_stop_at_any_step(self, step, tmp_path, reference):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, step, key=KEY, eval_every=1)
@@ -289,11 +290,13 @@ class TestStops:
         with pytest.raises(ValueError, match=message):
             self.run(stopped, **changes)
 
+    @pytest.mark.slow
     def test_steps_that_nobody_saw_may_be_taken_with_another_optimizer(self, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, 5, key=KEY)
         assert self.run(tmp_path, optimizer=optax.adam(2e-2)).steps == STEPS
 
+    @pytest.mark.slow
     def test_a_run_may_be_extended(self, tmp_path):
         self.run(tmp_path, plan=make_plan(steps=3), key=KEY)
         assert_same(self.run(tmp_path).params, quiet(key=KEY).params)
@@ -358,6 +361,7 @@ def test_records_go_to_lists_files_and_functions_alike(tmp_path):
     assert_same(kept[2], result.params)
 
 
+@pytest.mark.slow
 def test_the_bar_shows_epsilon_and_quick_runs_have_none(capsys, monkeypatch):
     for patience, shown in ((1e6, False), (0.0, True)):
         monkeypatch.setattr(fitting, "PATIENCE", patience)

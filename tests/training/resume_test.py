@@ -21,7 +21,7 @@ from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import resume
+from dpoptax.training.run import figures, resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.course import Course
@@ -37,8 +37,9 @@ class StoppedError(Exception):
 
 
 def run(workdir, stop_before=None, **changes):
-    """Runs all steps, or those before a given step."""
+    """Runs all steps, or those before a given step, without drawing a figure."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "plot_run", lambda *_: None)
         if stop_before is not None:
             advance, count = Course.advance, iter(range(stop_before))
 
@@ -321,6 +322,7 @@ def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, fie
         run(undisturbed[1], **{field: value})
 
 
+@pytest.mark.slow
 def test_other_steps_are_refused_where_the_schedule_was_made_for_them(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, schedule="linear")
