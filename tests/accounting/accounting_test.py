@@ -636,7 +636,7 @@ class TestEdges:
         assert found / min(intervals) < 2e6
 
     @pytest.mark.usefixtures("coarse_prices")
-    def test_so_many_steps_that_nothing_is_hidden(self):
+    def test_epsilon_is_infinite_after_too_many_steps(self):
         run = {"noise_multiplier": 0.01, "sampling_probability": 1.0, "delta": DELTA}
         assert accounting.epsilon(**run, steps=10**7) == math.inf
         assert accounting.epsilon(**run, steps=9) < 1e6

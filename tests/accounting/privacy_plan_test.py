@@ -76,7 +76,7 @@ def test_all_batches_are_drawn_once():
     assert [step for step, *_ in plan] == list(range(20))
 
 
-def test_the_whole_plan_costs_what_all_its_releases_do():
+def test_a_plan_costs_as_much_as_all_its_releases():
     plan = dpoptax.PrivacyPlan(**{**SIZES, "steps": 3}, noise_multiplier=6.0, delta=1e-6)
     state = state_of(plan.noise(jax.random.key(0)), 3)
     assert plan.guarantee().event == plan.guarantee(state).event
@@ -224,7 +224,7 @@ def test_bad_plans_are_refused(changes, error, match):
 
 
 @pytest.mark.slow
-def test_it_is_imported_where_it_is_used():
+def test_the_plan_is_imported_when_it_is_used():
     """The plan imports dp_accounting only when needed, because that import is slow."""
     code = (
         "import sys, dpoptax; assert 'dp_accounting' not in sys.modules; "

@@ -235,7 +235,7 @@ def test_the_statement_has_a_delta_below_one_over_n(size, delta):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_delta_is_where_epsilon_is_stated(sampler, accountant):
+def test_delta_inverts_epsilon(sampler, accountant):
     planned = accounting.planned_guarantee(
         noise_multiplier=4.0, steps=20, sampler=sampler, accountant=accountant
     )
@@ -244,7 +244,7 @@ def test_delta_is_where_epsilon_is_stated(sampler, accountant):
         assert found == pytest.approx(delta, rel=2e-3)
 
 
-def test_delta_has_its_ends():
+def test_delta_at_zero_and_without_privacy():
     gaussian_event = accounting.Guarantee(dpa.GaussianDpEvent(4.0))
     exact = stats.norm.cdf(1 / 8) - stats.norm.cdf(-1 / 8)
     assert exact <= gaussian_event.delta(0.0) <= exact + 1e-4

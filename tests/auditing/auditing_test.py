@@ -335,7 +335,7 @@ def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands,
     assert claim.trade_off is not None
 
 
-def test_bounds_by_a_family_are_those_of_a_claim_that_has_one(full_batch_audit):
+def test_bounds_by_a_family_need_a_claim_with_a_family(full_batch_audit):
     methods = [bound.method for bound in full_batch_audit.bounds]
     assert methods == ["one threshold", "f-DP of the claim"]
     without = dataclasses.replace(full_batch_audit, family=None)

@@ -96,7 +96,7 @@ def test_the_factory_may_be_called_under_jit(strategy):
         (1, -1.9, 0.93),
     ],
 )
-def test_noise_that_adds_up_still_has_the_noise_that_hides_an_example(coefficients):
+def test_accumulating_noise_contains_the_independent_noise(coefficients):
     steps, stddev = 2000, 0.5
     strategy = matrix.BandedToeplitz(coefficients)
     arguments = {"noise_multiplier": 1.0, "batch_size": 1, "key": KEY}
@@ -193,7 +193,7 @@ class _Kept(matrix.BandedInverseToeplitz):
 
 
 @pytest.mark.parametrize("bands", [pytest.param(1, marks=pytest.mark.slow), 2, 7])
-def test_noise_that_is_drawn_again_is_the_noise_that_was_kept(bands):
+def test_redrawn_noise_equals_buffered_noise(bands):
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
     strategy = matrix.banded_inverse_square_root(24, bands)

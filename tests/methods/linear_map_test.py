@@ -82,7 +82,7 @@ def _brute_force(loss, params, factors, batch, clip_norm):
 
 
 @pytest.mark.parametrize("kind", slow_but(("side and matrix",), ("side and matrix", *KINDS)))
-def test_the_sum_is_of_clipped_mapped_gradients_and_comes_back(kind):
+def test_the_sum_of_clipped_mapped_gradients_and_its_inverse_map(kind):
     params, batch = mlp_params(0), mlp_batch(0, 6)
     # The first layer has one kind of factors and the second another.
     kinds = kind.split(" and ") if " and " in kind else [kind] * 2
@@ -258,7 +258,7 @@ NOISES = {
 
 
 @pytest.mark.parametrize("name", slow_but(("gaussian", "correlated"), NOISES))
-def test_every_noise_stage_takes_its_release_back(name):
+def test_every_noise_stage_maps_its_release_back(name):
     tx = NOISES[name](noise_multiplier=1.0, batch_size=4, key=jax.random.key(0))
     params = {"w": jnp.ones((3, 2))}
     linear_map = _state({"w": _factor("side", (3, 2), 0)}, params).of(params)

@@ -142,7 +142,7 @@ def _after_noisy_steps(tx, strengths, stddev):
 
 
 @pytest.mark.slow
-def test_layers_get_signals_of_one_size_where_the_noise_is_known():
+def test_layers_have_signals_of_equal_size_if_the_noise_is_known():
     strengths, stddev = {"a": 0.04, "b": 0.02, "c": 0.06}, 0.1
     options = {"each": "leaf", "eps": 1e-3, "b2": 0.99}
     equal = _after_noisy_steps(

@@ -506,7 +506,7 @@ class TestTrainer:
         ],
     )
     @pytest.mark.slow
-    def test_it_trains_and_says_what_it_spent(self, sampling, steps, k):
+    def test_the_trainer_states_what_it_spent(self, sampling, steps, k):
         config = dataclasses.replace(TINY, sampling=sampling, steps=steps, accountant="rdp")
         dataset = data.load_dataset(config.dataset)
         plan = make_plan(dataclasses.replace(config, epsilon=None), dataset.train_size)

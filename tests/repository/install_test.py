@@ -112,7 +112,7 @@ def test_submodules_are_imported_when_their_names_are_first_used():
         ("from dpoptax.cli.main import main; main(['train', '--help'])", 60),
     ],
 )
-def test_what_prices_and_trains_nothing_imports_neither_accounting_nor_models(program, most):
+def test_light_imports_load_neither_accounting_nor_models(program, most):
     whole = f"""
         import sys, json, dpoptax
         before = set(sys.modules)

@@ -32,7 +32,7 @@ def test_slow():
 
 @pytest.mark.slow
 @pytest.mark.skipif("JAX_COMPILATION_CACHE_DIR" not in os.environ, reason="run without a cache")
-def test_what_one_process_compiled_no_other_compiles_again():
+def test_processes_share_compiled_programs():
     assert jax.config.jax_compilation_cache_dir == os.environ["JAX_COMPILATION_CACHE_DIR"]
     number = int.from_bytes(os.urandom(2)) + 0.25  # a number that no earlier run of this test used
     command = [sys.executable, "-c", PROGRAM, str(number)]

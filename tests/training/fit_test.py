@@ -291,7 +291,7 @@ class TestStops:
             self.run(stopped, **changes)
 
     @pytest.mark.slow
-    def test_steps_that_nobody_saw_may_be_taken_with_another_optimizer(self, tmp_path):
+    def test_steps_that_were_not_shown_may_use_another_optimizer(self, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, 5, key=KEY)
         assert self.run(tmp_path, optimizer=optax.adam(2e-2)).steps == STEPS
@@ -362,7 +362,7 @@ def test_records_go_to_lists_files_and_functions_alike(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_bar_shows_epsilon_and_quick_runs_have_none(capsys, monkeypatch):
+def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
     for patience, shown in ((1e6, False), (0.0, True)):
         monkeypatch.setattr(fitting, "PATIENCE", patience)
         monkeypatch.setattr("dpoptax.training.run.phases.PATIENCE", patience or 1e6)

@@ -89,7 +89,7 @@ def test_what_is_not_proven_is_said():
 
 
 @pytest.mark.slow
-def test_what_an_attack_can_do_is_said():
+def test_a_plan_states_the_success_of_attacks():
     cost = plan_run(TINY, count_flops=False, attacks=True)
     found, mu = cost.attacks
     line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)

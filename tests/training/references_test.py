@@ -123,7 +123,7 @@ def test_an_audit_attacks_them(own):
 
 
 @pytest.mark.slow
-def test_metrics_of_ones_own(own, tmp_path, monkeypatch):
+def test_own_metrics(own, tmp_path, monkeypatch):
     """Any columns train, and the accuracy of an example is at most one."""
     inputs = np.linspace(0, 1, 180, dtype=np.float32).reshape(60, 3)
     split = {"inputs": inputs, "targets": inputs[:, :1] - 3}
@@ -151,7 +151,7 @@ def test_a_comparison_needs_an_accuracy(own):
 
 
 @pytest.mark.slow
-def test_a_plan_counts_them(own):
+def test_a_plan_counts_the_parameters_of_own_models(own):
     cost = planning.plan_run(dataclasses.replace(CONFIG, model=f"{own}:lossy"))
     assert cost.num_params == 650
     assert cost.flops > 0

@@ -286,7 +286,7 @@ def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
     assert outcome(result) == outcome(run(tmp_path / "again", seed=seed))
 
 
-def test_a_seed_that_was_given_does_not_become_one_that_nobody_knows(tmp_path, undisturbed):
+def test_a_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
     assert undisturbed[0].summary["assumed_secret"] == ["config.seed"]
     again = run(undisturbed[1], seed=None)
     assert outcome(again) == outcome(undisturbed[0])

@@ -103,7 +103,7 @@ class TestSummary:
         assert whole - 1 < sum(seconds.values()) <= whole
         assert 0 < summary["first_step_seconds"] < whole
 
-    def test_what_is_shown_is_never_below_what_was_spent(self):
+    def test_shown_epsilon_is_never_below_the_spent_one(self):
         given = {"noise_multiplier": 6.0, "steps": 12, "eval_every": 1, "accountant": "pld"}
         plan = make_plan(dataclasses.replace(CONFIG, **given), 1438)
         shown = plan.bounds(evaluated_steps(1, 12))

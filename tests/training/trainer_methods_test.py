@@ -476,7 +476,7 @@ def test_what_claims_nothing_is_not_audited():
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind):
+def test_nonlinear_methods_follow_the_noise_and_know_its_stddev(method, behind):
     config = tiny(method=method, noise_multiplier=2.0, epsilon=None, learning_rate=0.5)
     params = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(4)}
     trainer = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))

@@ -124,7 +124,7 @@ def test_a_user_without_records_adds_exactly_zero():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_user_without_records_is_counted_alike_whatever_stands_in_its_place(method):
+def test_padding_of_a_user_without_records_does_not_change_the_count(method):
     """A user without records has a zero or NaN gradient, for any record in its padding."""
     clip = dpoptax.adaptive_clip(1.0, count_share=0.25)
     tx = dpoptax.adaptive_gaussian_noise(
@@ -325,7 +325,7 @@ def test_a_user_twice_in_a_batch_is_refused():
 
 
 @pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler, RandomAllocationSampler])
-def test_epsilon_is_that_of_as_many_users(kind):
+def test_epsilon_is_that_of_a_sampler_of_users(kind):
     table = UserTable([place // 5 for place in range(500)], 5, seed=0)
     sampler = table.sampler(kind, batch_size=10, seed=0)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
