@@ -30,6 +30,7 @@ def make_sum(total, l2_clip_norm=1.0):
 # The published algorithm.
 
 
+@pytest.mark.slow
 def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
     clip, beta, sigma, eta, size = 0.5, 0.3, 0.8, 0.2, 6
     tx = optax.chain(
@@ -59,6 +60,7 @@ def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
         np.testing.assert_allclose(x, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
     params = {"w": jnp.zeros((3, 2), jnp.bfloat16), "b": jnp.zeros(2)}
     total = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.array([-1.0, -2.0])}
@@ -108,6 +110,7 @@ def test_the_published_noise_does_not_hide_one_example():
     assert gap / stddev == pytest.approx(54.6, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_threshold_on_the_published_release_tells_neighbours_apart():
     """Comparing two coordinates is correct in every trial, although ε = 4.4 is claimed."""
     trials = 2000
@@ -316,6 +319,7 @@ def test_encoding_equals_the_formula(name, follow):
     )
 
 
+@pytest.mark.slow
 def test_one_example_within_the_bounds_comes_back():
     clip = dpoptax.contrib.hyperspherical_clip(5.0, beta=1.0)
     grads = {"a": jnp.array([[[0.3, -0.2], [1.0, 0.0]]]), "b": jnp.array([[-2.0]])}

@@ -249,6 +249,7 @@ def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
     assert means["shrunk"] < 0.95 * means["seen"] < means["muon"]
 
 
+@pytest.mark.slow
 def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
     release = {"noise_multiplier": 1.0, "batch_size": 64}
     clip = dpoptax.l2_clip(1.0)

@@ -192,7 +192,7 @@ class _Kept(matrix.BandedInverseToeplitz):
         return matrix.BandedInverseToeplitz(self.coefficients, self.steps).noising_matrix()
 
 
-@pytest.mark.parametrize("bands", [pytest.param(1, marks=pytest.mark.slow), 2, 7])
+@pytest.mark.parametrize("bands", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 7])
 def test_redrawn_noise_equals_buffered_noise(bands):
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
@@ -301,14 +301,14 @@ def test_full_groups_are_batches_in_a_fixed_order():
 def test_amplified_price_is_that_of_the_rounds_of_one_group():
     sampler = _cyclic(batch_size=50, cycle_length=4)
     sampling = BANDED.under(sampler)
-    spent = accounting.epsilon(noise_multiplier=1.3, sampler=sampling, steps=42, delta=1e-5)
+    spent = accounting.epsilon(noise_multiplier=4.0, sampler=sampling, steps=42, delta=1e-5)
     event = dpa.SelfComposedDpEvent(
-        dpa.PoissonSampledDpEvent(50 / 250, dpa.GaussianDpEvent(1.3)), 11
+        dpa.PoissonSampledDpEvent(50 / 250, dpa.GaussianDpEvent(4.0)), 11
     )
     reference = dpa.pld.PLDAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
     np.testing.assert_allclose(spent, reference.compose(event).get_epsilon(1e-5), rtol=2e-3)
     rdp = accounting.epsilon(
-        noise_multiplier=1.3, sampler=sampling, steps=42, delta=1e-5, accountant="rdp"
+        noise_multiplier=4.0, sampler=sampling, steps=42, delta=1e-5, accountant="rdp"
     )
     assert spent < rdp < 1.3 * spent
 
@@ -445,6 +445,7 @@ def test_optimal_strategies_leave_less_noise_in_the_sum_of_gradients():
     assert ours < 1.2 * error(bands[2], independent)
 
 
+@pytest.mark.slow
 def test_a_training_loop_with_a_filter_behind_the_noise():
     tx = optax.chain(
         dpoptax.correlated_noise(BANDED, noise_multiplier=0.5, batch_size=4, key=KEY),

@@ -101,6 +101,7 @@ def test_lp_adam_is_a_base_of_galore(problem, interval):
     assert state.nu["b"].shape == (3,)
 
 
+@pytest.mark.slow
 def test_without_noise_adam_bc_is_adam(problem):
     ours = _run(problem, dpoptax.contrib.adam_bc(ETA, stddev=0.0))
     _same(ours, _run(problem, optax.adam(ETA, eps=1e-12)))

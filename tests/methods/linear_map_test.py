@@ -125,7 +125,9 @@ def _tied(lookup_first):
     return loss
 
 
-@pytest.mark.parametrize(("lookup_first", "size"), [(True, 1e-20), (False, 1.0)])
+@pytest.mark.parametrize(
+    ("lookup_first", "size"), [(True, 1e-20), pytest.param(False, 1.0, marks=pytest.mark.slow)]
+)
 def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
     """A product has one-hot and other factors, which share their powers of two."""
     params, rng = floats(np.full((6, 4), size)), np.random.default_rng(0)
@@ -436,7 +438,15 @@ def test_explain_says_which_maps_need_per_example_gradients():
     assert formed == {"side": [], "matrix": [], "leaf": [], "entry": [why] * 2}
 
 
-def test_microbatches_and_narrow_factors_see_the_same_map():
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"microbatch_size": 2}, 1e-5),
+        pytest.param({"precision": "bfloat16"}, 3e-2, marks=pytest.mark.slow),
+    ],
+    ids=["microbatches", "bfloat16"],
+)
+def test_microbatches_and_narrow_factors_see_the_same_map(options, tolerance):
     params, batch = mlp_params(0, (4, 3)), mlp_batch(0, 6, (4, 3))
     points = dpoptax.gradient_points(_state(_factors("side", params), params), params)
     clip = dpoptax.l2_clip(0.5)
@@ -445,6 +455,4 @@ def test_microbatches_and_narrow_factors_see_the_same_map():
         grad_fn = dpoptax.clipped_grad(mlp_loss, clip, **options)
         return jax.jit(grad_fn)(points, batch).sum
 
-    want = total()
-    close(total(microbatch_size=2), want, tolerance=1e-5)
-    close(total(precision="bfloat16"), want, tolerance=3e-2)
+    close(total(**options), total(), tolerance=tolerance)

@@ -296,6 +296,7 @@ def price(event, accountant="pld", relation="replace-special", delta=DELTA):
 
 
 class TestPrice:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("sigma", "period", "epochs"),
         [pytest.param(1.0, 25, 4, marks=pytest.mark.slow), (3.0, 10, 20)],

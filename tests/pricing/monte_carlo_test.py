@@ -315,6 +315,7 @@ class TestUse:
         spent = accounting.epsilon(noise_multiplier=sigma, **run)
         assert 0.98 * 2.0 < spent <= 2.0
 
+    @pytest.mark.slow
     def test_it_depends_on_no_seed_and_comes_out_the_same(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))

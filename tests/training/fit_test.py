@@ -338,6 +338,7 @@ def test_no_step_exceeds_the_budget():
         quiet(budget=0.1)
 
 
+@pytest.mark.slow
 def test_records_go_to_lists_files_and_functions_alike(tmp_path):
     kept, called, params = [], [], jnp.zeros(5)
 
