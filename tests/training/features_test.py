@@ -15,7 +15,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import planning
 from dpoptax.training.search import trials
 from experiments.config import ExperimentConfig
-from experiments.data import features, scattering
+from experiments.data import dictionary, features, scattering
 from experiments.data.dictionary import Dictionary
 from experiments.data.published_data import load_published
 from experiments.data.scattering import Scattering
@@ -140,8 +140,10 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, mo
 
 
 @pytest.mark.parametrize("wanted", [WANTED, Dictionary(filters=4, patch=3, grid=2)])
-def test_an_added_example_changes_no_other_features(wanted):
+def test_an_added_example_changes_no_other_features(wanted, monkeypatch):
     """Features of the other examples stay equal bit for bit, at any position."""
+    for name, size in (("_IMAGES", 100), ("_PATCHES", 2000), ("_SHAPES", 20)):
+        monkeypatch.setattr(dictionary, name, size)
     images = np.random.default_rng(0).normal(size=(300, 8, 7, 3)).astype(np.float32)
     with_it = np.concatenate(list(features._parts(images, wanted)))
     without = np.concatenate(list(features._parts(images[1:], wanted)))
