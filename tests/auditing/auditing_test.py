@@ -75,7 +75,9 @@ RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 8), (2.0, 1.0, 8)]
 @pytest.mark.parametrize(
     ("name", "run", "threat_model", "effort"),
     [
-        ("DP-SGD", (4.0, 0.5, 4), "last-iterate", (5_000, 1e-2)),
+        pytest.param(
+            *("DP-SGD", (4.0, 0.5, 4), "last-iterate", (5_000, 1e-2)), marks=pytest.mark.slow
+        ),
         ("DiSK", RUNS[2], "white-box", (5_000, 1e-2)),
         *[
             pytest.param(name, run, threat_model, (20_000, 1e-3), marks=pytest.mark.slow)

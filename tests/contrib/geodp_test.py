@@ -404,6 +404,7 @@ def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
         jax.tree.map(np.testing.assert_array_equal, clipped.reference, reference)
 
 
+@pytest.mark.slow
 def test_a_run_follows_its_last_release():
     clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=2.0)
     tx = optax.chain(

@@ -19,7 +19,7 @@ from dpoptax._noise import gaussian
 from dpoptax._random.keys import two_words
 from dpoptax.training.config import load_configs
 from dpoptax.training.run import planning
-from tests.helpers import covering
+from tests.helpers import covering, slow_but
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
@@ -475,7 +475,17 @@ RUNS_OF_KEYS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS_OF_KEYS)
+# Each way to derive keys once: equal and different ones, in turns, side by side and by index.
+QUICK_RUNS_OF_KEYS = (
+    *("one of all, in turns", "one of all, side by side", "one of all, by index", "cloned"),
+    *("by equal numbers", "one of two", "changing places", "used before", "used and split on"),
+    *("split, and the same again", "split in two and in three", "split and folded in"),
+    *("by index, past the end", "by numbers that come again", "kept by chance", "by numbers up"),
+    *("split on", "unpacked", "split, in turns", "split, side by side", "by numbers", "by seeds"),
+)
+
+
+@pytest.mark.parametrize("run", slow_but(QUICK_RUNS_OF_KEYS, RUNS_OF_KEYS))
 def test_keys_of_an_array_are_different_where_that_is_known(run):
     run, again = RUNS_OF_KEYS[run]
     step = functools.partial(with_keys, run=run)
@@ -734,7 +744,7 @@ def moved_by_derivatives(points, batch, mask):
 @pytest.mark.parametrize(
     "grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses, moved_by_derivatives]
 )
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("method", slow_but(("auto",), ("auto", "vmap")))
 def test_noise_does_not_cover_what_no_clip_bounds(grads, method, monkeypatch):
     made = dpoptax.clipped_grad
     monkeypatch.setattr(dpoptax, "clipped_grad", functools.partial(made, method=method))
@@ -910,7 +920,9 @@ def padded(make, of_mask):
     return flow_of(grads=grads)
 
 
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize(
+    "name", slow_but(("zeros below", "padded, then cut", "stacked in front"), PADDED)
+)
 def test_rows_beside_which_there_are_public_ones(name):
     flow = padded(PADDED[name], lambda mask: PADDED[name](mask).astype(bool))
     assert (flow.private, flow.joined) == ((), ())
@@ -928,7 +940,9 @@ def test_rows_that_are_padded_each_in_another_way():
     ).joined
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(
+    "name", slow_but(("indices", "in order", "one of two orders", "a permutation"), DRAWS)
+)
 def test_a_batch_that_is_looked_up_in_all_data(name):
     flow = rows_of(DRAWS[name])
     assert (flow.private, flow.joined) == ((), ())
@@ -1073,6 +1087,7 @@ def test_rows_that_one_branch_counts_are_private_outside_of_it(always):
     assert bool(flow_of_rows(step).private) != always
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_rows_of_each_turn_of_a_loop_are_counted_in_it(late):
     def step(state, batch, mask):

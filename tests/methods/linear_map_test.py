@@ -151,6 +151,7 @@ def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
     close(*both(network, dpoptax.l2_clip(0.1), points, network.batch(0, 5)), tolerance=2e-4)
 
 
+@pytest.mark.slow
 def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
     """The gradient by θ′ is s ⊙ ∇ℓ(θ) if θ = s ⊙ θ′."""
     params, batch = mlp_params(1), mlp_batch(1, 5)
@@ -187,7 +188,7 @@ def _noise(clip, sigma=0.0, batch_size=5):
     return dpoptax.gaussian_noise(**release)
 
 
-@pytest.mark.parametrize("name", slow_but(("adaptive", "hyperspherical"), CLIPS))
+@pytest.mark.parametrize("name", slow_but(("hyperspherical",), CLIPS))
 def test_every_geometry_acts_on_the_mapped_gradient(name):
     """The release of one example is its mapped gradient, clipped and mapped back."""
     clip, params, batch = CLIPS[name], mlp_params(0, (4, 3)), mlp_batch(0, 1, (4, 3))

@@ -119,6 +119,7 @@ def test_disk(problem, kappa, gamma):
     _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(kappa), gamma)), want)
 
 
+@pytest.mark.slow
 def test_sat(problem):
     arguments, noise = _oracle_arguments(problem)
     want = sat_oracle.sat(*arguments, rho=0.3, eta=ETA, clip_norm=CLIP, noise=noise)
@@ -269,6 +270,7 @@ def test_pmlf_ablations_are_the_other_methods(problem):
         np.testing.assert_allclose(_run(problem, method), want, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_inner_outer_normalises_nothing(problem):
     x0, u, v, noise = problem
     k, beta, momentum = 3, 0.5, 0.8
