@@ -217,6 +217,7 @@ def test_a_clip_that_follows_a_quantile():
         quiet(plan=make_correlated_plan(), clip=clip)
 
 
+@pytest.mark.slow
 def test_exact_noise_by_a_cipher_and_a_loss_with_a_key(tmp_path):
     """The key of the loss is another cipher key's, and neither is given again."""
 

@@ -471,7 +471,11 @@ def test_what_claims_nothing_is_not_audited():
             lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0)),
             marks=pytest.mark.slow,
         ),
-        (NormalizedSteps(), lambda s: optax.normalize_by_update_norm()),
+        pytest.param(
+            NormalizedSteps(),
+            lambda s: optax.normalize_by_update_norm(),
+            marks=pytest.mark.slow,
+        ),
         (SignSGD(), lambda s: optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))),
     ],
     ids=lambda x: getattr(x, "name", ""),
