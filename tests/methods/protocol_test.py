@@ -179,7 +179,7 @@ def test_init_starts_from_no_shared_buffer_and_survives_donation(name):
     jax.block_until_ready(params)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(COMPILED, ALL))
 def test_extra_arguments_pass_through_a_chain(name):
     tx = optax.chain(ALL[name](), optax.scale(2.0))
     params = _params()

@@ -574,6 +574,7 @@ def test_nothing_of_the_size_of_the_table_is_made_but_the_table():
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
 
 
+@pytest.mark.slow
 def test_rows_of_a_vocabulary_have_the_gradient_of_the_whole_table():
     rng, params = np.random.default_rng(3), some_params()
     lookups, targets = some_lookups(rng), rng.normal(size=B)
@@ -661,6 +662,7 @@ def test_a_vocabulary_without_noise_has_no_epsilon():
         tables.select_rows([[-1]], selection=selection, noise_multiplier=0, key=KEY)
 
 
+@pytest.mark.slow
 def test_rowwise_adagrad_is_the_dense_one():
     rng = np.random.default_rng(0)
     table, accumulator = rng.normal(size=(6, 2)), np.zeros(6)
