@@ -131,6 +131,14 @@ def no_room():
 
 
 @pytest.fixture
+def coarse_prices(monkeypatch):
+    """Prices by a grid of privacy losses ten times as wide, for tests that compare two prices."""
+    from dpoptax._pricing import accountants
+
+    monkeypatch.setattr(accountants, "DISCRETIZATION", 10 * accountants.DISCRETIZATION)
+
+
+@pytest.fixture
 def no_rounding(monkeypatch):
     """Uses dp_accounting's Rényi divergences without the allowance for rounding."""
     import numpy as np

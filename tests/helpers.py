@@ -13,6 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from dpoptax import accounting
 from dpoptax._clip import bounds
+from dpoptax._noise.ledger import count_releases
 
 
 def floats(values, dtype=jnp.float32):
@@ -53,6 +54,11 @@ def mlp_batch(seed, size, sizes=(5, 4, 3)):
 def event_epsilon(event, delta, **options):
     """Returns ε of a dp_accounting event at δ."""
     return accounting.Guarantee(event, **options).epsilon(delta)
+
+
+def after_releases(tx, params, count):
+    """Returns the state of a noise stage after some releases, without drawing their noise."""
+    return count_releases(tx.init(params), count, 0)
 
 
 def global_norm(tree):

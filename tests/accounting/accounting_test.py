@@ -20,7 +20,7 @@ from dpoptax.sampling import (
     PoissonSampler,
     ShuffledSampler,
 )
-from tests.helpers import event_epsilon, slow_but
+from tests.helpers import after_releases, event_epsilon, slow_but
 
 DELTA = 1e-5
 
@@ -152,7 +152,9 @@ class TestIndependentComputations:
         ]
         assert max(deltas) == pytest.approx(DELTA, rel=3e-3)
 
-    @pytest.mark.parametrize(("noise_multiplier", "batch"), [(1.5, 10), (2.0, 80)])
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "batch"), [(1.5, 10), pytest.param(2.0, 80, marks=pytest.mark.slow)]
+    )
     def test_one_fixed_size_step_against_quadrature(self, noise_multiplier, batch):
         sampler = FixedSizeSampler(100, batch, seed=0)
         with pytest.warns(UserWarning, match="not below 1/N"):
@@ -216,10 +218,11 @@ class TestIndependentComputations:
     @pytest.mark.parametrize(
         ("noise_multiplier", "q", "steps"),
         [
-            *[(0.7, 0.01, 1000), (1.1, 0.2, 50), (4.0, 1.0, 20)],
+            *[(2.2, 0.2, 50), (4.0, 1.0, 20)],
             *[
-                pytest.param(*run, marks=pytest.mark.slow)
-                for run in ((0.7, 0.2, 50), (0.7, 1.0, 20), (1.1, 0.01, 1000), (1.1, 1.0, 20))
+                pytest.param(sigma, *run, marks=pytest.mark.slow)
+                for sigma in (0.7, 1.1)
+                for run in ((0.01, 1000), (0.2, 50), (1.0, 20))
             ],
         ],
     )
@@ -257,7 +260,7 @@ class TestCurve:
         "sampler", [PoissonSampler(1438, 256, seed=0), FixedSizeSampler(1000, 100, seed=0)]
     )
     def test_never_below_epsilon_and_rising(self, sampler, accountant):
-        run = {"noise_multiplier": 6.0, "delta": DELTA, "sampler": sampler}
+        run = {"noise_multiplier": 12.0, "delta": DELTA, "sampler": sampler}
         counts = [0, *range(1, 40, 9)]
         bounds = curve_of(steps=counts, accountant=accountant, **run)
         exact = [accounting.epsilon(steps=n, accountant=accountant, **run) for n in counts]
@@ -430,6 +433,7 @@ class TestRenyiDivergences:
         assert len(computed) == 1
 
 
+@pytest.mark.usefixtures("coarse_prices")
 class TestOneStep:
     """Sampled Gaussian releases: one step is built once and used for every number of steps."""
 
@@ -481,6 +485,7 @@ class TestTruncation:
         exact = dpa.pld.PLDAccountant().compose(sampler.dp_event(2.2, 1000)).get_epsilon(DELTA)
         assert accounting.epsilon(**self.run, sampler=sampler) == pytest.approx(exact, rel=2e-4)
 
+    @pytest.mark.usefixtures("coarse_prices")
     def test_a_tight_cut_is_paid_for(self):
         sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=300)
         plain = accounting.epsilon(**self.run, sampling_probability=256 / 50_000)
@@ -547,7 +552,7 @@ class TestTruncation:
         assert plain < found < 1.5 * plain
         assert accounting.epsilon(sampler=sampler, **run) < found
 
-    @pytest.mark.parametrize("largest", slow_but((1, 4), (1, 2, 4, 6)))
+    @pytest.mark.parametrize("largest", slow_but((1,), (1, 2, 4, 6)))
     def test_a_cut_draw_shows_no_more_than_its_price(self, largest):
         """Checks the exact pair of batches: the others add −1, and the record adds 1 or 0."""
         size, q, sigma = 100, 0.01, 0.7
@@ -630,10 +635,11 @@ class TestEdges:
         # The cost grows with the number of grid points, about epsilon divided by the interval.
         assert found / min(intervals) < 2e6
 
-    def test_so_many_steps_that_nothing_is_hidden(self):
+    @pytest.mark.usefixtures("coarse_prices")
+    def test_epsilon_is_infinite_after_too_many_steps(self):
         run = {"noise_multiplier": 0.01, "sampling_probability": 1.0, "delta": DELTA}
         assert accounting.epsilon(**run, steps=10**7) == math.inf
-        assert accounting.epsilon(**run, steps=99) < 1e6
+        assert accounting.epsilon(**run, steps=9) < 1e6
 
     @pytest.mark.parametrize(
         ("noise_multiplier", "steps", "q"),
@@ -689,7 +695,7 @@ class TestEdges:
 
     def test_delta_of_one_over_n_is_warned_about(self):
         sampler = PoissonSampler(1000, 10, seed=0)
-        run = {"noise_multiplier": 1.0, "sampler": sampler, "steps": 5}
+        run = {"noise_multiplier": 6.0, "sampler": sampler, "steps": 5}
         with pytest.warns(UserWarning, match=r"delta=0.001 is not below 1/N = 0.001") as caught:
             accounting.epsilon(**run, delta=1e-3)
         assert caught[0].filename == __file__
@@ -700,7 +706,9 @@ class TestEdges:
         assert caught[0].filename == __file__
         with pytest.warns(UserWarning, match="not below 1/N"):
             accounting.calibrate_batch_size(
-                epsilon=9, delta=1e-3, noise_multiplier=9, dataset_size=1000, steps=2
+                **{"epsilon": 9, "delta": 1e-3, "noise_multiplier": 9, "dataset_size": 1000},
+                steps=2,
+                accountant="rdp",
             )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -736,17 +744,20 @@ class TestEdges:
                 )
 
 
+@pytest.mark.usefixtures("coarse_prices")
 class TestCalibration:
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     @pytest.mark.parametrize(
         ("epsilon", "design", "steps"),
         [
-            (1, {"sampling_probability": 256 / 50_000}, 3000),
+            pytest.param(1, {"sampling_probability": 256 / 50_000}, 3000, marks=pytest.mark.slow),
             pytest.param(8, {"sampling_probability": 0.02}, 500, marks=pytest.mark.slow),
             pytest.param(0.1, {"sampling_probability": 0.01}, 1000, marks=pytest.mark.slow),
             (3, {"sampling_probability": 1.0}, 100),
             (1, {"sampler": PoissonSampler(1797, 64, seed=0)}, 280),
-            (1, {"sampler": FixedSizeSampler(1797, 64, seed=0)}, 280),
+            pytest.param(
+                1, {"sampler": FixedSizeSampler(1797, 64, seed=0)}, 280, marks=pytest.mark.slow
+            ),
         ],
         ids=str,
     )
@@ -858,16 +869,11 @@ class TestCalibration:
 class TestEpsilonSpent:
     sampler = PoissonSampler(10_000, 100, seed=0)
 
-    def state(self, releases, noise_multiplier=1.2, batch_size=100, key=0):
+    def state(self, releases, noise_multiplier=4.0, batch_size=100, key=0):
         tx = dpoptax.gaussian_noise(
             noise_multiplier=noise_multiplier, batch_size=batch_size, key=jax.random.key(key)
         )
-        params = {"w": jnp.zeros(2)}
-        state = tx.init(params)
-        for _ in range(releases):
-            gradients = dpoptax.extend.trust_clipped(params, dpoptax.l2_clip(1.0))
-            _, state = tx.update(gradients, state, params)
-        return state
+        return after_releases(tx, {"w": jnp.zeros(2)}, releases)
 
     def spent(self, noise_multiplier, steps):
         return accounting.epsilon(
@@ -881,7 +887,7 @@ class TestEpsilonSpent:
                 (self.state(7), ()), self.sampler, DELTA, accountant=accountant
             )
             assert found == accounting.epsilon(
-                noise_multiplier=1.2,
+                noise_multiplier=4.0,
                 sampler=self.sampler,
                 steps=7,
                 delta=DELTA,
@@ -890,34 +896,35 @@ class TestEpsilonSpent:
 
     def test_two_ledgers_share_their_batches(self):
         both = accounting.epsilon_spent(
-            (self.state(7, 1.2), self.state(7, 2.0, key=1)), self.sampler, DELTA
+            (self.state(7, 4.0), self.state(7, 6.0, key=1)), self.sampler, DELTA
         )
-        assert both == self.spent((1.2**-2 + 2.0**-2) ** -0.5, 7)
+        assert both == self.spent((4.0**-2 + 6.0**-2) ** -0.5, 7)
 
     def test_ledgers_of_unequal_length(self):
         found = accounting.epsilon_spent(
-            (self.state(7, 1.2), self.state(3, 2.0, key=1)), self.sampler, DELTA
+            (self.state(7, 4.0), self.state(3, 6.0, key=1)), self.sampler, DELTA
         )
-        joint = (1.2**-2 + 2.0**-2) ** -0.5
+        joint = (4.0**-2 + 6.0**-2) ** -0.5
         expected = event_epsilon(
-            dpa.ComposedDpEvent([self.sampler.dp_event(joint, 3), self.sampler.dp_event(1.2, 4)]),
+            dpa.ComposedDpEvent([self.sampler.dp_event(joint, 3), self.sampler.dp_event(4.0, 4)]),
             DELTA,
         )
         assert found == expected
-        assert self.spent(1.2, 7) < found < self.spent(joint, 7)
+        assert self.spent(4.0, 7) < found < self.spent(joint, 7)
 
     def test_ledgers_that_took_turns_are_composed(self):
-        states = (self.state(7, 1.2), self.state(3, 2.0, key=1))
+        states = (self.state(7, 4.0), self.state(3, 6.0, key=1))
         found = accounting.epsilon_spent(states, self.sampler, DELTA, same_batches=False)
-        apart = [self.sampler.dp_event(1.2, 7), self.sampler.dp_event(2.0, 3)]
+        apart = [self.sampler.dp_event(4.0, 7), self.sampler.dp_event(6.0, 3)]
         assert found == event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
         # With groups in turns, a record may meet only the first stage, in the steps of both stages.
         groups = matrix.CyclicPoissonSampler(10_000, 100, seed=0, cycle_length=4)
         found = accounting.epsilon_spent(states, groups, DELTA, same_batches=False)
-        assert found == event_epsilon(groups.dp_event(1.2, 10), DELTA)
+        assert found == event_epsilon(groups.dp_event(4.0, 10), DELTA)
         with pytest.raises(ValueError, match="different numbers of releases"):
             accounting.epsilon_spent(states, groups, DELTA)
 
+    @pytest.mark.usefixtures("coarse_prices")
     def test_turns_show_more_than_the_same_batches_where_delta_is_large(self):
         sampler = PoissonSampler(10, 1, seed=0)
         states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
@@ -975,7 +982,7 @@ def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, prob
 
 
 class TestPricing:
-    @pytest.mark.parametrize(("sigma", "largest"), [(3.0, None), (3.0, 130)])
+    @pytest.mark.parametrize(("sigma", "largest"), [(6.0, None), (6.0, 130)])
     def test_epsilon_is_that_of_dp_accountings_own_accountant(self, sigma, largest):
         # In the second case truncation is noticeable and is priced separately.
         sampler = PoissonSampler(5000, 100, seed=0, max_batch_size=largest)
@@ -986,6 +993,7 @@ class TestPricing:
         own = dpa.pld.PLDAccountant().compose(priced).get_epsilon(delta)
         assert 0 <= event_epsilon(event, DELTA) / own - 1 < 1e-8
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("size", "batch", "sigma", "steps"), [(1000, 50, 0.5, 10), (50_000, 256, 0.9, 46_875)]
     )
@@ -1006,9 +1014,9 @@ class TestPricing:
 
     def test_a_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
         run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.123}
-        sigma = accounting.calibrate_noise_multiplier(epsilon=1.5, **run)
+        sigma = accounting.calibrate_noise_multiplier(epsilon=0.2, **run)
         monkeypatch.setattr(accountants, "_pld_epsilon", None)
-        assert accounting.epsilon(noise_multiplier=sigma, **run) <= 1.5
+        assert accounting.epsilon(noise_multiplier=sigma, **run) <= 0.2
 
 
 @pytest.mark.parametrize("wrong", [1e-5, PoissonSampler])

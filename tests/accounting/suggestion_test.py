@@ -50,6 +50,7 @@ def test_the_smallest_batch_near_the_limit_is_chosen(suggestion):
     assert stricter.chosen.batch_size > suggestion.chosen.batch_size
 
 
+@pytest.mark.slow
 def test_the_least_noise_is_chosen_if_the_budget_is_small():
     small = accounting.suggest_plan(**GIVEN | {"dataset_size": 1_000_000, "delta": 1e-7})
     assert small.chosen == small.options[0]
@@ -58,6 +59,7 @@ def test_the_least_noise_is_chosen_if_the_budget_is_small():
     assert f"by at most {math.ceil(1000 * gain) / 10:g} %" in str(small)
 
 
+@pytest.mark.slow
 def test_the_figure_is_written(suggestion, tmp_path):
     suggestion.plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

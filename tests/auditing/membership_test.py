@@ -17,7 +17,7 @@ def _losses(mu, count=20_000, seed=0):
     return rng.normal(size=count) - mu, rng.normal(size=count)
 
 
-@pytest.mark.parametrize(("claimed", "refuted"), [(2.0, False), (1.5, True), (2.6, False)])
+@pytest.mark.parametrize(("claimed", "refuted"), [(2.0, False), (1.5, True)])
 def test_a_claim_is_refuted_if_the_losses_tell_more(claimed, refuted):
     guarantee = accounting.Guarantee(dpa.GaussianDpEvent(1 / claimed))
     report = auditing.membership_report(*_losses(2.0), guarantee=guarantee)
@@ -67,6 +67,7 @@ def test_the_curve_is_that_of_scikit_learn():
     assert report.auc == pytest.approx(metrics.roc_auc_score(labels, scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claimed", [None, 1.0])
 def test_the_figure_is_written(tmp_path, claimed):
     guarantee = claimed and auditing.gaussian_trade_off(claimed)

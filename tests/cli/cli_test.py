@@ -36,7 +36,10 @@ def get_config():
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, monkeypatch):
+    """Writes config files of short runs that draw no figure."""
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+
     def write(name="dp_sgd", method="DPSGD()", more=""):
         path = tmp_path / f"{name}.py"
         path.write_text(CONFIG.format(method=method, more=more))
@@ -80,6 +83,7 @@ def test_fields_are_overridden_in_either_spelling(config, tmp_path):
     assert written["method"]["preset"] == "momentum"
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_parameters(config, tmp_path):
     hashes = set()
     for _ in range(2):

@@ -30,6 +30,7 @@ def make_sum(total, l2_clip_norm=1.0):
 # The published algorithm.
 
 
+@pytest.mark.slow
 def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
     clip, beta, sigma, eta, size = 0.5, 0.3, 0.8, 0.2, 6
     tx = optax.chain(
@@ -59,6 +60,7 @@ def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
         np.testing.assert_allclose(x, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
     params = {"w": jnp.zeros((3, 2), jnp.bfloat16), "b": jnp.zeros(2)}
     total = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.array([-1.0, -2.0])}
@@ -108,6 +110,7 @@ def test_the_published_noise_does_not_hide_one_example():
     assert gap / stddev == pytest.approx(54.6, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_threshold_on_the_published_release_tells_neighbours_apart():
     """Comparing two coordinates is correct in every trial, although ε = 4.4 is claimed."""
     trials = 2000
@@ -239,7 +242,14 @@ def extreme_gradients(d):
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize(("d", "follow"), [(2, False), (3, True), (50, False), (50, True)])
+@pytest.mark.parametrize(
+    ("d", "follow"),
+    [
+        (50, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, True), (50, False))),
+        (2, False),
+    ],
+)
 def test_every_encoding_has_norm_at_most_one(name, d, follow):
     reference = helpers.floats(-np.abs(np.random.default_rng(1).normal(size=d)))
     encode = jax.jit(lambda g: CLIPS[name].encode(g, reference if follow else None))
@@ -277,7 +287,7 @@ def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("follow", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_encoding_equals_the_formula(name, follow):
     clip, d = CLIPS[name], 6
     rng = np.random.default_rng(2)
@@ -309,6 +319,7 @@ def test_encoding_equals_the_formula(name, follow):
     )
 
 
+@pytest.mark.slow
 def test_one_example_within_the_bounds_comes_back():
     clip = dpoptax.contrib.hyperspherical_clip(5.0, beta=1.0)
     grads = {"a": jnp.array([[[0.3, -0.2], [1.0, 0.0]]]), "b": jnp.array([[-2.0]])}
@@ -376,8 +387,8 @@ def test_a_magnitude_that_noise_made_negative_is_no_step_backwards():
 
 def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
     clip = CLIPS["l2"]
-    params = helpers.mlp_params(0)
-    batch = helpers.mlp_batch(0, 10)
+    params = helpers.mlp_params(0, (4, 3))
+    batch = helpers.mlp_batch(0, 10, (4, 3))
     mask = np.arange(10) < 7
     reference = jax.tree.map(lambda p: helpers.floats(np.asarray(p) + 0.1), params)
     points = dpoptax.GradientPoints((params,), (1.0,), reference=reference)
@@ -393,6 +404,7 @@ def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
         jax.tree.map(np.testing.assert_array_equal, clipped.reference, reference)
 
 
+@pytest.mark.slow
 def test_a_run_follows_its_last_release():
     clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=2.0)
     tx = optax.chain(

@@ -61,6 +61,7 @@ def test_rows_of_a_convolution_are_in_the_order_of_its_kernel():
     np.testing.assert_allclose(sides.columns, want, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_looked_up_tables_stay_as_they_are_and_the_rest_goes_through_a_step():
     params = {"table": jnp.ones((7, 3)), "w": jnp.ones((3, 2))}
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import dpoptax
+from tests.helpers import slow_but
 from tests.oracles import shrinkage as oracle
 
 pytestmark = pytest.mark.optimized
@@ -44,7 +45,7 @@ def _tree(shape, stddev, seed):
     return {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(rng.normal(size=7))}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", slow_but(("conv",), SHAPES))
 @pytest.mark.parametrize("decay", [0.0, 0.8])
 def test_singular_values_are_shrunk_as_the_paper_says(name, decay):
     shape, stddev = SHAPES[name], 0.3
@@ -105,7 +106,7 @@ def _errors(tx, signal, stddev, draws=200):
     return [(s.mean(), s.std() / draws**0.5) for s in squares]
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.6, 1.5, 4.0])
+@pytest.mark.parametrize("strength", slow_but((0.6,), (0.0, 0.6, 1.5, 4.0)))
 @pytest.mark.parametrize(
     ("make", "bound"),
     [(dpoptax.contrib.singular_value_shrinkage, 0.35), (dpoptax.contrib.james_stein, 1.0)],
@@ -248,6 +249,7 @@ def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
     assert means["shrunk"] < 0.95 * means["seen"] < means["muon"]
 
 
+@pytest.mark.slow
 def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
     release = {"noise_multiplier": 1.0, "batch_size": 64}
     clip = dpoptax.l2_clip(1.0)

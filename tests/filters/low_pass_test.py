@@ -8,6 +8,7 @@ import pytest
 from scipy import signal
 
 import dpoptax
+from tests.helpers import covering, slow_but
 
 
 def _run(tx, xs, params=None):
@@ -36,8 +37,7 @@ def _random_filter(rng, na, nb):
             return b, a
 
 
-@pytest.mark.parametrize("na", range(5))
-@pytest.mark.parametrize("nb", range(5))
+@pytest.mark.parametrize(("na", "nb"), covering(range(5), range(5), strength=1))
 def test_equals_scipy(na, nb):
     rng = np.random.default_rng(10 * na + nb)
     b, a = _random_filter(rng, na, nb)
@@ -48,7 +48,10 @@ def test_equals_scipy(na, nb):
     assert len(state.buffers) == max(na, nb)
 
 
-@pytest.mark.parametrize("name", dpoptax.filters.presets())
+QUICK_PRESETS = ("none", "doppler-second-order", "pmlf-cifar")
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK_PRESETS, dpoptax.filters.presets()))
 def test_bias_correction_makes_constants_pass(name):
     filt = dpoptax.filters.preset(name)
     xs = jnp.full((40, 2), 3.0)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,11 @@ from jax.experimental import checkify
 
 import dpoptax
 from dpoptax import _marks, information_flow, matrix, tables
+from dpoptax._noise import gaussian
+from dpoptax._random.keys import two_words
 from dpoptax.training.config import load_configs
 from dpoptax.training.run import planning
-from tests.helpers import covering
+from tests.helpers import covering, slow_but
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
@@ -30,9 +33,24 @@ def loss_fn(params, example):
     return jnp.sum((params - example) ** 2)
 
 
+def short_noise(tree, stddev, key):
+    return jax.tree.map(lambda leaf: leaf + stddev * two_words(key)[0], tree)
+
+
+def short_stage(**changes):
+    """Returns the Gaussian noise stage with noise of few operations, which is followed faster."""
+    tx = dpoptax.gaussian_noise(**NOISE | changes)
+
+    def update(updates, state, params=None):
+        with mock.patch.object(gaussian, "add_noise", short_noise):
+            return tx.update(updates, state, params)
+
+    return tx._replace(update=update)
+
+
 # Compiled, so that all tests share the traces.
 GRAD_FN = jax.jit(dpoptax.clipped_grad(loss_fn, CLIP))
-GAUSSIAN = dpoptax.gaussian_noise(**NOISE)
+GAUSSIAN = short_stage()
 GAUSSIAN = GAUSSIAN._replace(update=jax.jit(GAUSSIAN.update))
 
 
@@ -207,7 +225,7 @@ def test_the_table_names_the_line():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_noise_that_is_drawn_twice_hides_nothing(compiled):
-    tx = dpoptax.gaussian_noise(**NOISE)
+    tx = short_stage()
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
 
     def release(params, state, batch, mask):
@@ -312,7 +330,7 @@ def test_noise_that_is_drawn_twice_is_seen(step):
 @jax.jit
 def released_with(key, total, params):
     """Returns the release of a sum with the noise of a key; traced once for all tests."""
-    tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
+    tx = short_stage(key=key)
     return tx.update(total, tx.init(params))[0]
 
 
@@ -457,7 +475,17 @@ RUNS_OF_KEYS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS_OF_KEYS)
+# Each way to derive keys once: equal and different ones, in turns, side by side and by index.
+QUICK_RUNS_OF_KEYS = (
+    *("one of all, in turns", "one of all, side by side", "one of all, by index", "cloned"),
+    *("by equal numbers", "one of two", "changing places", "used before", "used and split on"),
+    *("split, and the same again", "split in two and in three", "split and folded in"),
+    *("by index, past the end", "by numbers that come again", "kept by chance", "by numbers up"),
+    *("split on", "unpacked", "split, in turns", "split, side by side", "by numbers", "by seeds"),
+)
+
+
+@pytest.mark.parametrize("run", slow_but(QUICK_RUNS_OF_KEYS, RUNS_OF_KEYS))
 def test_keys_of_an_array_are_different_where_that_is_known(run):
     run, again = RUNS_OF_KEYS[run]
     step = functools.partial(with_keys, run=run)
@@ -558,7 +586,7 @@ def test_noise_of_one_state_in_several_turns_of_a_loop_is_seen(loop, kept, again
 @pytest.mark.parametrize("again", [False, True])
 def test_two_stages_begun_in_a_step_have_keys_of_their_own(again):
     keys = KEY, jax.random.key(0 if again else 9)
-    chains = [dpoptax.gaussian_noise(**NOISE | {"key": key}) for key in keys]
+    chains = [short_stage(key=key) for key in keys]
 
     def step(params, batch, mask):
         grads = dpoptax.clipped_grad(loss_fn, CLIP)(
@@ -601,7 +629,7 @@ def test_runs_side_by_side_have_keys_of_their_own(folded, again):
 )
 def test_steps_after_loops_of_steps_go_on_from_their_state(generator, again):
     key = dpoptax.random_key_from_os(generator)
-    tx = dpoptax.gaussian_noise(**NOISE | {"key": key})
+    tx = short_stage(key=key)
     update = jax.jit(tx.update)
 
     def step(params, begun, batch, mask):
@@ -632,7 +660,7 @@ def test_noise_that_several_devices_draw_alike_is_seen(added, key, again):
     rows, grad_fn = jax.P("data"), dpoptax.clipped_grad(loss_fn, CLIP)
 
     def release(params, seed, batch, mask):
-        tx = dpoptax.gaussian_noise(**NOISE | {"key": jax.random.key(jnp.sum(seed))})
+        tx = short_stage(key=jax.random.key(jnp.sum(seed)))
         state = tx.init(params)
         grads = added(grad_fn(dpoptax.gradient_points(state, params), batch, mask))
         return tx.update(grads, state)[0][None]
@@ -716,7 +744,7 @@ def moved_by_derivatives(points, batch, mask):
 @pytest.mark.parametrize(
     "grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses, moved_by_derivatives]
 )
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("method", slow_but(("auto",), ("auto", "vmap")))
 def test_noise_does_not_cover_what_no_clip_bounds(grads, method, monkeypatch):
     made = dpoptax.clipped_grad
     monkeypatch.setattr(dpoptax, "clipped_grad", functools.partial(made, method=method))
@@ -847,7 +875,7 @@ def test_what_devices_add_up_joins_examples(grads):
 
 def rows_of(draw):
     """Returns the flow of a step that draws its batch from all data; `draw` indexes them."""
-    tx = dpoptax.gaussian_noise(**NOISE)
+    tx = short_stage()
     grad_fn = dpoptax.clipped_grad(lambda params, example: loss_fn(params, example[0]), CLIP)
 
     def step(params, state, t, indices, mask, data, labels):
@@ -892,7 +920,9 @@ def padded(make, of_mask):
     return flow_of(grads=grads)
 
 
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize(
+    "name", slow_but(("zeros below", "padded, then cut", "stacked in front"), PADDED)
+)
 def test_rows_beside_which_there_are_public_ones(name):
     flow = padded(PADDED[name], lambda mask: PADDED[name](mask).astype(bool))
     assert (flow.private, flow.joined) == ((), ())
@@ -910,7 +940,9 @@ def test_rows_that_are_padded_each_in_another_way():
     ).joined
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(
+    "name", slow_but(("indices", "in order", "one of two orders", "a permutation"), DRAWS)
+)
 def test_a_batch_that_is_looked_up_in_all_data(name):
     flow = rows_of(DRAWS[name])
     assert (flow.private, flow.joined) == ((), ())
@@ -1026,7 +1058,7 @@ def test_selected_rows_are_private_until_an_update_counts_them():
 
 
 def test_a_release_of_the_same_key_in_another_stage_counts_no_rows():
-    other = dpoptax.gaussian_noise(**NOISE)
+    other = short_stage()
 
     def step(state, batch, mask):
         rows = select(state, TABLE, batch, mask).rows
@@ -1055,6 +1087,7 @@ def test_rows_that_one_branch_counts_are_private_outside_of_it(always):
     assert bool(flow_of_rows(step).private) != always
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_rows_of_each_turn_of_a_loop_are_counted_in_it(late):
     def step(state, batch, mask):
@@ -1069,7 +1102,7 @@ def test_rows_of_each_turn_of_a_loop_are_counted_in_it(late):
 
 
 def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():
-    tx = optax.chain(dpoptax.gaussian_noise(**NOISE), optax.sgd(0.1))
+    tx = optax.chain(short_stage(), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
     data = jnp.ones((200, 3))
 
@@ -1143,7 +1176,7 @@ def test_an_argument_that_is_not_there_is_named():
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("digits/*.py"))
 
 
-QUICK_CONFIGS = ("adaptive_clip", "correlated_noise", "disk", "dp_sgd")
+QUICK_CONFIGS = ("dp_sgd",)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
 from dpoptax._information_flow.example_axes import LEADING_AXIS
 from dpoptax._information_flow.label_follower import LabelFollower
 from dpoptax._information_flow.labels import Content, Label
+from tests.helpers import slow_but
 
 ROWS = 6
 W = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
@@ -166,7 +167,13 @@ OF_ONE = {
 }
 
 
-@pytest.mark.parametrize("name", OF_ONE)
+QUICK = (
+    *("affine", "convolutions and pooling", "a table", "microbatches", "a loop over examples"),
+    *("axes moved about", "padded and put together", "a matrix for each"),
+)
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, OF_ONE))
 def test_rows_that_are_said_to_be_of_one_example_are(name):
     params, fn = OF_ONE[name]
     labels = labels_of(fn, *batch(), public=(params,))
@@ -390,7 +397,7 @@ def examples_at(rows, shape):
     return number
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 190), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 190), marks=pytest.mark.slow)])
 def test_random_programs_make_of_rows_what_is_said(seeds):
     """Reported rows of random programs are correct, and enough rows are reported."""
     kept = 0

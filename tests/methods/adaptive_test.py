@@ -70,14 +70,21 @@ def _same(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["none", "momentum", "doppler-second-order"])
-@pytest.mark.parametrize("stddev", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("name", "stddev"),
+    [
+        pytest.param(name, stddev, marks=[pytest.mark.slow] * (name != "momentum" or not stddev))
+        for name in ("none", "momentum", "doppler-second-order")
+        for stddev in (0.0, 0.05)
+    ],
+)
 def test_lp_adam_follows_algorithm_3(problem, name, stddev):
     filt = dpoptax.filters.preset(name)
     want = _oracle(problem, b=filt.b, a=filt.a, beta=0.1, eps=0.02, noise_variance=stddev**2)
     _same(_run(problem, dpoptax.lp_adam(ETA, *filt, b2=0.9, eps=0.02, stddev=stddev)), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [STEPS, 10])
 def test_lp_adam_is_a_base_of_galore(problem, interval):
     want = _oracle(problem, b=FILTER.b, a=FILTER.a, beta=0.1, eps=0.02, rank=2, interval=interval)
@@ -94,11 +101,13 @@ def test_lp_adam_is_a_base_of_galore(problem, interval):
     assert state.nu["b"].shape == (3,)
 
 
+@pytest.mark.slow
 def test_without_noise_adam_bc_is_adam(problem):
     ours = _run(problem, dpoptax.contrib.adam_bc(ETA, stddev=0.0))
     _same(ours, _run(problem, optax.adam(ETA, eps=1e-12)))
 
 
+@pytest.mark.slow
 def test_bias_correction_recovers_the_second_moment_of_the_signal():
     signal = jnp.geomspace(0.01, 1.0, 7)
     stddev = 0.3

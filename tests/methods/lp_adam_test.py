@@ -28,6 +28,7 @@ def test_with_adams_momentum_it_is_adam():
         np.testing.assert_allclose(a["w"], b["w"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_known_noise_is_taken_off():
     """White noise of the stated deviation does not leave a signal; the floor of v̂ divides it."""
     grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
@@ -41,6 +42,7 @@ def test_the_known_noise_is_taken_off():
     assert norms[1] > 1.5 * norms[0]
 
 
+@pytest.mark.slow
 def test_galore_goes_on_from_a_checkpoint(tmp_path):
     """The state has empty arrays instead of projections for vectors."""
     config = TrainConfig(

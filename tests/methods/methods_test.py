@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import dpoptax
+from tests.helpers import slow_but
 from tests.oracles import disk as disk_oracle
 from tests.oracles import doppler as doppler_oracle
 from tests.oracles import pmlf as pmlf_oracle
@@ -81,7 +82,10 @@ def _same(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["none", "momentum", "doppler-second-order", "doppler-f5"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(("doppler-second-order",), ("none", "momentum", "doppler-second-order", "doppler-f5")),
+)
 def test_doppler(problem, name):
     filt = dpoptax.filters.preset(name)
     arguments, noise = _oracle_arguments(problem)
@@ -92,7 +96,14 @@ def test_doppler(problem, name):
 
 
 @pytest.mark.parametrize(
-    ("kappa", "gamma"), [(0.7, 0.5), (0.7, 0.1), (0.9, 1.0), (0.5, -1.0), (0.3, 2.0)]
+    ("kappa", "gamma"),
+    [
+        (0.7, 0.5),
+        *(
+            pytest.param(*gains, marks=pytest.mark.slow)
+            for gains in ((0.7, 0.1), (0.9, 1.0), (0.5, -1.0), (0.3, 2.0))
+        ),
+    ],
 )
 def test_disk(problem, kappa, gamma):
     arguments, noise = _oracle_arguments(problem)
@@ -108,6 +119,7 @@ def test_disk(problem, kappa, gamma):
     _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(kappa), gamma)), want)
 
 
+@pytest.mark.slow
 def test_sat(problem):
     arguments, noise = _oracle_arguments(problem)
     want = sat_oracle.sat(*arguments, rho=0.3, eta=ETA, clip_norm=CLIP, noise=noise)
@@ -146,22 +158,34 @@ def test_disk_with_one_gradient(problem):
     assert len(dpoptax.gradient_points(dpoptax.disk(1.0, 0.5).init(1.0), 1.0).points) == 1
 
 
-def test_disk_with_the_exact_hessian(problem):
+@pytest.fixture(scope="module")
+def with_the_hessian(problem):
+    """Returns the iterates of DiSK with exact Hessian-vector products, by the oracle."""
     arguments, noise = _oracle_arguments(problem)
     product = jax.jit(lambda x, e, d: jax.jvp(lambda y: jax.grad(_loss)(y, e), (x,), (d,))[1])
-    want = disk_oracle.disk_hessian(
-        *arguments,
-        lambda x, e, d: np.asarray(product(x, e, d)),
-        kappa=0.6,
-        optimizer_update=disk_oracle.sgd(ETA),
-        clip_norm=CLIP,
-        noise=noise,
-    )
-    _same(_run(problem, dpoptax.disk(0.6, 0.0)), want)
-    _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(0.6), 0.0)), want)
-    np.testing.assert_allclose(_run(problem, dpoptax.disk(0.6, 1e-4)), want, atol=2e-3)
+    with jax.enable_x64(True):
+        return disk_oracle.disk_hessian(
+            *arguments,
+            lambda x, e, d: np.asarray(product(x, e, d)),
+            kappa=0.6,
+            optimizer_update=disk_oracle.sgd(ETA),
+            clip_norm=CLIP,
+            noise=noise,
+        )
 
 
+def test_disk_with_the_exact_hessian(problem, with_the_hessian):
+    _same(_run(problem, dpoptax.disk(0.6, 0.0)), with_the_hessian)
+
+
+@pytest.mark.slow
+def test_disk_near_the_exact_hessian(problem, with_the_hessian):
+    _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(0.6), 0.0)), with_the_hessian)
+    near = _run(problem, dpoptax.disk(0.6, 1e-4))
+    np.testing.assert_allclose(near, with_the_hessian, atol=2e-3)
+
+
+@pytest.mark.slow
 def test_disk_with_the_swapped_gain_is_another_filter(problem):
     default, swapped = (
         _run(problem, dpoptax.disk(0.7, 0.5, filter_gain=gain)) for gain in (None, 0.3)
@@ -175,6 +199,7 @@ def _noiseless(problem):
     return x0, u, v, 0.0 * noise
 
 
+@pytest.mark.slow
 def test_disk_without_noise_and_clipping_is_nesterov(problem):
     x0, u, v, noise = _noiseless(problem)
     u, v = np.broadcast_to(u[:1], u.shape), np.broadcast_to(v[:1], v.shape)  # one fixed objective
@@ -197,6 +222,7 @@ def test_disk_without_noise_and_clipping_is_nesterov(problem):
     _same(_run((x0, u, v, noise), dpoptax.disk(kappa, None), clip=1e6), want)
 
 
+@pytest.mark.slow
 def test_disk_that_looks_back_is_storm(problem):
     arguments, _ = _oracle_arguments(problem)
     want = disk_oracle.storm(*arguments, eta=ETA, alpha=0.6)
@@ -204,19 +230,15 @@ def test_disk_that_looks_back_is_storm(problem):
 
 
 PMLF = [(1, 0.5), (2, 0.1), (4, 0.9), (3, 1.0), (5, 0.0)]
+QUICK_PMLF = ((PMLF[2], "doppler-second-order"), (PMLF[3], "pmlf-cifar"))
 
 
 @pytest.mark.parametrize(
     ("length", "beta", "name"),
     [
-        *((*window, "doppler-second-order") for window in PMLF),
-        *((*PMLF[2], name) for name in ("none", "pmlf-cifar")),
-        *(
-            pytest.param(*window, name, marks=pytest.mark.slow)
-            for window in PMLF
-            for name in ("none", "pmlf-cifar")
-            if window != PMLF[2]
-        ),
+        pytest.param(*window, name, marks=[pytest.mark.slow] * ((window, name) not in QUICK_PMLF))
+        for window in PMLF
+        for name in ("doppler-second-order", "none", "pmlf-cifar")
     ],
 )
 def test_pmlf(problem, length, beta, name):
@@ -235,6 +257,7 @@ def test_pmlf(problem, length, beta, name):
     _same(_run(problem, dpoptax.pmlf(length, beta, *filt)), want)
 
 
+@pytest.mark.slow
 def test_pmlf_ablations_are_the_other_methods(problem):
     filt = dpoptax.filters.preset("doppler-first-order-1")
     doppler = _run(problem, dpoptax.doppler(*filt))
@@ -247,6 +270,7 @@ def test_pmlf_ablations_are_the_other_methods(problem):
         np.testing.assert_allclose(_run(problem, method), want, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_inner_outer_normalises_nothing(problem):
     x0, u, v, noise = problem
     k, beta, momentum = 3, 0.5, 0.8

@@ -88,7 +88,11 @@ METHODS = {
 ALL = {**NOISE, **METHODS}
 
 
-@pytest.fixture(params=ALL)
+# Programs of these transforms are compiled in quick tests: all noise stages, and a few methods.
+COMPILED = (*NOISE, "disk", "pmlf", "scale_by_lp_adam", "linear_map")
+
+
+@pytest.fixture(params=slow_but(COMPILED, ALL))
 def name(request):
     return request.param
 
@@ -128,9 +132,7 @@ def _compiled(name):
     return jax.jit(ALL[name]().update, donate_argnums=1)
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(["gaussian_noise", "correlated_noise", "disk", "doppler"], ALL)
-)
+@pytest.mark.parametrize("name", slow_but(["disk"], ALL))
 def test_jit_equals_eager(name):
     eager = _run(name, ALL[name]().update, _params())
     compiled = _run(name, _compiled(name), _params())
@@ -177,6 +179,7 @@ def test_init_starts_from_no_shared_buffer_and_survives_donation(name):
     jax.block_until_ready(params)
 
 
+@pytest.mark.parametrize("name", slow_but(COMPILED, ALL))
 def test_extra_arguments_pass_through_a_chain(name):
     tx = optax.chain(ALL[name](), optax.scale(2.0))
     params = _params()
@@ -206,7 +209,7 @@ def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path, checkpointer):
         assert dpoptax.ledgers(again[1]) == dpoptax.ledgers(after[1])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(("disk", "linear_map", "scale_by_lp_adam"), METHODS))
 def test_masked_trees(name):
     tx, params = METHODS[name](), _params()
     masked = optax.masked(tx, {"w": True, "b": [False]})
@@ -219,7 +222,7 @@ def test_masked_trees(name):
     dpoptax.gradient_points(state, params)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(COMPILED, METHODS))
 def test_linear_in_its_scale(name):
     """A method that silently rescaled gradients would shift every tuned learning rate."""
     if name.startswith("inner_outer"):

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import dpoptax
-from tests.helpers import floats
+from tests.helpers import floats, slow_but
 from tests.oracles import problem
 from tests.oracles import scale_then_privatize as oracle
 
@@ -57,7 +57,7 @@ def _run(options, each, shape, loss, clip_norm):
     return x0, batches, np.stack(iterates), drawn
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", slow_but(("noise taken off",), OPTIONS))
 def test_scales_of_entries_are_the_algorithms(name):
     options = OPTIONS[name]
     clip_norm = 3.0 if name == "published" else 0.5
@@ -80,6 +80,7 @@ def _matrix_gradient(x, example):
     return np.outer([1.0, -0.5], problem.gradient(np.array([1.0, -0.5]) @ x, example))
 
 
+@pytest.mark.slow
 def test_scales_of_sides_are_adafactors():
     x0, batches, got, noise = _run({}, "side", (2, 8), _matrix_loss, 0.5)
     want = oracle.scale_then_privatize(
@@ -140,7 +141,8 @@ def _after_noisy_steps(tx, strengths, stddev):
     return np.array([scales[k][0, 0] * s for k, s in strengths.items()])
 
 
-def test_layers_get_signals_of_one_size_where_the_noise_is_known():
+@pytest.mark.slow
+def test_layers_have_signals_of_equal_size_if_the_noise_is_known():
     strengths, stddev = {"a": 0.04, "b": 0.02, "c": 0.06}, 0.1
     options = {"each": "leaf", "eps": 1e-3, "b2": 0.99}
     equal = _after_noisy_steps(

@@ -238,6 +238,7 @@ class TestAgainstWhatIsKnown:
         run = {"noise_multiplier": sigma, "steps": steps, "delta": delta, "sampler": sampler}
         return accounting.epsilon(**run), accounting.epsilon(**run, accountant="monte_carlo")
 
+    @pytest.mark.slow
     def test_balls_in_bins_with_independent_noise(self):
         composed, drawn = self.prices(RandomAllocationSampler(100, 10, seed=0), 30, 1.0)
         # The proven bound exceeds the true value because of its grids.
@@ -307,12 +308,14 @@ class TestAgainstWhatIsKnown:
 class TestUse:
     PRICED = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=0))
 
+    @pytest.mark.slow
     def test_calibration_ends_with_what_is_then_spent(self):
         run = {"steps": 12, "delta": DELTA, "sampler": self.PRICED, "accountant": "monte_carlo"}
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
         spent = accounting.epsilon(noise_multiplier=sigma, **run)
         assert 0.98 * 2.0 < spent <= 2.0
 
+    @pytest.mark.slow
     def test_it_depends_on_no_seed_and_comes_out_the_same(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))

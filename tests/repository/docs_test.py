@@ -71,6 +71,7 @@ def test_a_page_that_prints_something_else_is_found():
         _run("```python\nprint(1)\n```\n\n```text\n2\n```\n", "planted")
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_readme_runs():
     blocks = _blocks((ROOT / "README.md").read_text("utf-8"))
     _run("\n".join(f"```{language}\n{body}\n```" for language, body in blocks), "README.md")

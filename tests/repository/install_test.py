@@ -85,6 +85,7 @@ def test_importing_the_package_imports_jax_and_optax_and_little_else():
     assert not any(f"dpoptax.{name}" in added for name in (*SUBMODULES, "training"))
 
 
+@pytest.mark.slow
 def test_submodules_are_imported_when_their_names_are_first_used():
     program = f"""
         import sys, dpoptax
@@ -100,6 +101,7 @@ def test_submodules_are_imported_when_their_names_are_first_used():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "most"),
     [
@@ -110,7 +112,7 @@ def test_submodules_are_imported_when_their_names_are_first_used():
         ("from dpoptax.cli.main import main; main(['train', '--help'])", 60),
     ],
 )
-def test_what_prices_and_trains_nothing_imports_neither_accounting_nor_models(program, most):
+def test_light_imports_load_neither_accounting_nor_models(program, most):
     whole = f"""
         import sys, json, dpoptax
         before = set(sys.modules)

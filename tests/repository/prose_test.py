@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import slow_but
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -57,7 +59,9 @@ def test_the_documents_read_like_english():
     _check([line for path in PAGES for line in _prose(path.read_text("utf-8"))], 1.0)
 
 
-@pytest.mark.parametrize("folder", ["dpoptax", "tests", "experiments", "benchmarks", "configs"])
+@pytest.mark.parametrize(
+    "folder", slow_but(("dpoptax",), ("dpoptax", "tests", "experiments", "benchmarks", "configs"))
+)
 def test_docstrings_and_comments_read_like_english(folder):
     paths = sorted((ROOT / folder).rglob("*.py"))
     _check([line for path in paths for line in _of_code(path.read_text("utf-8"))], 1.5)

@@ -30,8 +30,9 @@ def test_slow():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("JAX_COMPILATION_CACHE_DIR" not in os.environ, reason="run without a cache")
-def test_what_one_process_compiled_no_other_compiles_again():
+def test_processes_share_compiled_programs():
     assert jax.config.jax_compilation_cache_dir == os.environ["JAX_COMPILATION_CACHE_DIR"]
     number = int.from_bytes(os.urandom(2)) + 0.25  # a number that no earlier run of this test used
     command = [sys.executable, "-c", PROGRAM, str(number)]
@@ -43,6 +44,7 @@ def test_what_one_process_compiled_no_other_compiles_again():
     assert int(first[1]) < int(second[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "chosen"), [([], "test_quick"), (["-m", "slow"], "test_slow")], ids=str
 )

@@ -84,6 +84,7 @@ def test_a_run_keeps_and_evaluates_the_average():
     assert abs(of_average["test_loss"] - of_last["test_loss"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_can_be_averaged():
     plain = {"method": NonPrivate(), "epsilon": None}
     assert run(tiny(parameter_ema=0.9, **plain)).summary["test_loss"] > 0

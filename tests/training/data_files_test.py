@@ -139,6 +139,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
         load_published("cifar100", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_the_directory(tmp_path, capsys):
     config = tmp_path / "config.py"
     config.write_text(TRAIN_CONFIG)

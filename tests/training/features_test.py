@@ -15,7 +15,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import planning
 from dpoptax.training.search import trials
 from experiments.config import ExperimentConfig
-from experiments.data import features, scattering
+from experiments.data import dictionary, features, scattering
 from experiments.data.dictionary import Dictionary
 from experiments.data.published_data import load_published
 from experiments.data.scattering import Scattering
@@ -53,7 +53,11 @@ def refuse(*_):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "shape"), [(WANTED, (2, 2, 81)), (Dictionary(5, 3, 3), (3, 3, 10))]
+    ("wanted", "shape"),
+    [
+        (WANTED, (2, 2, 81)),
+        pytest.param(Dictionary(5, 3, 3), (3, 3, 10), marks=pytest.mark.slow),
+    ],
 )
 def test_features_are_kept_for_their_owner_and_found_again(
     folder, split, wanted, shape, monkeypatch
@@ -135,10 +139,12 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, mo
     assert len(list(folder.glob("*.npy"))) == 1
 
 
-@pytest.mark.parametrize("wanted", [WANTED, Dictionary(filters=20)])
-def test_an_example_more_changes_no_other_features(wanted):
+@pytest.mark.parametrize("wanted", [WANTED, Dictionary(filters=4, patch=3, grid=2)])
+def test_an_added_example_changes_no_other_features(wanted, monkeypatch):
     """Features of the other examples stay equal bit for bit, at any position."""
-    images = np.random.default_rng(0).normal(size=(300, 12, 11, 3)).astype(np.float32)
+    for name, size in (("_IMAGES", 100), ("_PATCHES", 2000), ("_SHAPES", 20)):
+        monkeypatch.setattr(dictionary, name, size)
+    images = np.random.default_rng(0).normal(size=(300, 8, 7, 3)).astype(np.float32)
     with_it = np.concatenate(list(features._parts(images, wanted)))
     without = np.concatenate(list(features._parts(images[1:], wanted)))
     np.testing.assert_array_equal(with_it[1:], without)
@@ -160,6 +166,7 @@ def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     assert sorted(found) == [1151, 1438]
 
 
+@pytest.mark.slow
 def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, monkeypatch):
     write_mnist(tmp_path)
     mnist = dataclasses.replace(CONFIG, dataset="mnist", batch_size=4)

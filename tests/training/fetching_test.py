@@ -258,6 +258,7 @@ def test_an_archive_is_read_where_it_was_put_by_hand(server, tmp_path):
         load_published("sst2", tmp_path / "data", reader)
 
 
+@pytest.mark.slow
 def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
     config, data = tmp_path / "config.py", tmp_path / "data"
     config.write_text(TRAIN_CONFIG)

@@ -135,6 +135,7 @@ def test_what_is_missing_is_said_before_anything_is_trained(folder, tmp_path):
         dataclasses.replace(config, sequence_length=1)
 
 
+@pytest.mark.slow
 def test_a_plan_needs_neither_data_nor_checkpoint():
     config = ExperimentConfig(
         dataset="sst2",

@@ -6,6 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Hashable
+from typing import Any
+from unittest import mock
 
 import grain
 import jax
@@ -50,11 +53,27 @@ def make_correlated_plan():
     )
 
 
+PROGRAMS: dict[Hashable, Any] = {}
+
+
 def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
-    """Fits without a progress bar."""
+    """Fits without a progress bar; equal runs share a program."""
     plan = make_plan() if plan is None else plan
     params = np.zeros(5) if params is None else params
-    return fit(loss_fn, params, data, plan, progress=False, **{"optimizer": ADAM} | options)
+    given, make = {"optimizer": ADAM} | options, course.make_program
+    names = ("optimizer", "clip", "has_aux", "microbatch_size")
+    parts = loss_fn, *map(given.get, names), "users" in given
+
+    def shared(step, args, *mesh):
+        # The types of the arguments contain the mechanism of the noise.
+        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
+        key = *parts, step.batch_size, tuple(leaves), structure
+        if key not in PROGRAMS:
+            PROGRAMS[key] = make(step, args, *mesh)
+        return PROGRAMS[key]
+
+    with mock.patch.object(course, "make_program", shared):
+        return fit(loss_fn, params, data, plan, progress=False, **given)
 
 
 def by_hand(grad_fn, params, optimizer=ADAM, options=lambda step, indices: {}):
@@ -118,6 +137,7 @@ def test_every_kind_of_data_gives_the_parameters_of_a_loop_by_hand(name, referen
     assert dpoptax.ledgers(result.opt_state)[0].releases == STEPS
 
 
+@pytest.mark.slow
 def test_several_points_and_microbatches():
     optimizer = optax.chain(dpoptax.disk(), optax.sgd(0.1))
     network = {"loss_fn": helpers.mlp_loss, "params": MLP}
@@ -132,9 +152,9 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
     def loss_fn(params, example, key, *, frozen):
         x, y = example
         kept = jax.random.bernoulli(key, 0.5, x.shape)
-        return helpers.mlp_loss(params, (x * kept * frozen["scale"], y)), kept
+        return linear_loss(params, (x * kept * frozen["scale"], y)), kept
 
-    given = {"has_aux": True, "clip": 0.7, "key": KEY, "params": MLP}
+    given = {"has_aux": True, "clip": 0.7, "key": KEY}
     result = quiet(loss_fn=loss_fn, frozen={"scale": scale}, **given)
     of_step = jax.random.fold_in(KEY, 2**32 - 1)
     grad_fn = dpoptax.clipped_grad(
@@ -142,7 +162,7 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
     )
     expected = by_hand(
         lambda *args, **options: grad_fn(*args, **options)[0],
-        MLP,
+        jnp.zeros(5),
         options=lambda step, ids: {"key": jax.random.fold_in(of_step, step), "ids": ids},
     )
     assert_same(result.params, expected)
@@ -197,6 +217,7 @@ def test_a_clip_that_follows_a_quantile():
         quiet(plan=make_correlated_plan(), clip=clip)
 
 
+@pytest.mark.slow
 def test_exact_noise_by_a_cipher_and_a_loss_with_a_key(tmp_path):
     """The key of the loss is another cipher key's, and neither is given again."""
 
@@ -261,7 +282,7 @@ class TestStops:
         assert_same(again.params, reference)
         assert again.history == result.history
 
-    @pytest.mark.parametrize("step", [1, 4])
+    @pytest.mark.parametrize("step", [1, pytest.param(4, marks=pytest.mark.slow)])
     def test_it_may_stop_at_any_step(self, step, tmp_path, reference):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, step, key=KEY, eval_every=1)
@@ -289,11 +310,13 @@ class TestStops:
         with pytest.raises(ValueError, match=message):
             self.run(stopped, **changes)
 
-    def test_steps_that_nobody_saw_may_be_taken_with_another_optimizer(self, tmp_path):
+    @pytest.mark.slow
+    def test_steps_that_were_not_shown_may_use_another_optimizer(self, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, 5, key=KEY)
         assert self.run(tmp_path, optimizer=optax.adam(2e-2)).steps == STEPS
 
+    @pytest.mark.slow
     def test_a_run_may_be_extended(self, tmp_path):
         self.run(tmp_path, plan=make_plan(steps=3), key=KEY)
         assert_same(self.run(tmp_path).params, quiet(key=KEY).params)
@@ -335,6 +358,7 @@ def test_no_step_exceeds_the_budget():
         quiet(budget=0.1)
 
 
+@pytest.mark.slow
 def test_records_go_to_lists_files_and_functions_alike(tmp_path):
     kept, called, params = [], [], jnp.zeros(5)
 
@@ -358,7 +382,8 @@ def test_records_go_to_lists_files_and_functions_alike(tmp_path):
     assert_same(kept[2], result.params)
 
 
-def test_the_bar_shows_epsilon_and_quick_runs_have_none(capsys, monkeypatch):
+@pytest.mark.slow
+def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
     for patience, shown in ((1e6, False), (0.0, True)):
         monkeypatch.setattr(fitting, "PATIENCE", patience)
         monkeypatch.setattr("dpoptax.training.run.phases.PATIENCE", patience or 1e6)

@@ -18,7 +18,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, accountant="rdp")
 
 
-def test_the_plan_is_what_the_run_becomes(tmp_path):
+def test_the_plan_is_what_the_run_becomes(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
     cost = plan_run(TINY, count_flops=False)
     summary = train_and_evaluate(TINY, tmp_path, progress=False).summary
     assert cost.epsilon == pytest.approx(summary["epsilon"])
@@ -40,6 +41,7 @@ def test_memory_is_that_of_the_states():
     assert pmlf.state_bytes == pytest.approx(2 * 4 * count, abs=100)  # two iterates, no filter
 
 
+@pytest.mark.slow
 def test_flops_grow_with_the_batch_whatever_the_microbatch():
     def flops(**changes):
         cost = plan_run(dataclasses.replace(TINY, method=NonPrivate(), **changes))
@@ -70,6 +72,7 @@ def test_the_compiled_step_tells_its_working_memory():
     assert 0 < small < large
 
 
+@pytest.mark.slow
 def test_a_large_epsilon_is_planned_by_rdp(capsys):
     # Charging e^12 times the probability of the default truncation used up δ, which raised an
     # error.
@@ -85,7 +88,8 @@ def test_what_is_not_proven_is_said():
     assert "ε" not in text("plain", plan_run(open_run))
 
 
-def test_what_an_attack_can_do_is_said():
+@pytest.mark.slow
+def test_a_plan_states_the_success_of_attacks():
     cost = plan_run(TINY, count_flops=False, attacks=True)
     found, mu = cost.attacks
     line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
@@ -99,6 +103,7 @@ def test_what_an_attack_can_do_is_said():
         assert plan_run(open_run, count_flops=False, attacks=True).attacks is None
 
 
+@pytest.mark.slow
 def test_a_paper_is_planned_without_its_data(capsys):
     row = f"{CONFIGS}/papers/pmlf/table_1_3.py:mnist/eps-8/cnn/dp_sgd"
     assert main(["plan", row, "--accountant", "rdp", "--delta", "1e-5"]) == 0
@@ -108,6 +113,7 @@ def test_a_paper_is_planned_without_its_data(capsys):
     assert "ε           8.000 at" in out or "ε           7.99" in out
 
 
+@pytest.mark.slow
 def test_several_configs_are_a_table(capsys):
     paths = [f"{CONFIGS}/digits/{name}.py" for name in ("non_private", "dp_sgd")]
     assert main(["plan", *paths]) == 0
@@ -130,6 +136,7 @@ def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
         assert (cost.num_params, cost.dataset_size, cost.steps) == (26_538, 1_438, row.steps)
 
 
+@pytest.mark.slow
 def test_several_runs_are_a_table(tmp_path, capsys):
     config = tmp_path / "two.py"
     config.write_text(
@@ -150,6 +157,7 @@ def test_several_runs_are_a_table(tmp_path, capsys):
     assert "3 of 3" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_published_size_is_that_of_the_config():
     config = load_config(f"{CONFIGS}/papers/disk/base.py:cifar100")
     cost = plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
@@ -178,6 +186,7 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
         assert shown in line
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_planned_says_why_and_leaves_the_others(tmp_path, capsys):
     path = tmp_path / "two.py"
     path.write_text(

@@ -122,7 +122,8 @@ def test_an_audit_attacks_them(own):
     assert not any(row.violated for row in rows)
 
 
-def test_metrics_of_ones_own(own, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_own_metrics(own, tmp_path, monkeypatch):
     """Any columns train, and the accuracy of an example is at most one."""
     inputs = np.linspace(0, 1, 180, dtype=np.float32).reshape(60, 3)
     split = {"inputs": inputs, "targets": inputs[:, :1] - 3}
@@ -139,6 +140,7 @@ def test_metrics_of_ones_own(own, tmp_path, monkeypatch):
     assert [name for name in lossy if name.startswith("test_")] == ["test_loss"]
 
 
+@pytest.mark.slow
 def test_a_comparison_needs_an_accuracy(own):
     config = dataclasses.replace(CONFIG, model=f"{own}:only_loss", seed=0)
     with (
@@ -148,14 +150,17 @@ def test_a_comparison_needs_an_accuracy(own):
         runner.run([trials.Trial(config)])
 
 
-def test_a_plan_counts_them(own):
+@pytest.mark.slow
+def test_a_plan_counts_the_parameters_of_own_models(own):
     cost = planning.plan_run(dataclasses.replace(CONFIG, model=f"{own}:lossy"))
     assert cost.num_params == 650
     assert cost.flops > 0
 
 
-def test_other_code_does_not_repeat_shown_steps(own, tmp_path):
-    changes = {"model": f"{own}:lossy", "eval_every": 1, "checkpoint_every": 4}
+def test_other_code_does_not_repeat_shown_steps(own, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+    changes = {"model": f"{own}:lossy", "method": DPSGD(), "steps": 2, "eval_every": 1}
+    changes["checkpoint_every"] = 4
     stopped = dataclasses.replace(CONFIG, **changes)
     train_and_evaluate(stopped, tmp_path / "run", progress=False)
     newest = max((tmp_path / "run" / "checkpoints").glob("[0-9]*"), key=lambda p: int(p.name))

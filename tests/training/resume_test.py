@@ -21,7 +21,7 @@ from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import resume
+from dpoptax.training.run import figures, resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.course import Course
@@ -37,8 +37,9 @@ class StoppedError(Exception):
 
 
 def run(workdir, stop_before=None, **changes):
-    """Runs all steps, or those before a given step."""
+    """Runs all steps, or those before a given step, without drawing a figure."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "plot_run", lambda *_: None)
         if stop_before is not None:
             advance, count = Course.advance, iter(range(stop_before))
 
@@ -285,7 +286,7 @@ def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
     assert outcome(result) == outcome(run(tmp_path / "again", seed=seed))
 
 
-def test_a_seed_that_was_given_does_not_become_one_that_nobody_knows(tmp_path, undisturbed):
+def test_a_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
     assert undisturbed[0].summary["assumed_secret"] == ["config.seed"]
     again = run(undisturbed[1], seed=None)
     assert outcome(again) == outcome(undisturbed[0])
@@ -321,6 +322,7 @@ def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, fie
         run(undisturbed[1], **{field: value})
 
 
+@pytest.mark.slow
 def test_other_steps_are_refused_where_the_schedule_was_made_for_them(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, schedule="linear")

@@ -80,6 +80,7 @@ def test_errors_come_in_the_order_of_the_run(tmp_path, changes, message):
             loop.train_and_evaluate(config, tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 def test_initial_parameters_of_one_program_are_those_of_each_operation():
     model = dataclasses.replace(CONFIG, model="cnn").build_model(10)
     inputs, key = np.ones((8, 8, 1), np.float32), jax.random.key(3)
@@ -102,14 +103,15 @@ class TestSummary:
         assert whole - 1 < sum(seconds.values()) <= whole
         assert 0 < summary["first_step_seconds"] < whole
 
-    def test_what_is_shown_is_never_below_what_was_spent(self):
-        config = dataclasses.replace(CONFIG, steps=12, eval_every=1, accountant="pld")
-        plan = make_plan(config, 1438)
+    def test_shown_epsilon_is_never_below_the_spent_one(self):
+        given = {"noise_multiplier": 6.0, "steps": 12, "eval_every": 1, "accountant": "pld"}
+        plan = make_plan(dataclasses.replace(CONFIG, **given), 1438)
         shown = plan.bounds(evaluated_steps(1, 12))
         assert list(shown) == list(range(13))
         assert all(shown[n] >= plan.epsilon(n) for n in (0, 1, 5, 11))
         assert shown[12] == plan.epsilon(12)
 
+    @pytest.mark.slow
     def test_evaluations_ask_for_no_accounting(self):
         config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
         dataset = load_dataset("digits")

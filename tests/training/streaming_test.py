@@ -37,6 +37,7 @@ def test_reading_takes_the_records_of_the_sample_from_arrays_files_and_sources(f
     assert not isinstance(streaming.read(mapped, indices)["inputs"], np.memmap)
 
 
+@pytest.mark.slow
 def test_a_streamed_run_is_the_resident_one_bit_for_bit(files):
     config = TrainConfig(
         steps=3, seed=0, batch_size=32, model="linear", accountant="rdp", eval_every=3

@@ -282,6 +282,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
     assert results.result == expected.result
 
 
+@pytest.mark.slow
 def test_public_scores_are_exact_and_random_numbers_of_trials_cost_less(tmp_path):
     _, _, fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)
     _, _, public = prepare(CONFIGS, sweep(tmp_path, held_out="public", trials=30), 0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from dpoptax import accounting
+from dpoptax import accounting, sampling
 from dpoptax.training import bars as training_bars
 from dpoptax.training import loop, models
 from dpoptax.training.config import TrainConfig
@@ -20,7 +20,7 @@ from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
-from dpoptax.training.run import course, step
+from dpoptax.training.run import course, figures, step
 from dpoptax.training.run.figures import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
@@ -241,8 +241,9 @@ def test_without_a_seed_every_run_is_fresh_and_no_file_holds_the_seed():
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_summary_with_a_seed_is_for_the_owner_alone(tmp_path, seed):
+def test_only_the_owner_can_read_a_summary_with_a_seed(tmp_path, seed, monkeypatch):
     """The summary is readable by the owner only, because its seed reproduces the noise."""
+    monkeypatch.setattr(figures, "plot_run", lambda *_: None)
     train_and_evaluate(tiny(seed=seed), tmp_path, progress=False)
     others = (tmp_path / "summary.json").stat().st_mode & 0o077
     assert (others == 0) == (seed is not None)
@@ -303,7 +304,8 @@ def test_non_private_run_claims_nothing():
     assert {record["epsilon"] for record in result.history} == {None}
 
 
-def test_without_noise_and_with_a_wide_clip_the_private_loop_is_the_plain_one():
+@pytest.mark.slow
+def test_private_loop_without_noise_and_with_a_wide_clip_is_the_plain_one():
     private = run(tiny(noise_multiplier=0.0, epsilon=None, l2_clip_norm=1e4))
     assert_trees_close(private.params, run(tiny(method=NonPrivate())).params)
     assert private.summary["private"] is False  # without noise nothing is claimed
@@ -354,10 +356,16 @@ def test_cnn_runs():
 
 
 def test_fixed_size_sampling_is_accounted_as_such():
-    poisson, fixed = (make_plan(tiny(sampling=name), 1438) for name in ("poisson", "fixed_size"))
+    given = {"noise_multiplier": 3.0, "epsilon": None}
+    poisson, fixed = (
+        make_plan(tiny(sampling=name, **given), 1438) for name in ("poisson", "fixed_size")
+    )
     assert fixed.sampler.neighboring_relation == "replace-one"
-    assert fixed.noise_multiplier > poisson.noise_multiplier
-    assert 0.99 * TINY.epsilon < fixed.epsilon(4) <= TINY.epsilon
+    assert fixed.epsilon(4) > poisson.epsilon(4)
+    run = {"noise_multiplier": 3.0, "steps": 4, "delta": TINY.delta, "accountant": "rdp"}
+    assert fixed.epsilon(4) == accounting.epsilon(
+        sampler=sampling.FixedSizeSampler(1438, 64, seed=0), **run
+    )
 
 
 def test_shuffled_batches_train_without_privacy_only():
@@ -441,6 +449,7 @@ def test_a_bad_field_is_an_error_that_names_it(changes, message):
         tiny(**changes)
 
 
+@pytest.mark.slow
 def test_data_sets_and_models_of_ones_own(monkeypatch):
     monkeypatch.setattr(data, "DATASETS", dict(data.DATASETS))
     monkeypatch.setattr(models, "MODELS", dict(models.MODELS))

@@ -159,6 +159,7 @@ def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, gener
     assert not np.array_equal(drawn.rows, other)
 
 
+@pytest.mark.slow
 def test_a_plan_is_in_users():
     cost = plan_run(config_of_users(**OWNED))
     assert cost.dataset_size == len(set(MADE_UP))
