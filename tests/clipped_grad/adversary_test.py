@@ -442,18 +442,16 @@ def _layered(params, example):
     return jnp.sum(hidden * d) + jnp.sum(rows * x[:4, :3] * d[:4])
 
 
+_OPTIONS = {"auto": {}, "vmap": {"method": "vmap"}, "bfloat16": {"precision": "bfloat16"}}
+
+
 @pytest.mark.parametrize(
     ("options", "weights"),
-    helpers.covering(
-        {
-            "auto": {},
-            "vmap": {"method": "vmap"},
-            "bfloat16": {"precision": "bfloat16"},
-            "microbatches": {"microbatch_size": 3},
-        },
-        [(1.0,), (43.0, -42.0)],
-        strength=1,
-    ),
+    [
+        *helpers.covering(_OPTIONS, [(43.0, -42.0), (1.0,)], strength=1),
+        pytest.param({"microbatch_size": 3}, (43.0, -42.0), marks=pytest.mark.slow),
+        pytest.param({"microbatch_size": 3}, (1.0,), marks=pytest.mark.slow),
+    ],
 )
 def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
     """Checks bounds from 2^-60 to 2^29, each with a geometry that reaches its bound."""
@@ -545,7 +543,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
 @pytest.mark.parametrize(
     ("program", "points"),
     [
-        ("standardised", "near, large weights"),
+        pytest.param("standardised", "near, large weights", marks=pytest.mark.slow),
         pytest.param("standardised, squared", "opposite", marks=pytest.mark.slow),
         ("merged, squared", "all but opposite"),
     ],
@@ -655,7 +653,7 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
     assert set(found) == {"reduce_precision"}
 
 
-@pytest.mark.parametrize("bits", [7, 10])
+@pytest.mark.parametrize("bits", [7, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
     """Shows that the test above is needed, with bfloat16 passes and TF32 emulated."""
     exact = factor_products.contract

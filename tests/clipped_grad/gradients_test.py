@@ -15,6 +15,7 @@ from tests import helpers
 pytestmark = pytest.mark.usefixtures("no_room")
 
 CLIP = dpoptax.l2_clip(0.5)
+QUICK = {(3, 2, "auto"), (None, 1, "vmap")}
 
 
 @functools.cache
@@ -50,16 +51,13 @@ def _points(count):
 
 
 @pytest.mark.parametrize(
-    ("microbatch_size", "count"),
+    ("microbatch_size", "count", "method"),
     [
-        *((None, 1), (3, 2)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((1, 1), (5, 3), (8, 1), (10, 2), (100, 3))
-        ),
+        pytest.param(*case, method, marks=[pytest.mark.slow] * ((*case, method) not in QUICK))
+        for case in ((None, 1), (3, 2), (1, 1), (5, 3), (8, 1), (10, 2), (100, 3))
+        for method in ("auto", "vmap")
     ],
 )
-@pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_equals_the_loop(microbatch_size, count, method):
     points, batch = _points(count), helpers.mlp_batch(0, 10)
     mask = np.arange(10) % 3 != 1
@@ -189,6 +187,7 @@ def test_auxiliary_outputs_are_per_example_and_from_the_first_point(microbatch_s
     np.testing.assert_array_equal(aux["label"], batch[1])
 
 
+@pytest.mark.slow
 def test_tangent_adds_a_hessian_vector_product():
     params, tangent = helpers.mlp_params(0), helpers.mlp_params(1)
     batch = helpers.mlp_batch(4, 5)
@@ -277,9 +276,9 @@ def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got(me
     assert "{'x': (2, 3)}" in note
 
 
-@pytest.mark.parametrize(
-    ("microbatch_size", "method"), helpers.covering([None, 6], ["auto", "vmap"], strength=1)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("microbatch_size", [None, 6])
 def test_dropped_examples_are_counted(method, microbatch_size):
     """The count reveals that a loss scaled by 2¹³ in float16 drops most of the batch."""
     size, scale = 16, 2.0**13
@@ -324,7 +323,7 @@ def test_parameters_are_the_points_of_plain_gradients(method):
     assert str(plain) == str(at_points)
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
 def test_losses_are_returned_next_to_the_sum(method):
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
     mask = jnp.arange(6) < 5

@@ -29,7 +29,9 @@ def _chain(learning_rate=0.5):
     )
 
 
-GRAD_FN = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0), microbatch_size=4)
+GRAD_FN = dpoptax.clipped_grad(
+    helpers.mlp_loss, dpoptax.l2_clip(1.0), microbatch_size=4, method="vmap"
+)
 
 
 def _step(tx, params, state):

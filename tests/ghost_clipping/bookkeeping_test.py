@@ -24,9 +24,13 @@ FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # These networks have the rules and structure of others.
 COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
-    *("transformer", "tied_embeddings"),  # below, in micro-batches and at any magnitude
+    *("transformer", "tied_embeddings"),  # attention in adversary_test's models
     *("lstm", "scanned_layers"),  # nested_scans covers their steps
     *("convolution_over_time", "mlp"),  # odd_convolutions, and mlp at other numbers of points
+    "lookups",  # lookups_test
+    "weight_standardisation",  # pulling_test, and a standardized kernel in adversary_test
+    "dropout",  # keys of examples in gradients_test
+    "tokens_beside",  # adversary_test
     "lora",  # merged into a kernel in pulling_test, and in language_models_test
 }
 # Compilation dominates the time of these tests.
@@ -115,17 +119,15 @@ def test_equals_per_example_gradients_at_two_points(name):
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, 2), _batch(network)))
 
 
-# `test_every_clip` is quick at one point.
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("name", slow_but(("mlp",), FEW))
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", FEW)
 def test_equals_per_example_gradients_at_one_point_and_at_four(name, count):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(("lookups",), [*FEW, "weight_standardisation", "lookups"])
-)
+@pytest.mark.parametrize("name", slow_but(("mlp",), [*FEW, "weight_standardisation", "lookups"]))
 def test_equals_per_example_gradients_with_a_hessian_vector_product(name):
     network = NETWORKS[name]
     points = points_of(network, 1, tangent=True)
@@ -158,13 +160,15 @@ CLIPS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("automatic", "of each kind"), CLIPS))
+@pytest.mark.parametrize("name", slow_but(("of each kind",), CLIPS))
 def test_every_clip(name):
     network = NETWORKS["mlp"]
     close(*both(network, CLIPS[name], points_of(network, 1), _batch(network)))
 
 
-@pytest.mark.parametrize("name", slow_but(("odd_convolutions",), FEW[1:3]))
+# adversary_test has examples that reach the bound.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW[1:3])
 def test_one_normalised_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)
@@ -195,8 +199,13 @@ AUTO_V = dpoptax.automatic_clip(0.3, gamma=0.0)
 
 @pytest.mark.parametrize(
     ("name", "clip"),
-    [("tied_embeddings", AUTO_V), ("mlp", dpoptax.per_layer_clip(AUTO_V))],
-    ids=["flat", "layers"],
+    [
+        ("mlp", AUTO_V),
+        ("mlp", dpoptax.per_layer_clip(AUTO_V)),
+        pytest.param("tied_embeddings", AUTO_V, marks=pytest.mark.slow),
+        pytest.param("tied_embeddings", dpoptax.per_layer_clip(AUTO_V), marks=pytest.mark.slow),
+    ],
+    ids=["flat", "layers", "flat-tied", "layers-tied"],
 )
 def test_gradients_of_any_magnitude(name, clip):
     network = NETWORKS[name]
@@ -316,6 +325,7 @@ def test_low_precision_parameters(name):
     close(got, want, tolerance=3e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "vit")))
 def test_double_precision(name):
     with jax.enable_x64(True):

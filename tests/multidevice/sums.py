@@ -109,6 +109,7 @@ def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
     assert_close(total, conv_want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_record_has_its_own_key_on_every_device(kind):
     """Keys depend on the record, and the seal fits the sum that leaves the devices."""
@@ -292,7 +293,7 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
 
 
 @pytest.mark.usefixtures("no_room")
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_sums_of_many_devices_are_added_in_whole_numbers(split, batch, want, monkeypatch):
     monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
     mesh = make_mesh((8,), ("data",), KINDS[0])

@@ -299,15 +299,12 @@ for state in states:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(
-            (IMPORT["flax"], IMPORT["dpoptax"], STATE, ROUND_TRIP), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            (IMPORT["dpoptax"], IMPORT["flax"], STATE, ROUND_TRIP), marks=pytest.mark.slow
-        ),
+        (IMPORT["flax"], IMPORT["dpoptax"], STATE, ROUND_TRIP),
+        (IMPORT["dpoptax"], IMPORT["flax"], STATE, ROUND_TRIP),
         (IMPORT["dpoptax"], STATE, IMPORT["flax"], "chains[0].init(jnp.zeros(3))", ROUND_TRIP),
     ],
     ids=["flax first", "dpoptax first", "flax after the states"],

@@ -12,6 +12,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax._random import chacha20, keys
+from tests.helpers import slow_but
 
 CLIP = dpoptax.l2_clip(0.5)
 KEY = jnp.arange(8, dtype=jnp.uint32) * np.uint32(0x9E3779B9)
@@ -88,17 +89,19 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
     total = dpoptax.extend.trust_clipped(params, CLIP)
     with jax.disable_jit():
         state = tx.init(params)
-        for _ in range(3):
+        for _ in range(2):
             _, state = tx.update(total, state, params)
     noise = [place for place in seen if place[2] == 2]
-    assert len(noise) == len(set(noise)) == 3 * 7
-    assert len({key for key, *_ in noise}) == 3 * 2
+    assert len(noise) == len(set(noise)) == 2 * 7
+    assert len({key for key, *_ in noise}) == 2 * 2
     # Each key has one use: deriving keys, or noise.
     uses = {(key, use) for key, _, use, *_ in seen}
     assert len(uses) == len({key for key, _ in uses})
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize(
+    "name", slow_but(("floating point", "redrawn", "correlated, fixed point"), STAGES)
+)
 def test_every_stage_takes_a_key_of_the_system(name):
     tx = STAGES[name](dpoptax.random_key_from_os("chacha20"))
     params = {"a": jnp.zeros((58, 50))}
