@@ -84,10 +84,10 @@ def test_norms_of_uses_of_one_parameter_are_added(no_room):
 
 
 def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
-    params, batch = make_untied()
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
 
     def loss(params, example, key):
-        value = untied(params, example)
+        value = helpers.mlp_loss(params, example)
         return value * jax.random.uniform(key), key
 
     key, ids = jax.random.key(0), np.arange(EXAMPLES) + 7
@@ -97,7 +97,8 @@ def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
     _, (values, keys) = jax.jit(grad_fn)(params, batch, key=key, ids=ids)
     want = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
     np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(want))
-    losses = jax.vmap(untied, (None, 0))(params, batch) * jax.vmap(jax.random.uniform)(want)
+    losses = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(params, batch)
+    losses *= jax.vmap(jax.random.uniform)(want)
     np.testing.assert_allclose(values, losses, rtol=1e-5)
 
 
@@ -139,11 +140,10 @@ def test_the_bound_does_not_need_equal_turns(limited, monkeypatch):
 
 
 def test_an_example_that_is_not_finite_adds_zero():
-    params, (tokens, targets) = make_untied()
-    grad_fn = jax.jit(dpoptax.clipped_grad(untied, BOUND, method="recompute"))
-    want = grad_fn(params, (tokens, targets), np.arange(EXAMPLES) != 3).sum
-    targets = targets.at[3].set(jnp.inf)
-    found = grad_fn(params, (tokens, targets), np.ones(EXAMPLES, bool)).sum
+    params, (x, y) = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
+    grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, BOUND, method="recompute"))
+    want = grad_fn(params, (x, y), np.arange(EXAMPLES) != 3).sum
+    found = grad_fn(params, (x.at[3].set(jnp.inf), y), np.ones(EXAMPLES, bool)).sum
     jax.tree.map(np.testing.assert_array_equal, found, want)
 
 

@@ -168,7 +168,7 @@ def test_steps_have_different_keys():
 def _train_with_key_checker(tx):
     """Takes three steps with donation; JAX's checker raises if a key is used twice."""
     params, batch = helpers.mlp_params(1), helpers.mlp_batch(0, 4)
-    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP, method="vmap")
 
     def step(params, opt_state):
         grads = grad_fn(dpoptax.gradient_points(opt_state, params), batch)
