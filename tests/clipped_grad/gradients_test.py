@@ -187,7 +187,6 @@ def test_auxiliary_outputs_are_per_example_and_from_the_first_point(microbatch_s
     np.testing.assert_array_equal(aux["label"], batch[1])
 
 
-@pytest.mark.slow
 def test_tangent_adds_a_hessian_vector_product():
     params, tangent = helpers.mlp_params(0), helpers.mlp_params(1)
     batch = helpers.mlp_batch(4, 5)
@@ -202,6 +201,7 @@ def test_tangent_adds_a_hessian_vector_product():
     _close(got, jax.tree.map(np.add, gradient, product))
 
 
+@pytest.mark.slow
 def test_a_number_stands_for_an_l2_clip():
     options = {"noise_multiplier": 1.0, "batch_size": 2, "key": jax.random.key(0)}
     clip, points = dpoptax.l2_clip(2.0), dpoptax.gradient_points((), jnp.zeros(2))

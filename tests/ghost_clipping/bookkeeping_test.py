@@ -325,7 +325,6 @@ def test_low_precision_parameters(name):
     close(got, want, tolerance=3e-2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "vit")))
 def test_double_precision(name):
     with jax.enable_x64(True):
@@ -337,6 +336,7 @@ def test_double_precision(name):
         close(*both(network, dpoptax.l2_clip(0.3), points, (floats(x, jnp.float64), y)))
 
 
+@pytest.mark.slow
 def test_auxiliary_outputs_and_microbatches():
     network = NETWORKS["mlp"]
 

@@ -109,7 +109,6 @@ def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
     assert_close(total, conv_want)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_record_has_its_own_key_on_every_device(kind):
     """Keys depend on the record, and the seal fits the sum that leaves the devices."""
@@ -131,6 +130,7 @@ def test_a_record_has_its_own_key_on_every_device(kind):
     assert_close(other.sum, alone.sum)
 
 
+@pytest.mark.slow
 def test_auxiliary_outputs_stay_with_their_examples(batch):
     def with_aux(params, example):
         loss = conv_loss(params, example)

@@ -133,7 +133,6 @@ def test_no_example_adds_more_than_one_in_gradient_and_count_together(threshold)
     np.testing.assert_array_equal(totals.count > 0, exact)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_non_finite_and_masked_examples_are_not_counted(bad):
     clip = dpoptax.adaptive_clip(0.1)
@@ -143,6 +142,7 @@ def test_non_finite_and_masked_examples_are_not_counted(bad):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
 
 
+@pytest.mark.slow
 def test_a_training_loop_moves_a_hopeless_threshold():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 32)
     clip = dpoptax.adaptive_clip(1e-6, learning_rate=0.5)
