@@ -62,9 +62,10 @@ def test_bits_are_those_of_each_array_alone(noise, key):
 @pytest.mark.parametrize("most", [0, 2**30], ids=["by numbers", "by pairs"])
 def test_bits_are_those_of_the_leafs_own_key(most, monkeypatch):
     monkeypatch.setattr(box_muller, "_MAX_PAIRED_SIZE", most)
-    keys = split(KEYS["threefry"], len(SMALL))
-    drawn = jax.jit(lambda *given: NOISES["normal"](*given))(_zeros(SMALL), KEYS["threefry"])
-    for key, shape, got in zip(keys, SMALL, drawn, strict=True):
+    shapes = SMALL[1::2]  # the other half is drawn alone in the test above
+    keys = split(KEYS["threefry"], len(shapes))
+    drawn = jax.jit(lambda *given: NOISES["normal"](*given))(_zeros(shapes), KEYS["threefry"])
+    for key, shape, got in zip(keys, shapes, drawn, strict=True):
         assert same_bits(got, box_muller.normal(key, shape)), shape
 
 
