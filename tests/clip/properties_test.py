@@ -144,7 +144,7 @@ def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, k
 @pytest.mark.parametrize("name", ["l2", "AUTO-V", "per leaf", "AUTO-V per leaf", "hyperspherical"])
 @hostile
 @given(draw=st.tuples(exponents, spreads, specials, seeds))
-def test_what_is_masked_adds_nothing(name, draw):
+def test_masked_examples_add_nothing(name, draw):
     grads = _values(QUICK[name, "float32"], np.float32, draw)
     nothing = _summed(name)(grads, np.zeros(EXAMPLES, bool))
     assert all((np.asarray(leaf) == 0).all() for leaf in nothing)

@@ -375,7 +375,7 @@ def test_every_noise_stage_refuses_and_stays_refused(make):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
-def test_every_bit_of_every_dtype_is_under_the_seal(dtype):
+def test_the_seal_covers_every_bit_of_every_dtype(dtype):
     with jax.enable_x64(dtype == "float64"):
         rng = np.random.default_rng(0)
         values = helpers.floats(rng.normal(size=(3, 4)), jnp.dtype(dtype))

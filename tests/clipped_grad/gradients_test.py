@@ -116,7 +116,7 @@ def _noisy_loss(params, example, key):
     return helpers.mlp_loss(params, (jnp.where(keep, 2 * x, 0), y))
 
 
-def test_examples_have_keys_of_their_own_whatever_the_microbatch():
+def test_keys_do_not_depend_on_the_microbatch_size():
     points, batch = _points(2), helpers.mlp_batch(2, 6)
     key = jax.random.key(7)
     keys = [jax.random.fold_in(key, i) for i in range(6)]
@@ -127,7 +127,7 @@ def test_examples_have_keys_of_their_own_whatever_the_microbatch():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_record_has_its_own_key_wherever_it_stands_in_the_batch(method):
+def test_keys_do_not_depend_on_the_place_in_the_batch(method):
     """Adding a record moves the sum by its clipped gradient and keeps the keys of others."""
     points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
     ids = np.array([3, 8, 20, 21, 40, 70])
@@ -324,7 +324,7 @@ def test_parameters_are_the_points_of_plain_gradients(method):
 
 
 @pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
-def test_losses_are_returned_next_to_the_sum(method):
+def test_returned_losses(method):
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
     mask = jnp.arange(6) < 5
     losses = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(params, batch)

@@ -238,7 +238,7 @@ def test_a_module_that_changes_its_own_state_is_told_what_to_take_instead(layer)
 
 
 @pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
-def test_an_nnx_model_that_was_made_with_rngs_is_reseeded_in_the_loss(method):
+def test_nnx_model_is_reseeded_in_the_loss(method):
     """Each record derives its dropout mask from its own key, as the guide recommends."""
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))

@@ -142,7 +142,7 @@ def test_lookups_equal_per_example_gradients(kind):
     close(*both(Network(_loss(reads), None, None), dpoptax.normalized_clip(0.5), points, _IDS))
 
 
-def test_one_example_moves_the_sum_by_the_bound_at_most():
+def test_one_example_moves_the_sum_by_at_most_the_bound():
     names = ("columns", "three columns, once", "stacked tables, two rows at once")
 
     def loss(tables, ids):

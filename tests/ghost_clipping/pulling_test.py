@@ -348,7 +348,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
 
 @pytest.mark.parametrize("differences", [False, True])
-def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
+def test_norm_bound_of_points_that_cancel(differences):
     """Checks two points, each with its own scale, whose products and terms almost cancel."""
     rng = np.random.default_rng(0)
 

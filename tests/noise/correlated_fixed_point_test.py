@@ -166,7 +166,7 @@ def test_sums_of_integers_get_the_same_noise():
         mean(2 * step)
 
 
-def test_it_costs_what_it_costs_in_floating_point():
+def test_price_equals_that_in_floating_point():
     sampler = matrix.CyclicPoissonSampler(1000, 8, seed=0, cycle_length=4)
     total, spent = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), []
     for clip in (None, CLIP):

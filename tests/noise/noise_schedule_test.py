@@ -164,7 +164,7 @@ def test_many_phases_that_hide_nothing_together_have_no_epsilon():
     assert event_epsilon(little, DELTA) == np.inf
 
 
-def test_stages_on_the_same_batches_are_one_release_a_batch():
+def test_stages_on_the_same_batches_are_priced_as_one_release():
     state = after(STAGE, 6), after(stage(1.5, key=jax.random.key(1)), 4)
     both = lambda sigma: (sigma**-2 + 1.5**-2) ** -0.5  # noqa: E731
     parts = (both(1.9), 3), (both(1.1), 1), (1.1, 1), (1.5, 1)

@@ -202,7 +202,7 @@ def _middle_norm(network, points, batch):
     return float(norms[2:4].mean())
 
 
-def test_ghost_clipping_counts_extreme_and_broken_examples_as_the_reference_does():
+def test_extreme_and_non_finite_examples_are_counted():
     clip = dpoptax.adaptive_clip(0.1, count_share=0.5)
     params = helpers.mlp_params(0)
     x, y = helpers.mlp_batch(0, 6)
@@ -302,7 +302,7 @@ def test_bad_arguments(change, message):
         dpoptax.adaptive_clip(**{"initial_l2_clip_norm": 0.1, **change})
 
 
-def test_in_fixed_point_what_is_released_is_on_a_grid():
+def test_fixed_point_releases_are_on_a_grid():
     clip = dpoptax.adaptive_clip(0.5, count_share=0.04)
     release = {"noise_multiplier": 1.5, "batch_size": 4.0}
     step = dpoptax.extend.fixed_point_grid(clip, **release)

@@ -102,7 +102,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
 @pytest.mark.parametrize(
     "name", slow_but(("floating point", "redrawn", "correlated, fixed point"), STAGES)
 )
-def test_every_stage_takes_a_key_of_the_system(name):
+def test_every_stage_accepts_a_system_key(name):
     tx = STAGES[name](dpoptax.random_key_from_os("chacha20"))
     params = {"a": jnp.zeros((58, 50))}
     total = dpoptax.extend.trust_clipped(params, CLIP)

@@ -94,7 +94,7 @@ def test_what_is_no_key_is_refused(name, wrong, message):
 
 # An audit takes seconds to compile, and checks keys as the others do.
 @pytest.mark.parametrize("name", slow_but(TAKERS.keys() - {"audit"}, TAKERS))
-def test_a_legacy_key_is_the_typed_one(name):
+def test_legacy_keys_equal_typed_keys(name):
     want = TAKERS[name](KEY)
     for legacy in (jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3))):
         np.testing.assert_array_equal(TAKERS[name](legacy), want)

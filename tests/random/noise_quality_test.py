@@ -206,7 +206,7 @@ def test_no_key_is_used_twice(fixed_point, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_restarted_run_draws_what_it_would_have_drawn(stage):
+def test_a_restarted_run_draws_the_same_noise(stage):
     tx, total = _noise(**STAGES[stage]), jnp.zeros(1_000)
     whole = _release(tx, total, steps=4)
     state, update = tx.init(total), jax.jit(tx.update)

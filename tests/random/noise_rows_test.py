@@ -49,7 +49,7 @@ def _zeros(shapes):
         pytest.param("integers", "chacha20", marks=pytest.mark.slow),
     ],
 )
-def test_bits_are_those_of_each_array_alone(noise, key):
+def test_bits_equal_those_of_separate_draws(noise, key):
     """Bits agree with draws outside of jit, where each leaf is drawn separately."""
     every = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
     shapes = [*SMALL[::2], *ALONE[:3]] if every else [(7, 5), (129,), ALONE[0]]
@@ -60,7 +60,7 @@ def test_bits_are_those_of_each_array_alone(noise, key):
 
 
 @pytest.mark.parametrize("most", [0, 2**30], ids=["by numbers", "by pairs"])
-def test_bits_are_those_of_the_leafs_own_key(most, monkeypatch):
+def test_each_leaf_has_its_own_key(most, monkeypatch):
     monkeypatch.setattr(box_muller, "_MAX_PAIRED_SIZE", most)
     shapes = SMALL[1::2]  # the other half is drawn alone in the test above
     keys = split(KEYS["threefry"], len(shapes))
@@ -89,7 +89,7 @@ def test_which_arrays_are_drawn_alone(shape):
 
 @pytest.mark.parametrize("shapes", slow_but(["few"], ["few", "all"]))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_sums_come_back_from_their_rows(dtype, shapes):
+def test_unpacking_inverts_packing(dtype, shapes):
     rng = np.random.default_rng(0)
     # Scalars, odd and even sizes, and more than one row.
     shapes = SMALL if shapes == "all" else [SMALL[i] for i in (0, 2, 5, 8, 13)]

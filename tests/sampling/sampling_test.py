@@ -283,7 +283,7 @@ def test_default_padding():
         strength=1,
     ),
 )
-def test_padding_is_never_as_long_as_a_batch_without_any(kind, multiple_of):
+def test_padded_size_differs_from_a_full_batch(kind, multiple_of):
     """The noise stage detects a missing mask by the number of rows."""
     sampler = kind(60, 8, seed=0, multiple_of=multiple_of, max_batch_size=8)
     sizes = {int(sampler.sample(t).mask.sum()) for t in range(40)}
