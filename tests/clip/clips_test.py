@@ -40,9 +40,17 @@ LAYERED = {
 }
 
 
-@functools.cache
+@jax.jit
+def _sums(grads):
+    """Returns the sums by all geometries, which one program computes."""
+    return {name: sum_clipped(clip, grads) for name, clip in (FLAT | LAYERED).items()}
+
+
 def _summed(name):
-    return jax.jit(functools.partial(sum_clipped, {**FLAT, **LAYERED}[name]))
+    return lambda grads: _sums(grads)[name]
+
+
+_sums_of_each = jax.jit(jax.vmap(_sums))
 
 
 def _alone(clip, grads):
@@ -82,8 +90,7 @@ def test_no_example_adds_more_than_the_sensitivity(name):
         },
     }
     grads = jax.tree.map(lambda g: helpers.floats((g.T * scales).T), grads)
-    totals = jax.jit(jax.vmap(lambda g: sum_clipped(clip, g)))(grads)
-    totals = jax.tree.map(np.asarray, totals)
+    totals = jax.tree.map(np.asarray, _sums_of_each(grads)[name])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(totals))
     norms = [helpers.global_norm(jax.tree.map(lambda x, i=i: x[i], totals)) for i in range(83)]
     longest = max(norms)

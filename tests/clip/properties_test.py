@@ -180,7 +180,6 @@ def _paths(method, microbatch_size, clip):
     [
         ("DP-SGD", "auto", None, "l2"),
         ("DiSK", "auto", 2, "l2"),
-        ("DiSK", "vmap", 2, "l2"),
         ("DiSK, Hessian", "vmap", None, "l2"),
         ("DiSK", "auto", 2, "automatic per leaf"),
         ("DiSK", "vmap", None, "automatic per leaf"),

@@ -196,10 +196,8 @@ def test_two_stages_with_one_key_are_refused():
 def ensemble(keys, steps=3):
     def run(key):
         tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=key)
-        state = tx.init(PARAMS)
-        for _ in range(steps):
-            _, state = tx.update(clipped(), state)
-        return state
+        update = lambda state, _: (tx.update(clipped(), state)[1], None)  # noqa: E731
+        return jax.lax.scan(update, tx.init(PARAMS), length=steps)[0]
 
     return jax.jit(jax.vmap(run))(keys)
 
