@@ -79,7 +79,6 @@ _PULLED = {"normalised", "standardised", "standardised convolution", "weight nor
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
 
-# reader_random_test has quick random programs, of these uses and more.
 @pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))

@@ -233,7 +233,7 @@ def _one_position(params, example):
     [
         AUTO_V,
         pytest.param(dpoptax.l2_clip(0.3), marks=pytest.mark.slow),
-        CLIPS["per layer"],
+        pytest.param(CLIPS["per layer"], marks=pytest.mark.slow),
     ],
     ids=["AUTO-V", "l2", "per layer"],
 )

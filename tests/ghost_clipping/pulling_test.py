@@ -161,6 +161,8 @@ def _tied_and_scaled(params, x):
     return jnp.sum(jnp.sin(_tied(w, gain, x) + x @ (0.5 * a @ b)))
 
 
+# adversary_test attacks derived kernels at several points.
+@pytest.mark.slow
 def test_several_uses_of_one_kernel_at_several_points(monkeypatch):
     w, _, _, gain = _params(4)
     loss = lambda params, x: jnp.sum(jnp.sin(_tied(*params, x)))  # noqa: E731

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 import dpoptax
 from tests.ghost_clipping.bookkeeping_test import both, close
 from tests.ghost_clipping.reader_random_test import bounded
+from tests.helpers import slow_but
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -216,7 +217,10 @@ def test_one_program(name):
     close(*both(Network(loss, None, None), _NORMED, points, batch))
 
 
-@pytest.mark.parametrize("name", ["parameter_printed", "complex_inside", "float8_operands"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(("complex_inside",), ("parameter_printed", "complex_inside", "float8_operands")),
+)
 def test_reads_at_two_points_and_along_a_tangent(name):
     loss, params, batch = _PROGRAMS[name]
     other = jax.tree.map(jnp.sin, params)
