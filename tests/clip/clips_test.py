@@ -12,7 +12,8 @@ import dpoptax
 from dpoptax._clip.clip_per_example import sum_clipped
 from tests import helpers
 
-pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]
+# properties_test compiles these clips as users do.
+pytestmark = pytest.mark.usefixtures("no_room")
 
 FLAT = {
     "l2": dpoptax.l2_clip(0.7),
@@ -39,9 +40,17 @@ LAYERED = {
 }
 
 
-@functools.cache
+@jax.jit
+def _sums(grads):
+    """Returns the sums by all geometries, which one program computes."""
+    return {name: sum_clipped(clip, grads) for name, clip in (FLAT | LAYERED).items()}
+
+
 def _summed(name):
-    return jax.jit(functools.partial(sum_clipped, {**FLAT, **LAYERED}[name]))
+    return lambda grads: _sums(grads)[name]
+
+
+_sums_of_each = jax.jit(jax.vmap(_sums))
 
 
 def _alone(clip, grads):
@@ -81,8 +90,7 @@ def test_no_example_adds_more_than_the_sensitivity(name):
         },
     }
     grads = jax.tree.map(lambda g: helpers.floats((g.T * scales).T), grads)
-    totals = jax.jit(jax.vmap(lambda g: sum_clipped(clip, g)))(grads)
-    totals = jax.tree.map(np.asarray, totals)
+    totals = jax.tree.map(np.asarray, _sums_of_each(grads)[name])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(totals))
     norms = [helpers.global_norm(jax.tree.map(lambda x, i=i: x[i], totals)) for i in range(83)]
     longest = max(norms)
@@ -104,7 +112,7 @@ def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
 )
 def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip):
     grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0 where numbers below 2⁻¹²⁶ are flushed to zero
-    np.testing.assert_allclose(sum_clipped(clip, grads), [0.6, 0.8], rtol=1e-5)
+    np.testing.assert_allclose(_alone(clip, grads), [0.6, 0.8], rtol=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +134,7 @@ def test_a_factor_that_is_not_finite_adds_zero_and_changes_no_other_example(meth
     examples = jnp.array([[3.0, 4.0], [0.0, 0.0], [0.3, 0.0]])
     points = dpoptax.gradient_points((), {"w": jnp.ones(2), "b": jnp.ones(())})
     loss_fn = lambda p, x: jnp.vdot(p["w"], x) + p["b"] * x[1]  # noqa: E731
-    grad_fn = dpoptax.clipped_grad(loss_fn, clip, method=method)
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, clip, method=method))
     whole = grad_fn(points, examples, jnp.ones(3, bool)).sum
     without = grad_fn(points, examples, jnp.array([True, False, True])).sum
     jax.tree.map(np.testing.assert_array_equal, whole, without)
@@ -326,5 +334,6 @@ def test_a_loss_over_a_bound_has_the_sum_over_it_and_clips_there():
         return bound * grad_fn(points, batch).sum
 
     for bound in (0.25, 0.7, 10.0):
-        want = dpoptax.clipped_grad(jnp.vdot, dpoptax.l2_clip(bound))(points, batch).sum
+        grad_fn = dpoptax.clipped_grad(jnp.vdot, dpoptax.l2_clip(bound), method="vmap")
+        want = jax.jit(grad_fn)(points, batch).sum
         np.testing.assert_allclose(scaled(bound), want, rtol=1e-5)

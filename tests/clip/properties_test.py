@@ -136,15 +136,16 @@ def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, k
     layer = np.full((1, 10_000), 1.07e-19)
     layer[0, 0] = 1.26e-19
     grads = [helpers.floats([[large]]), helpers.floats(large * layer)]
-    total = sum_clipped(dpoptax.per_layer_clip([kind(1.0), kind(small)]), grads)
+    clip = dpoptax.per_layer_clip([kind(1.0), kind(small)])
+    total = jax.jit(lambda grads: sum_clipped(clip, grads))(grads)
     assert helpers.global_norm(total[1]) <= small * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("name", ["l2", "AUTO-V", "per leaf", "AUTO-V per leaf", "hyperspherical"])
 @hostile
-@given(shapes=st.sampled_from(SHAPES), draw=st.tuples(exponents, spreads, specials, seeds))
-def test_what_is_masked_adds_nothing(name, shapes, draw):
-    grads = _values(shapes, np.float32, draw)
+@given(draw=st.tuples(exponents, spreads, specials, seeds))
+def test_masked_examples_add_nothing(name, draw):
+    grads = _values(QUICK[name, "float32"], np.float32, draw)
     nothing = _summed(name)(grads, np.zeros(EXAMPLES, bool))
     assert all((np.asarray(leaf) == 0).all() for leaf in nothing)
 
@@ -179,7 +180,6 @@ def _paths(method, microbatch_size, clip):
     [
         ("DP-SGD", "auto", None, "l2"),
         ("DiSK", "auto", 2, "l2"),
-        ("DiSK", "vmap", 2, "l2"),
         ("DiSK, Hessian", "vmap", None, "l2"),
         ("DiSK", "auto", 2, "automatic per leaf"),
         ("DiSK", "vmap", None, "automatic per leaf"),

@@ -166,7 +166,9 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
 
 @pytest.mark.parametrize(
     ("program", "size", "microbatch_size"),
-    helpers.covering(["vector", "column", "lookup", "matrix"], [256, 1024, 4096], [None, 64, 4]),
+    helpers.covering(
+        ["vector", "column", "lookup", "matrix"], [256, 1024, 4096], [None, 64, 4], strength=1
+    ),
 )
 def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
     """Gradients are clipped to C/(1 + τ), where τ covers all rounding that others can change."""
@@ -400,12 +402,12 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
         x, d = example
         return jnp.sum((x @ params[0]) * d)
 
-    params = [programs.zeros(4, 4, dtype=jnp.float16)]
+    params, clip = [programs.zeros(4, 4, dtype=jnp.float16)], dpoptax.l2_clip(1e-4)
+    total = _total(loss, params, clip)
     for large, small in ((6e4, 1e-7), (1e-7, 6e4), (6e4, 6e4), (1e-7, 1e-7)):
         batch = _others([(3, 4), (3, 4)], jnp.float16)
         example = (np.full((3, 4), large), np.full((3, 4), small))
-        clip = dpoptax.l2_clip(1e-4)
-        assert adversary.moved(_total(loss, params, clip), batch, example) <= 1e-4
+        assert adversary.moved(total, batch, example) <= 1e-4
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
@@ -439,16 +441,18 @@ def _layered(params, example):
 
 @pytest.mark.parametrize(
     ("options", "weights"),
-    helpers.covering(
-        {
-            "auto": {},
-            "vmap": {"method": "vmap"},
-            "bfloat16": {"precision": "bfloat16"},
-            "microbatches": {"microbatch_size": 3},
-        },
-        [(1.0,), (43.0, -42.0)],
-        strength=1,
-    ),
+    [
+        pytest.param(options, weights, marks=[pytest.mark.slow] * (not quick))
+        for options, few in (
+            ({}, 2),
+            ({"method": "vmap"}, 2),
+            ({"precision": "bfloat16"}, 1),
+            ({"microbatch_size": 3}, 0),
+        )
+        for weights in [(1.0,), (43.0, -42.0)]
+        for quick in [len(weights) == few]
+    ],
+    ids=str,
 )
 def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
     """Checks bounds from 2^-60 to 2^29, each with a geometry that reaches its bound."""
@@ -540,7 +544,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
 @pytest.mark.parametrize(
     ("program", "points"),
     [
-        ("standardised", "near, large weights"),
+        pytest.param("standardised", "near, large weights", marks=pytest.mark.slow),
         pytest.param("standardised, squared", "opposite", marks=pytest.mark.slow),
         ("merged, squared", "all but opposite"),
     ],
@@ -650,7 +654,7 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
     assert set(found) == {"reduce_precision"}
 
 
-@pytest.mark.parametrize("bits", [7, 10])
+@pytest.mark.parametrize("bits", [7, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
     """Shows that the test above is needed, with bfloat16 passes and TF32 emulated."""
     exact = factor_products.contract

@@ -59,6 +59,7 @@ def test_tracing_does_not_ask_for_the_devices_of_the_host(mesh, monkeypatch):
     assert trace(mesh, P("data"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MESHES, ids=str)
 def test_the_program_for_eight_devices_keeps_the_parts_of_an_array_on_them(kind):
     text = str(trace(MESHES[kind], P("data")).lower(lowering_platforms=("cpu",)).as_text())
@@ -102,9 +103,10 @@ def test_no_example_counts_where_the_platform_would_mix_them(clip, method, monke
         return jnp.sum(jnp.linalg.eigvalsh(jnp.outer(x, x) + jnp.eye(3)) * (x @ w))
 
     def total():
-        return dpoptax.clipped_grad(loss, clip, method=method)(jnp.ones((3, 3)), jnp.ones((4, 3)))
+        grad_fn = dpoptax.clipped_grad(loss, clip, method=method)
+        return jax.jit(lambda w, x: grad_fn(w, x).sum)(jnp.ones((3, 3)), jnp.ones((4, 3)))
 
-    assert jnp.any(total().sum != 0)
+    assert jnp.any(total() != 0)
     on_tpu = types.SimpleNamespace(platform_dependent=lambda mask, tpu, default: tpu(mask))
     monkeypatch.setattr(program, "lax", on_tpu)
-    assert jnp.all(total().sum == 0)
+    assert jnp.all(total() == 0)

@@ -59,14 +59,14 @@ EXAMPLES = {
 }
 
 
-def largest_move(total, shapes):
+def largest_move(total, shapes, names=tuple(EXAMPLES)):
     """Returns the largest move by an example, relative to the bound, and the example's name.
 
     The second-to-last row is the same example, masked, so it also meets sums that exclude it.
     """
     worst = 0.0, "none"
-    for name, make in EXAMPLES.items():
-        example = [np.float32(e) for e in make(*(x[-1] for x in _numbers(shapes)))]
+    for name in names:
+        example = [np.float32(e) for e in EXAMPLES[name](*(x[-1] for x in _numbers(shapes)))]
         batch = tuple(_numbers(shapes))
         for x, e in zip(batch, example, strict=True):
             x[-2:] = e
@@ -168,7 +168,8 @@ _QUICK = {
     ("regression", "constants"), ("long", "init inside"), ("tied", "unrolled"),
     ("elementwise", "linear map"), ("standardised", "constants"), ("merged", "scan"),
     ("one position", "vmapped"), ("token", "arguments"), ("LoRA", "constants"),
-    ("experts", "init inside"), ("graph", "unrolled"), ("convolution", "eager"),
+    ("experts", "init inside"), ("graph", "unrolled"), ("short", "eager"),
+    ("convolution", "constants"),
 }  # fmt: skip
 
 
@@ -182,8 +183,10 @@ _QUICK = {
 )
 def test_no_constant_moves_a_sum_by_more_than_the_bound(program, way):
     quick = (program, way) in _QUICK or program in programs.MODELS
+    # Without jit, each sum takes half a second.
+    names = ("zero cotangent", "outlier") if quick and way == "eager" else tuple(EXAMPLES)
     for turn in (0,) if quick else (0, 1):
-        move, example = largest_move(compiled(program, way, turn), EVERY[program][2])
+        move, example = largest_move(compiled(program, way, turn), EVERY[program][2], names)
         print(f"| {program} | auto, {way} | {move:.5f} | {example} |")
         assert move <= 1, (turn, example)
 
@@ -194,7 +197,7 @@ WEIGHTS = [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)]
 @pytest.mark.parametrize(
     ("program", "way", "weights"),
     [
-        *helpers.covering(["regression", "LoRA"], ["constants", "arguments"], WEIGHTS),
+        *helpers.covering(["regression", "LoRA"], ["constants", "arguments"], WEIGHTS, strength=1),
         *(
             pytest.param(program, way, weights, marks=pytest.mark.slow)
             for program in sorted(programs.PROGRAMS.keys() - {"regression"})
@@ -249,7 +252,7 @@ def test_no_constant_does_beside_auxiliary_outputs(program):
     assert move <= 1, example
 
 
-@pytest.mark.parametrize("program", helpers.slow_but(("LoRA", "tied", "experts"), EVERY))
+@pytest.mark.parametrize("program", helpers.slow_but(("LoRA",), EVERY))
 def test_both_methods_give_the_same_sum(program, no_room):
     """The sums agree in value, next to examples without a gradient."""
     _, _, shapes = EVERY[program]

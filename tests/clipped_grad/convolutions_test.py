@@ -74,6 +74,7 @@ def test_a_gradient_in_microbatches_is_the_one_outside_of_loops(options):
         np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_private_steps_in_a_loop_have_the_convolutions_of_one(method):
     options = CASES["plain"]
@@ -103,7 +104,7 @@ def test_an_example_that_is_not_finite_leaves_the_groups_of_others_finite(method
     def loss_fn(kernel, image):
         return network([kernel], image, order=order, **CASES["groups"])
 
-    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), method=method)
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), method=method))
     points = dpoptax.gradient_points((), kernel)
     bad = images.copy()
     bad[1, 0, 0, 0] = np.nan

@@ -43,6 +43,7 @@ def test_frozen_arguments_are_no_constants_of_the_program(options):
     assert max(np.prod([int(n) for n in sizes.split("x") if n]) for sizes in constants) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"method": "vmap"}, {"microbatch_size": 2}], ids=str)
 def test_the_sum_is_that_of_per_example_gradients(options, no_room):
     frozen, params, batch = problem(16)

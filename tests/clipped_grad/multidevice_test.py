@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHECKS = ("sums", "streaming", "noise", "shrinkage", "scaling", "fitting")
+QUICK_CHECKS = ("sums", "streaming", "noise")
+CHECKS = (*QUICK_CHECKS, "shrinkage", "scaling", "fitting")
 
 
 # All checks share one process, which starts and compiles once.
@@ -29,8 +30,9 @@ CHECKS = ("sums", "streaming", "noise", "shrinkage", "scaling", "fitting")
 def test_on_eight_virtual_devices(which):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    checks = QUICK_CHECKS if which == "not slow" else CHECKS
     finished = subprocess.run(
-        [*command, "-m", which, *(f"tests/multidevice/{name}.py" for name in CHECKS)],
+        [*command, "-m", which, *(f"tests/multidevice/{name}.py" for name in checks)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,

@@ -132,7 +132,7 @@ def _gaussian():
     return dpoptax.gaussian_noise(noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
 
 
-GRAD_FN = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), 1.0)
+GRAD_FN = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), 1.0, method="vmap")
 WITH_POINTS = {
     "disk": dpoptax.disk,
     "disk of one gradient": lambda: dpoptax.disk(gamma=None),
@@ -151,16 +151,23 @@ AT_PARAMETERS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("name", WITH_POINTS)
+def test_a_method_takes_gradients_at_its_points(name, traced):
+    wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
+    at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
+        dpoptax.gradient_points(state, params), batch
+    )
+    step, state, batch = _step(WITH_POINTS[name](), _gaussian(), at_points)
+    wrap(step)(state, batch)
+
+
 @pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WITH_POINTS)
 def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, traced):
     wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
     make = WITH_POINTS[name]
-    at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
-        dpoptax.gradient_points(state, params), batch
-    )
-    step, state, batch = _step(make(), _gaussian(), at_points)
-    wrap(step)(state, batch)
     for elsewhere in (
         lambda state, params, batch: GRAD_FN(params, batch),
         lambda state, params, batch: GRAD_FN(dpoptax.gradient_points((), params), batch),

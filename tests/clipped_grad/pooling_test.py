@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import dpoptax
+from tests.helpers import normal
 
 CASES = {
     "2x2": dict(window=(2, 2), strides=(2, 2), padding="VALID"),
@@ -80,14 +81,15 @@ def test_the_clipped_sum_of_a_network_with_pooling_is_that_of_per_example_gradie
         )
         return jnp.sum(pooled(jnp.tanh(out), (1, 2, 2, 1), (1, 2, 2, 1), "SAME") ** 2)
 
-    kernel = jax.random.normal(jax.random.key(0), (3, 3, 1, 4))
-    images = jax.random.normal(jax.random.key(1), (10, 7, 7))
+    kernel, images = normal(0, (3, 3, 1, 4)), normal(1, (10, 7, 7))
     points, mask = dpoptax.gradient_points((), kernel), jnp.arange(10) != 3
     sums = [
-        dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), **how)(points, images, mask).sum
+        jax.jit(dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), **how))(
+            points, images, mask
+        ).sum
         for how in ({}, {"microbatch_size": 2}, {"method": "vmap"})
     ]
-    each = jax.vmap(jax.grad(loss_fn), (None, 0))(kernel, images)
+    each = jax.jit(jax.vmap(jax.grad(loss_fn), (None, 0)))(kernel, images)
     norms = jnp.sqrt(jnp.sum(each**2, axis=(1, 2, 3, 4)))
     scale = jnp.where(mask, jnp.minimum(1.0, 1.0 / norms), 0.0)
     expected = jnp.einsum("i,i...->...", scale, each)

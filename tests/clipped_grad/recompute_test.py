@@ -16,8 +16,8 @@ from tests.clipped_grad.adversary_test import CLIPS, QUICK, _attack
 from tests.clipped_grad.streaming_test import (
     EXAMPLES,
     MASK,
-    STREAMS,
     assert_close,
+    attacks,
     computed,
     make_problem,
     repeated,
@@ -36,9 +36,10 @@ def make_untied():
     return params | {"head": params["embed"][::-1]}, batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip", "microbatch_size"),
-    [(BOUND, 5), pytest.param(dpoptax.per_layer_clip(0.5), None, marks=pytest.mark.slow)],
+    [(BOUND, 5), (dpoptax.per_layer_clip(0.5), None)],
 )
 def test_the_sum_is_that_of_kept_factors(clip, microbatch_size, no_room):
     params, batch = make_untied()
@@ -83,10 +84,10 @@ def test_norms_of_uses_of_one_parameter_are_added(no_room):
 
 
 def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
-    params, batch = make_untied()
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
 
     def loss(params, example, key):
-        value = untied(params, example)
+        value = helpers.mlp_loss(params, example)
         return value * jax.random.uniform(key), key
 
     key, ids = jax.random.key(0), np.arange(EXAMPLES) + 7
@@ -96,20 +97,21 @@ def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
     _, (values, keys) = jax.jit(grad_fn)(params, batch, key=key, ids=ids)
     want = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
     np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(want))
-    losses = jax.vmap(untied, (None, 0))(params, batch) * jax.vmap(jax.random.uniform)(want)
+    losses = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(params, batch)
+    losses *= jax.vmap(jax.random.uniform)(want)
     np.testing.assert_allclose(values, losses, rtol=1e-5)
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("program", helpers.slow_but(STREAMS[:6] + ("tied",), STREAMS))
-@pytest.mark.parametrize("clip", ["l2", "AUTO-V"])
+@pytest.mark.parametrize(("program", "clip"), attacks(["l2", "AUTO-V"]))
 def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
     assert _attack(program, CLIPS[clip], QUICK, method="recompute") <= 1
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("way", ["gram", "form"])
-@pytest.mark.parametrize("program", ["regression", "batched"])
+@pytest.mark.parametrize(
+    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+)
 def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     options = {"method": "recompute"}
@@ -138,14 +140,14 @@ def test_the_bound_does_not_need_equal_turns(limited, monkeypatch):
 
 
 def test_an_example_that_is_not_finite_adds_zero():
-    params, (tokens, targets) = make_untied()
-    grad_fn = jax.jit(dpoptax.clipped_grad(untied, BOUND, method="recompute"))
-    want = grad_fn(params, (tokens, targets), np.arange(EXAMPLES) != 3).sum
-    targets = targets.at[3].set(jnp.inf)
-    found = grad_fn(params, (tokens, targets), np.ones(EXAMPLES, bool)).sum
+    params, (x, y) = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
+    grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, BOUND, method="recompute"))
+    want = grad_fn(params, (x, y), np.arange(EXAMPLES) != 3).sum
+    found = grad_fn(params, (x.at[3].set(jnp.inf), y), np.ones(EXAMPLES, bool)).sum
     jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_between_the_turns():
     """The memory of a checkpointed step does not grow with the number of layers."""
 

@@ -21,6 +21,18 @@ STREAMS = (
 )  # fmt: skip
 
 
+def attacks(clips):
+    """Returns all programs and clips as parameters. A few programs are quick, with one clip."""
+    few = STREAMS[:6] + ("tied",)
+    quick = helpers.covering(few, clips, strength=1)
+    return quick + [
+        pytest.param(program, clip, id=f"{program}-{clip}", marks=pytest.mark.slow)
+        for program in STREAMS
+        if program not in few
+        for clip in clips
+    ]
+
+
 def two_uses(embed, head, others, example):
     """Returns a loss of a table that is looked up and multiplied, as tied embeddings are."""
     tokens, targets = example
@@ -74,7 +86,7 @@ def expected(params, batch, clip_of):
     }
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 5])
+@pytest.mark.parametrize("microbatch_size", helpers.slow_but((5,), (None, 5)))
 def test_each_part_is_clipped_to_its_share_of_the_bound(microbatch_size, no_room):
     params, batch = make_problem()
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, microbatch_size=microbatch_size)
@@ -109,16 +121,17 @@ def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("program", helpers.slow_but(STREAMS[:6] + ("tied",), STREAMS))
-@pytest.mark.parametrize("clip", [adversary_test.CLIPS["per layer"], AUTO], ids=["l2", "AUTO-V"])
+@pytest.mark.parametrize(("program", "clip"), attacks(["per layer", "AUTO-V"]))
 def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
+    clip = AUTO if clip == "AUTO-V" else adversary_test.CLIPS[clip]
     clip = dpoptax.per_layer_clip(clip.clips[0], streaming=True)
     assert _attack(program, clip, QUICK) <= 1
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("way", ["gram", "form"])
-@pytest.mark.parametrize("program", ["regression", "batched"])
+@pytest.mark.parametrize(
+    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+)
 def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     assert _attack(program, AUTO, QUICK, precision="bfloat16") <= 1
@@ -126,14 +139,14 @@ def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way,
 
 
 def test_an_example_that_is_not_finite_adds_zero():
-    params, (tokens, targets) = make_problem()
-    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, CLIP))
-    want = grad_fn(params, (tokens, targets), np.arange(EXAMPLES) != 3).sum
-    targets = targets.at[3].set(jnp.inf)
-    found = grad_fn(params, (tokens, targets), np.ones(EXAMPLES, bool)).sum
+    params, (x, y) = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
+    grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, CLIP))
+    want = grad_fn(params, (x, y), np.arange(EXAMPLES) != 3).sum
+    found = grad_fn(params, (x.at[3].set(jnp.inf), y), np.ones(EXAMPLES, bool)).sum
     jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_for_a_second_pass():
     """The memory of a checkpointed step does not grow with the number of layers."""
 

@@ -79,6 +79,7 @@ _PULLED = {"normalised", "standardised", "standardised convolution", "weight nor
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
 def test_random_programs(layers, length, count, seed):
@@ -153,6 +154,7 @@ def test_linen():
     assert explanation.fallbacks == ()
 
 
+@pytest.mark.slow
 def test_nnx():
     class Model(nnx.Module):
         def __init__(self, rngs):

@@ -14,19 +14,23 @@ from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._ghost_clipping.trace.read_program import Examples
 from tests.helpers import floats, slow_but
-from tests.networks import NETWORKS
+from tests.networks import NETWORKS, Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
 SIZE = 5
 # Together, these networks use every rule. Tests use them if not all networks are needed.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
-# Other quick tests cover the rules and structure of these networks.
+# These networks have the rules and structure of others.
 COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
-    *("transformer", "tied_embeddings"),  # below, in micro-batches and at any magnitude
+    *("transformer", "tied_embeddings"),  # attention in adversary_test's models
     *("lstm", "scanned_layers"),  # nested_scans covers their steps
     *("convolution_over_time", "mlp"),  # odd_convolutions, and mlp at other numbers of points
+    "lookups",  # lookups_test
+    "weight_standardisation",  # pulling_test, and a standardized kernel in adversary_test
+    "dropout",  # keys of examples in gradients_test
+    "tokens_beside",  # adversary_test
     "lora",  # merged into a kernel in pulling_test, and in language_models_test
 }
 # Compilation dominates the time of these tests.
@@ -81,22 +85,49 @@ def _batch(network, size=SIZE):
     return network.batch(2, size)
 
 
-@pytest.mark.parametrize("name", slow_but(NETWORKS.keys() - COVERED, NETWORKS))
+_TWO_POINTS = {"custom_rules", "nested_scans", "odd_convolutions", "rematerialised"}
+_ONE_POINT = NETWORKS.keys() - COVERED - _TWO_POINTS
+
+
+@pytest.mark.parametrize(("names", "count"), [(_ONE_POINT, 1), (_TWO_POINTS, 2)], ids=["1", "2"])
+def test_networks_together_equal_per_example_gradients(names, count):
+    """Sums the losses. Each network has its own layer of the clip, and is compared alone."""
+    names = sorted(names)
+
+    def loss(params, example, key):
+        return sum(
+            NETWORKS[name].loss(params[name], example[name], *[key] * NETWORKS[name].keyed)
+            for name in names
+        )
+
+    together = Network(
+        loss,
+        lambda seed: {name: NETWORKS[name].params(seed) for name in names},
+        lambda seed, size: {name: NETWORKS[name].batch(seed, size) for name in names},
+        keyed=True,
+    )
+    clip = dpoptax.per_layer_clip(dict.fromkeys(names, 0.3))
+    got, want = both(together, clip, points_of(together, count), _batch(together))
+    for name in names:
+        close(got[name], want[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_equals_per_example_gradients_at_two_points(name):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, 2), _batch(network)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("name", slow_but(("mlp",), FEW))
+@pytest.mark.parametrize("name", FEW)
 def test_equals_per_example_gradients_at_one_point_and_at_four(name, count):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(("mlp", "lookups"), [*FEW, "weight_standardisation", "lookups"])
-)
+@pytest.mark.parametrize("name", slow_but(("mlp",), [*FEW, "weight_standardisation", "lookups"]))
 def test_equals_per_example_gradients_with_a_hessian_vector_product(name):
     network = NETWORKS[name]
     points = points_of(network, 1, tangent=True)
@@ -129,15 +160,15 @@ CLIPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(("automatic", "per layer", "per named layer", "of each kind"), CLIPS)
-)
+@pytest.mark.parametrize("name", slow_but(("of each kind",), CLIPS))
 def test_every_clip(name):
     network = NETWORKS["mlp"]
     close(*both(network, CLIPS[name], points_of(network, 1), _batch(network)))
 
 
-@pytest.mark.parametrize("name", slow_but(("odd_convolutions",), FEW[1:3]))
+# adversary_test has examples that reach the bound.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW[1:3])
 def test_one_normalised_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)
@@ -148,17 +179,17 @@ def test_one_normalised_example_adds_the_bound(name):
 
 
 def test_masked_and_non_finite_examples_add_exactly_zero():
-    network = NETWORKS["cnn"]
+    network = NETWORKS["mlp"]
     points = points_of(network, 2)
     x, y = _batch(network, 6)
     clip = dpoptax.l2_clip(0.3)
     mask = np.array([True, True, False, True, True, False])
     bad = np.array(x)
-    bad[1], bad[2], bad[4, 0, 0, 0] = np.nan, np.inf, -np.inf
+    bad[1], bad[2], bad[4, 0] = np.nan, np.inf, -np.inf
     got, want = both(network, clip, points, (bad, y), mask)
     close(got, want)
-    good = (np.array(x)[[0, 3]], np.array(y)[[0, 3]])
-    close(got, clipped_sum(ghost_clipped_sum, network, clip, points, good))
+    good = np.array([True, False, False, True, False, False])
+    close(got, clipped_sum(ghost_clipped_sum, network, clip, points, (x, y), good))
     nothing = clipped_sum(ghost_clipped_sum, network, clip, points, (bad, y), np.zeros(6, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
@@ -166,18 +197,27 @@ def test_masked_and_non_finite_examples_add_exactly_zero():
 AUTO_V = dpoptax.automatic_clip(0.3, gamma=0.0)
 
 
-def _scaled(params, example):
-    tokens, size = example
-    return size * NETWORKS["tied_embeddings"].loss(params, tokens)
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    [
+        ("mlp", AUTO_V),
+        ("mlp", dpoptax.per_layer_clip(AUTO_V)),
+        pytest.param("tied_embeddings", AUTO_V, marks=pytest.mark.slow),
+        pytest.param("tied_embeddings", dpoptax.per_layer_clip(AUTO_V), marks=pytest.mark.slow),
+    ],
+    ids=["flat", "layers", "flat-tied", "layers-tied"],
+)
+def test_gradients_of_any_magnitude(name, clip):
+    network = NETWORKS[name]
 
+    def scaled(params, example):
+        example, size = example
+        return size * network.loss(params, example)
 
-@pytest.mark.parametrize("clip", [AUTO_V, dpoptax.per_layer_clip(AUTO_V)], ids=["flat", "layers"])
-@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30])
-def test_gradients_of_any_magnitude(size, clip):
-    network = NETWORKS["tied_embeddings"]
     # Passed as data, so that all sizes share the compiled program.
-    batch = (_batch(network), floats(np.full(SIZE, size)))
-    close(*both(network._replace(loss=_scaled), clip, points_of(network, 1), batch))
+    for size in (1e-30, 1e-18, 1e18, 1e30):
+        batch = (_batch(network), floats(np.full(SIZE, size)))
+        close(*both(network._replace(loss=scaled), clip, points_of(network, 1), batch))
 
 
 def _one_position(params, example):
@@ -189,7 +229,13 @@ def _one_position(params, example):
 
 
 @pytest.mark.parametrize(
-    "clip", [dpoptax.automatic_clip(0.3, gamma=0.0), dpoptax.l2_clip(0.3), CLIPS["per layer"]]
+    "clip",
+    [
+        AUTO_V,
+        pytest.param(dpoptax.l2_clip(0.3), marks=pytest.mark.slow),
+        pytest.param(CLIPS["per layer"], marks=pytest.mark.slow),
+    ],
+    ids=["AUTO-V", "l2", "per layer"],
 )
 def test_factors_of_one_position_of_any_magnitude(clip):
     rng = np.random.default_rng(3)
@@ -205,6 +251,7 @@ def test_factors_of_one_position_of_any_magnitude(clip):
     close(*both(network, clip, points, (floats(x), token, size), np.arange(9) < 8))
 
 
+@pytest.mark.slow
 def test_a_gradient_of_one_position_is_never_formed():
     def loss(params, x):
         return jnp.sum(jnp.sin(x @ params))
@@ -243,7 +290,7 @@ def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
 
 
 def test_large_weights_that_cancel():
-    network = NETWORKS["cnn"]
+    network = NETWORKS["mlp"]
     params = network.params(0)
     near = jax.tree.map(lambda p: floats(np.asarray(p) * np.float32(1 + 1e-3)), params)
     points = dpoptax.GradientPoints((params, near), tuple(map(floats, (400.0, -399.0))))
@@ -289,6 +336,7 @@ def test_double_precision(name):
         close(*both(network, dpoptax.l2_clip(0.3), points, (floats(x, jnp.float64), y)))
 
 
+@pytest.mark.slow
 def test_auxiliary_outputs_and_microbatches():
     network = NETWORKS["mlp"]
 
@@ -309,7 +357,9 @@ def test_auxiliary_outputs_and_microbatches():
     close(got_aux, want_aux)
 
 
-@pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "tied_embeddings")))
+# tests/multidevice checks sums over several devices, also in the quick tests.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "tied_embeddings"])
 def test_inside_shard_map(name):
     network = NETWORKS[name]
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -14,6 +14,8 @@ from dpoptax._ghost_clipping.trace.read_program import Examples
 from tests.helpers import equations
 from tests.networks import NETWORKS
 
+pytestmark = pytest.mark.slow  # a description and memory, which no guarantee needs
+
 # The parameters that need per-example gradients because no rule covers their uses.
 FALLBACKS = {
     "lstm": {"h": "meets data in the carry of scan"},

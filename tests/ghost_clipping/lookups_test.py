@@ -8,7 +8,7 @@ from jax import lax
 
 import dpoptax
 from tests.ghost_clipping.bookkeeping_test import both, close
-from tests.helpers import global_norm, normal
+from tests.helpers import global_norm, normal, slow_but
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -100,32 +100,56 @@ def _by_mode(mode):
 
 
 _KINDS = {"any": _READS} | {mode: _by_mode(mode) for mode in _MODES}
+# Reads by index, by slice, of parts and of stacked tables, and indices outside in every mode.
+_QUICK = {
+    name: _READS[name]
+    for name in (
+        "columns side by side", "take, wrapped", "three columns, once", "a table of one row",
+        "tables stacked behind", "in a scan",
+    )
+} | {
+    f"{mode}, {name}": _by_mode(mode)[name]
+    for mode in ("clip", "drop", "fill")
+    for name in ("rows", "components turned")
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-def test_rows_are_read_as_lookups(kind):
-    reads = _KINDS[kind]
-
+def _loss(reads):
     def loss(tables, ids):
         rows = [read(tables[name], ids).ravel() for name, read in reads.items()]
         rows = jnp.nan_to_num(jnp.concatenate(rows), nan=0.5)
         return jnp.sum(jnp.sin(rows * jnp.linspace(0.5, 2.0, rows.size)))
 
-    tables = {name: normal(i, (12, 6)) for i, name in enumerate(reads)}
-    rows = dpoptax.explain(loss, tables, _IDS[0]).rows
+    return loss
+
+
+def _tables(reads):
+    return {name: normal(i, (12, 6)) for i, name in enumerate(reads)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KINDS)
+def test_rows_are_read_as_lookups(kind):
+    reads = _KINDS[kind]
+    rows = dpoptax.explain(_loss(reads), _tables(reads), _IDS[0]).rows
     assert {row.parameter: row.why for row in rows if row.uses != "lookup" or row.why} == {}
-    points = dpoptax.gradient_points((), tables)
-    close(*both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, _IDS))
 
 
-def test_one_example_moves_the_sum_by_the_bound_at_most():
+@pytest.mark.parametrize("kind", ["quick", *slow_but((), _KINDS)])
+def test_lookups_equal_per_example_gradients(kind):
+    reads = _QUICK if kind == "quick" else _KINDS[kind]
+    points = dpoptax.gradient_points((), _tables(reads))
+    close(*both(Network(_loss(reads), None, None), dpoptax.normalized_clip(0.5), points, _IDS))
+
+
+def test_one_example_moves_the_sum_by_at_most_the_bound():
     names = ("columns", "three columns, once", "stacked tables, two rows at once")
 
     def loss(tables, ids):
         return sum(1e3 * jnp.sum(jnp.sin(_READS[name](tables[name], ids))) for name in names)
 
     tables = {name: normal(i, (12, 6)) for i, name in enumerate(names)}
-    grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0))
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0)))
     points, mask = dpoptax.gradient_points((), tables), np.ones(len(_IDS), bool)
     total = grad_fn(points, _IDS, mask).sum
     for i in range(len(_IDS)):

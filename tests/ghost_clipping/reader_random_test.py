@@ -225,7 +225,9 @@ def _check(layers, length, count, tangent, seed, dtype):
         assert not any(np.any(leaf) for leaf in got)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+# reader_test has quick programs of all constructs.
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(**_programs)
 def test_random_programs(**program):
     check(**program)

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 import dpoptax
 from tests.ghost_clipping.bookkeeping_test import both, close
 from tests.ghost_clipping.reader_random_test import bounded
-from tests.helpers import equations
+from tests.helpers import equations, slow_but
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -91,17 +91,17 @@ def _at(mode, **options):
     return loss
 
 
-for _mode in ("clip", "drop", "promise_in_bounds"):
+for _mode, _options in (
+    ("clip", {}),
+    ("drop", {}),
+    ("promise_in_bounds", {}),
+    ("fill", {"fill_value": 0.5}),
+):
     _PROGRAMS[f"index_outside_by_{_mode}"] = (
-        _at(_mode),
+        _at(_mode, **_options),
         {"w": _normal(4, 6), "v": _normal(6)},
         _IDS,
     )
-_PROGRAMS["index_outside_by_fill"] = (
-    _at("fill", fill_value=0.5),
-    {"w": _normal(4, 6), "v": _normal(6)},
-    _IDS,
-)
 
 
 @_program(_IDS.astype(jnp.uint8), w=(300, 2))
@@ -210,14 +210,34 @@ def _constants_of_scan_steps(p, x):
     return jnp.sum(jnp.sin(x)) * jnp.sum(ys)
 
 
+def test_programs_together():
+    """Sums all losses. Each program has its own layer of the clip, and is compared alone."""
+    # lookups_test has the modes of indices outside the table.
+    names = [n for n in _PROGRAMS if n not in {f"index_outside_by_{m}" for m in ("clip", "drop")}]
+
+    def loss(params, example):
+        return sum(_PROGRAMS[name][0](params[name], example[name]) for name in names)
+
+    params, batch = ({name: _PROGRAMS[name][i] for name in names} for i in (1, 2))
+    clip = dpoptax.per_layer_clip(dict.fromkeys(names, _NORMED))
+    points = dpoptax.gradient_points((), params)
+    got, want = both(Network(loss, None, None), clip, points, batch)
+    for name in names:
+        close(got[name], want[name])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_reads(name):
+def test_one_program(name):
     loss, params, batch = _PROGRAMS[name]
     points = dpoptax.gradient_points((), params)
     close(*both(Network(loss, None, None), _NORMED, points, batch))
 
 
-@pytest.mark.parametrize("name", ["parameter_printed", "complex_inside", "float8_operands"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(("complex_inside",), ("parameter_printed", "complex_inside", "float8_operands")),
+)
 def test_reads_at_two_points_and_along_a_tangent(name):
     loss, params, batch = _PROGRAMS[name]
     other = jax.tree.map(jnp.sin, params)
@@ -257,7 +277,7 @@ def test_infinite_activation_that_reaches_only_aux_counts():
         grad_fn = dpoptax.clipped_grad(
             _infinite_where_it_does_not_count, _NORMED, has_aux=True, method=method
         )
-        return grad_fn(points, batch)
+        return jax.jit(grad_fn)(points, batch)
 
     batch = _DATA.at[1].set(1e30)
     (got, aux), (want, want_aux) = total("auto"), total("vmap")
@@ -328,7 +348,8 @@ def test_gradients_by_scales_whose_product_leaves_the_range_of_floats_add_zero()
     assert not dpoptax.explain(loss, params, _DATA[0]).fallbacks
     points, batch = dpoptax.gradient_points((), params), _DATA[0][None]
     for method in ("auto", "vmap"):
-        total = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method)(points, batch).sum
+        grad_fn = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method))
+        total = grad_fn(points, batch).sum
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(total))
 
 

@@ -14,6 +14,8 @@ from jax import lax
 import dpoptax
 from tests.helpers import normal
 
+pytestmark = pytest.mark.slow  # a warning, which no guarantee needs
+
 _IMAGE, _VECTOR = normal(1, (6, 6, 2)), normal(2, (4,))
 _CASES = {}
 

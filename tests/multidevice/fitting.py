@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.training import fit
-from tests.helpers import slow_but
 from tests.training import fit_test
 
 
-@pytest.mark.parametrize("kind", slow_but((AxisType.Auto,), (AxisType.Auto, AxisType.Explicit)))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_two_devices_train_as_one_does(kind, tmp_path):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
     one = fit_test.quiet(key=fit_test.KEY)
@@ -32,7 +32,8 @@ def loss_fn(params, example, *, frozen):
     return optax.softmax_cross_entropy_with_integer_labels(hidden @ params["outer"], y)
 
 
-@pytest.mark.parametrize("kind", slow_but((AxisType.Auto,), (AxisType.Auto, AxisType.Explicit)))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_parameters_stay_sharded(kind, tmp_path):
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
     specs = {"inner": P(None, ("data", "model")), "outer": P("model")}

@@ -7,7 +7,8 @@ from benchmarks.scaling import Problem, measure, table
 PROBLEM = Problem(devices=(2, 8, 16), width=512, batch_size=4096)
 
 
-@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [False, True])
 def test_a_compiled_step_does_what_the_arithmetic_says(split):
     for devices in (2, 8):
         cost = measure(PROBLEM, devices, split)

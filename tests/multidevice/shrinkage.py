@@ -20,17 +20,10 @@ METHODS = {
 
 
 SPECS = (P("data"), P(None, "data"))
-QUICK = set(zip(KINDS, SPECS, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in itertools.product(KINDS, SPECS)
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "spec"), list(itertools.product(KINDS, SPECS)), ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_split_kernel_is_shrunk_as_a_whole_one(name, kind, spec):
     tx = METHODS[name]()

@@ -1,6 +1,7 @@
 """Tests that the ledger follows the arrays of a state in any structure."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
@@ -23,6 +24,7 @@ SAMPLER = sampling.PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
 DELTA = 1e-5
 
 
+@functools.cache
 def chain(noise_multiplier=1.0, batch_size=10, key=0):
     return optax.chain(
         dpoptax.gaussian_noise(
@@ -36,12 +38,16 @@ def clipped():
     return dpoptax.extend.trust_clipped(PARAMS, CLIP)
 
 
+@functools.cache
+def _compiled(tx):
+    return jax.jit(lambda state: tx.update(clipped(), state, PARAMS))
+
+
 def after(tx, steps, state=None):
     state = tx.init(PARAMS) if state is None else state
-    update = jax.jit(tx.update)
     mean = None
     for _ in range(steps):
-        mean, state = update(clipped(), state, PARAMS)
+        mean, state = _compiled(tx)(state)
     return mean, state
 
 
@@ -190,10 +196,8 @@ def test_two_stages_with_one_key_are_refused():
 def ensemble(keys, steps=3):
     def run(key):
         tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=key)
-        state = tx.init(PARAMS)
-        for _ in range(steps):
-            _, state = tx.update(clipped(), state)
-        return state
+        update = lambda state, _: (tx.update(clipped(), state)[1], None)  # noqa: E731
+        return jax.lax.scan(update, tx.init(PARAMS), length=steps)[0]
 
     return jax.jit(jax.vmap(run))(keys)
 
@@ -293,6 +297,7 @@ for state in states:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -307,6 +312,7 @@ def test_flax_serializes_states_in_any_order_of_imports(program):
     subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_dpoptax_installs_no_import_hook():
     program = (
         "import sys, jax, optax; a = list(sys.meta_path); import dpoptax; assert sys.meta_path == a"

@@ -12,6 +12,7 @@ from dpoptax._noise import fixed_point
 from dpoptax._random import box_muller, tree_noise
 from dpoptax._random.keys import split
 from dpoptax._random.row_matrix import RowMatrix, fits
+from tests.helpers import slow_but
 
 pytestmark = pytest.mark.optimized
 
@@ -41,12 +42,17 @@ def _zeros(shapes):
     return [jnp.zeros(shape) for shape in shapes]
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("key", KEYS)
-def test_bits_are_those_of_each_array_alone(noise, key):
+@pytest.mark.parametrize(
+    ("noise", "key"),
+    [
+        *(("normal", "threefry"), ("integers", "threefry"), ("normal", "chacha20")),
+        pytest.param("integers", "chacha20", marks=pytest.mark.slow),
+    ],
+)
+def test_bits_equal_those_of_separate_draws(noise, key):
     """Bits agree with draws outside of jit, where each leaf is drawn separately."""
-    quick = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
-    shapes = [*SMALL, *ALONE[:3]] if quick else [SMALL[4], (7, 5), (3, 3, 3, 16), ALONE[0]]
+    every = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
+    shapes = [*SMALL[::2], *ALONE[:3]] if every else [(7, 5), (129,), ALONE[0]]
     alone = NOISES[noise](_zeros(shapes), KEYS[key])
     together = jax.jit(NOISES[noise])(_zeros(shapes), KEYS[key])
     for shape, got, want in zip(shapes, together, alone, strict=True):
@@ -54,11 +60,12 @@ def test_bits_are_those_of_each_array_alone(noise, key):
 
 
 @pytest.mark.parametrize("most", [0, 2**30], ids=["by numbers", "by pairs"])
-def test_bits_are_those_of_the_leafs_own_key(most, monkeypatch):
+def test_each_leaf_has_its_own_key(most, monkeypatch):
     monkeypatch.setattr(box_muller, "_MAX_PAIRED_SIZE", most)
-    keys = split(KEYS["threefry"], len(SMALL))
-    drawn = jax.jit(lambda *given: NOISES["normal"](*given))(_zeros(SMALL), KEYS["threefry"])
-    for key, shape, got in zip(keys, SMALL, drawn, strict=True):
+    shapes = SMALL[1::2]  # the other half is drawn alone in the test above
+    keys = split(KEYS["threefry"], len(shapes))
+    drawn = jax.jit(lambda *given: NOISES["normal"](*given))(_zeros(shapes), KEYS["threefry"])
+    for key, shape, got in zip(keys, shapes, drawn, strict=True):
         assert same_bits(got, box_muller.normal(key, shape)), shape
 
 
@@ -80,11 +87,14 @@ def test_which_arrays_are_drawn_alone(shape):
     assert not fits(shape, box_muller.halves)
 
 
+@pytest.mark.parametrize("shapes", slow_but(["few"], ["few", "all"]))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_sums_come_back_from_their_rows(dtype):
+def test_unpacking_inverts_packing(dtype, shapes):
     rng = np.random.default_rng(0)
-    tree = [jnp.asarray(rng.integers(-99, 99, shape), dtype) for shape in SMALL]
-    rows = RowMatrix(SMALL, box_muller.halves)
+    # Scalars, odd and even sizes, and more than one row.
+    shapes = SMALL if shapes == "all" else [SMALL[i] for i in (0, 2, 5, 8, 13)]
+    tree = [jnp.asarray(rng.integers(-99, 99, shape), dtype) for shape in shapes]
+    rows = RowMatrix(shapes, box_muller.halves)
     matrix = jax.jit(rows.packed)(tree)
     assert matrix.shape == rows.shape
     assert all(map(same_bits, jax.jit(rows.unpacked)(matrix), tree))

@@ -22,7 +22,7 @@ from dpoptax.sampling import (
     ShuffledSampler,
     _draws,
 )
-from tests.helpers import slow_but
+from tests.helpers import covering, slow_but
 
 KINDS = [
     PoissonSampler,
@@ -167,7 +167,7 @@ def test_shuffled_epochs_hold_each_record_once(size, batch):
         assert sorted(seen) == list(range(size))
 
 
-@pytest.mark.parametrize("size", slow_but((2, 5), [2, 3, 4, 5]))
+@pytest.mark.parametrize("size", slow_but((2, 3), [2, 3, 4, 5]))
 def test_shuffled_orders_are_uniform(size):
     sampler = ShuffledSampler(size, 1, seed=7)
     epochs = 1200
@@ -272,9 +272,18 @@ def test_default_padding():
     )
 
 
-@pytest.mark.parametrize("multiple_of", [1, 4])
-@pytest.mark.parametrize("kind", [PoissonSampler, RandomAllocationSampler, MinSeparationSampler])
-def test_padding_is_never_as_long_as_a_batch_without_any(kind, multiple_of):
+@pytest.mark.parametrize(
+    ("kind", "multiple_of"),
+    covering(
+        {
+            kind.__name__: kind
+            for kind in (PoissonSampler, RandomAllocationSampler, MinSeparationSampler)
+        },
+        [1, 4],
+        strength=1,
+    ),
+)
+def test_padded_size_differs_from_a_full_batch(kind, multiple_of):
     """The noise stage detects a missing mask by the number of rows."""
     sampler = kind(60, 8, seed=0, multiple_of=multiple_of, max_batch_size=8)
     sizes = {int(sampler.sample(t).mask.sum()) for t in range(40)}
@@ -283,14 +292,15 @@ def test_padding_is_never_as_long_as_a_batch_without_any(kind, multiple_of):
     assert sampler.padded_size == 8 + multiple_of
     expected = stats.binom.sf(8, 60, sampler.sampling_probability)
     assert sampler.overflow_probability == pytest.approx(expected)
-    grad_fn = dpoptax.clipped_grad(lambda w, x: w @ x, dpoptax.l2_clip(1.0))
+    grad_fn = dpoptax.clipped_grad(lambda w, x: w @ x, dpoptax.l2_clip(1.0), method="vmap")
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=jax.random.key(0))
     points, state = dpoptax.gradient_points((), jnp.zeros(60)), tx.init(jnp.zeros(60))
     draw = sampler.sample(0)
     batch = jnp.eye(60)[draw.indices]
-    tx.update(grad_fn(points, batch, draw.mask), state)
+    step = lambda *mask: tx.update(grad_fn(points, batch, *mask), state)  # noqa: E731
+    jax.eval_shape(step, draw.mask)
     with pytest.raises(ValueError, match="Without a mask"):
-        tx.update(grad_fn(points, batch), state)
+        jax.eval_shape(step)
 
 
 def test_poisson_event_says_what_sample_does():

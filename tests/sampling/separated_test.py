@@ -56,7 +56,7 @@ class TestDraws:
         self, size, batch, separation, start, steps
     ):
         single, pairs = collections.Counter(), collections.Counter()
-        for seed in range(100):
+        for seed in range(50):
             sampler = MinSeparationSampler(size, batch, seed=seed, separation=separation)
             names = [tuple(column) for column in drawn(sampler, start, steps).T.tolist()]
             single.update(names)
@@ -178,7 +178,7 @@ class TestPrice:
         want = accounting.epsilon(sampler=never, **{**run, "delta": DELTA - paid})
         assert found == pytest.approx(want, rel=1e-12)
 
-    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    @pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
     def test_the_default_cut_does_not_matter_at_large_epsilons(self, accountant):
         # Charging e^ε times the probability of truncation used up all of δ, which raised an error.
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
