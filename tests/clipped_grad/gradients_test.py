@@ -318,9 +318,9 @@ def test_dropped_examples_of_a_loss_with_randomness_and_outputs():
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_parameters_are_the_points_of_plain_gradients(method):
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 5)
-    grad_fn = jax.make_jaxpr(dpoptax.clipped_grad(helpers.mlp_loss, 0.5, method=method))
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, method=method)
     plain, at_points = grad_fn(params, batch), grad_fn(dpoptax.gradient_points((), params), batch)
-    assert str(plain) == str(at_points)
+    chex.assert_trees_all_equal(plain, at_points)
 
 
 @pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
