@@ -45,7 +45,7 @@ def one_device(way):
     "case",
     helpers.slow_but(
         # Gradients of 192 and fewer entries in slices; more slices take longer to compile.
-        (("streaming", "data", 64),),
+        (("streaming", "data", 64), ("recompute", "data", 16)),
         tuple(itertools.product(WAYS, ("data", ("model", "data")), (2**24, 64, 16, 1))),
     ),
     ids=str,
