@@ -46,6 +46,7 @@ def test_small_run_writes_its_report(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`loss_fn` closes over")  # the frozen weights of LoRA
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_network_falls_back(name):
     problem = NETWORKS[name]()
