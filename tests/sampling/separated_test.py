@@ -56,7 +56,7 @@ class TestDraws:
         self, size, batch, separation, start, steps
     ):
         single, pairs = collections.Counter(), collections.Counter()
-        for seed in range(50):
+        for seed in range(100):
             sampler = MinSeparationSampler(size, batch, seed=seed, separation=separation)
             names = [tuple(column) for column in drawn(sampler, start, steps).T.tolist()]
             single.update(names)
