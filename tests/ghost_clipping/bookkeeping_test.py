@@ -91,7 +91,7 @@ _ONE_POINT = NETWORKS.keys() - COVERED - _TWO_POINTS
 
 @pytest.mark.parametrize(("names", "count"), [(_ONE_POINT, 1), (_TWO_POINTS, 2)], ids=["1", "2"])
 def test_networks_together_equal_per_example_gradients(names, count):
-    """Sums the losses. Each network has its own layer of the clip, and is compared alone."""
+    """Sums the losses. Each network has its own layer of the clip and its own comparison."""
     names = sorted(names)
 
     def loss(params, example, key):

@@ -184,7 +184,7 @@ def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
 
 @pytest.mark.slow
 def test_the_way_follows_the_number_of_points():
-    """The cost of inner products is quadratic in the number of points. Forming is no fallback."""
+    """Inner products cost the square of the number of points. Forming is not a fallback."""
 
     def ways(length, width, points):
         struct = jax.ShapeDtypeStruct

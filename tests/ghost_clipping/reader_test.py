@@ -211,7 +211,7 @@ def _constants_of_scan_steps(p, x):
 
 
 def test_programs_together():
-    """Sums all losses. Each program has its own layer of the clip, and is compared alone."""
+    """Sums all losses. Each program has its own layer of the clip and its own comparison."""
     # lookups_test has the modes of indices outside the table.
     names = [n for n in _PROGRAMS if n not in {f"index_outside_by_{m}" for m in ("clip", "drop")}]
 

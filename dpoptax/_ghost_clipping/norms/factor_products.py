@@ -82,8 +82,8 @@ class FactoredGradients:
     Attributes:
       segments: the factors of the outer products.
       sizes: (K, R, D).
-      terms: the fixed terms that are added to the outer products. There are none unless the
-        parameter is transformed before its use (`pulled_back_norms`).
+      terms: the fixed terms that are added to the outer products if the parameter is transformed
+        before its use (`pulled_back_norms`); otherwise empty.
     """
 
     segments: list[Segment]

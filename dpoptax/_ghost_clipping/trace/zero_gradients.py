@@ -185,9 +185,8 @@ def _reached_parameters(block: Block, flow: GradientFlow) -> set[int]:
     return found
 
 
-def describe_vanishing(program: Program, params: PyTree) -> str:
-    """Describes the parameters whose gradients are zero, and the remedy, if any."""
-    vanishing, zeros = find_vanishing(program)
+def describe_vanishing(vanishing: frozenset[int], zeros: tuple[str, ...], params: PyTree) -> str:
+    """Describes the results of `find_vanishing` and the remedy. Empty if no gradient is zero."""
     if not vanishing:
         return ""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -209,5 +208,5 @@ def _join_names(names: Iterable[str]) -> str:
 
 def warn_of_vanishing(program: Program, params: PyTree) -> None:
     """Warns of parameters whose gradients are exactly zero."""
-    if text := describe_vanishing(program, params):
+    if text := describe_vanishing(*find_vanishing(program), params):
         warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)
