@@ -14,7 +14,7 @@ from dpoptax.training import methods
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
-from experiments import methods as contrib_methods
+from experiments import methods as published_methods
 from experiments.config import ExperimentConfig
 from experiments.image_benchmark.run_lines import Line
 from experiments.reports.paper_runs import points
@@ -257,7 +257,7 @@ def _relation(line: Line) -> str:
 def _method(line: Line) -> methods.Method:
     """Returns the method of a line with its parameters."""
     given = dict(line.settings["method"])
-    every = (vars(methods) | vars(contrib_methods)).values()
+    every = (vars(methods) | vars(published_methods)).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
     kind = kinds.get(given.pop("name"))
     if kind is None or "class" in given:

@@ -33,10 +33,13 @@ def run(name, method, accuracy, *, seed=0, rate=1.0, split="test", **settings):
     private = method.private
     unproven = method.unproven() is not None
     given = {"dataset": "mnist", "features": "scattering", "model": "linear", "steps": 30}
+    parameters = method.to_dict()
+    if isinstance(method, GeoDP):  # records name no class of `experiments`
+        del parameters["class"]
     return lines.Line(
         name=f"mnist/{name}",
         method=method.name,
-        settings={**given, "method": method.to_dict(), **settings},
+        settings={**given, "method": parameters, **settings},
         epsilon=1.0 if private else None,
         spent=0.99 if private and not unproven else None,
         unproven=unproven,

@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import norm
 
 import dpoptax
-from dpoptax import accounting
 from dpoptax.cli.main import main
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import streaming
@@ -228,15 +227,10 @@ def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_pa
 @pytest.mark.slow
 def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
     row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
-    plan = make_plan(dataclasses.replace(row, accountant="rdp", noise_multiplier=5.5), 50_000)
+    plan = make_plan(dataclasses.replace(row, accountant="pld", noise_multiplier=5.5), 50_000)
     assert plan.sampler.participation_probability == 1.0
     # 80 epochs use every example 80 times: one Gaussian mechanism with μ = √80/σ.
-    mu, epsilon = (
-        80**0.5 / 5.5,
-        accounting.epsilon(
-            sampler=plan.priced, noise_multiplier=5.5, steps=row.steps, delta=row.delta
-        ),
-    )
+    mu, epsilon = 80**0.5 / 5.5, plan.epsilon(row.steps)
     below, above = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
     assert below - np.exp(epsilon) * above == pytest.approx(row.delta, rel=0.02)
     sampled = ROWS["disk/figure_6:eps-8/dp_ftrl_sampled"]
@@ -277,7 +271,9 @@ def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["private"], summary["epsilon"], summary["delta"]) == (False, None, None)
     assert "one example can turn" in summary["unproven"]
-    assert summary["config"]["method"] == {"name": "GeoDP", "beta": 1.0}
+    assert summary["config"]["method"] == {
+        "name": "GeoDP", "class": "experiments.methods.GeoDP", "beta": 1.0,
+    }  # fmt: skip
     assert summary["noise_multiplier"] == 0.1
 
 

@@ -58,6 +58,8 @@ def test_the_report_is_one_command_and_its_second_run_computes_nothing(
     output = tmp_path / "docs" / "REPRODUCTION.md"
     arguments = ["report", "--workdir", str(tmp_path / "out"), "--output", str(output)]
     arguments += ["--configs", str(configs), "--seeds", "2"]
+    output.parent.mkdir()
+    (output.parent / "released-code.md").write_text("Another command writes this page.")
     assert main(arguments) == 0
     text = output.read_text()
     for link in re.findall(r"\]\(([^)]+)\)", text):
