@@ -33,7 +33,7 @@ def _summed(clip):
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
-def test_equals_the_explicit_loop(scale):
+def test_equals_explicit_loop(scale):
     grads = _per_example(0, scale=scale)
     want = jax.tree.map(lambda g: np.zeros(g.shape[1:]), grads)
     for i in range(7):
@@ -110,7 +110,7 @@ def test_low_precision_gradients_are_summed_in_float32():
     np.testing.assert_allclose(total, 512 * float(jnp.bfloat16(0.001)), rtol=1e-5)
 
 
-def test_batch_axes_that_disagree_are_named():
+def test_error_names_leaves_with_different_batch_axes():
     tx = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0))
     params = {"a": jnp.ones(1), "b": jnp.ones(1)}
     with pytest.raises(ValueError, match=r"'a'.*\(2,\).*'b'.*\(3,\)"):
@@ -125,7 +125,7 @@ def test_bad_clip_norms(norm):
         dpoptax.l2_clip(norm)
 
 
-def test_a_traced_clip_norm_is_refused():
+def test_refuses_traced_clip_norm():
     with pytest.raises(TypeError, match="l2_clip_norm"):
         jax.jit(lambda c: dpoptax.l2_clip(c).sensitivity)(1.0)
 
@@ -140,7 +140,7 @@ def test_clipped_sum_is_a_pytree_with_a_static_clip():
 
 
 @pytest.mark.parametrize("params", [np.ones((4, 2)), {"w": np.ones((4, 2)), "b": np.ones(4)}])
-def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(params):
+def test_refuses_gradient_of_whole_batch(params):
     tx = dpoptax.clip_and_noise(
         dpoptax.l2_clip(1.0), noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
     )
@@ -156,7 +156,7 @@ def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(pa
     assert jax.tree.map(jnp.shape, released) == jax.tree.map(jnp.shape, params)
 
 
-def test_an_error_about_axes_lists_a_few_leaves_of_many():
+def test_axis_error_lists_only_a_few_leaves():
     points = dpoptax.gradient_points((), jnp.ones(2))
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w), dpoptax.l2_clip(1.0))
     with pytest.raises(ValueError, match=r"one length, got .*…\. .* a list .*`np.stack`") as raised:
@@ -165,7 +165,7 @@ def test_an_error_about_axes_lists_a_few_leaves_of_many():
 
 
 @pytest.mark.parametrize("way", ["pieces", "steps"])
-def test_a_norm_includes_parts_whose_squares_underflow(way):
+def test_norm_includes_parts_whose_squares_underflow(way):
     """One piece sets the scale with terms that cancel, and the others have the gradient."""
     count, small, top = 100, -64, 60
     exponents = jnp.repeat(jnp.array([top, top + small]), np.array([1, count]))

@@ -65,7 +65,7 @@ def _grads(seed, batch=5, scale=1.0):
 
 @pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 30.0])
-def test_flat_geometries_follow_their_curves(name, scale):
+def test_flat_clips_follow_their_curves(name, scale):
     grads = _grads(0, scale=scale)
     want = jax.tree.map(lambda g: np.zeros(g.shape[1:]), grads)
     for i in range(5):
@@ -77,7 +77,7 @@ def test_flat_geometries_follow_their_curves(name, scale):
 
 
 @pytest.mark.parametrize("name", [*FLAT, *LAYERED])
-def test_no_example_adds_more_than_the_sensitivity(name):
+def test_example_adds_at_most_the_sensitivity(name):
     clip = {**FLAT, **LAYERED}[name]
     rng = np.random.default_rng(1)
     scales = 10.0 ** np.arange(-44, 39)
@@ -110,7 +110,7 @@ def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
 @pytest.mark.parametrize(
     "clip", [dpoptax.contrib.psac_clip(1.0, r=1e-42), dpoptax.normalized_clip(1e-42)]
 )
-def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip):
+def test_zero_gradient_adds_zero_if_its_factor_is_nan(clip):
     grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0 where numbers below 2⁻¹²⁶ are flushed to zero
     np.testing.assert_allclose(_alone(clip, grads), [0.6, 0.8], rtol=1e-5)
 
@@ -127,7 +127,7 @@ class _Dividing(dpoptax.Clip):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("layers", [False, True])
-def test_a_factor_that_is_not_finite_adds_zero_and_changes_no_other_example(method, layers):
+def test_non_finite_factor_only_drops_its_example(method, layers):
     clip = _Dividing()
     if layers:
         clip = dpoptax.per_layer_clip({"w": clip, "b": clip})
@@ -142,13 +142,13 @@ def test_a_factor_that_is_not_finite_adds_zero_and_changes_no_other_example(meth
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_factor_times_norm_is_bounded_over_all_norms(name):
+def test_factor_times_norm_is_bounded_for_all_norms(name):
     norms = helpers.floats(np.geomspace(1e-38, 1e35, 4001)[:, None])
     products = FLAT[name].factors(norms) * norms
     assert float(products.max()) <= FLAT[name].sensitivity * (1 + 1e-6)
 
 
-def test_auto_s_keeps_short_gradients_short_and_psac_shorter_than_auto_v():
+def test_auto_s_and_psac_keep_short_gradients_short():
     short = jax.tree.map(lambda g: np.zeros(g.shape, np.float32), _grads(0))
     short["a"][0, 0, 0] = 1e-4
     length = {name: float(np.asarray(_summed(name)(short)["a"])[0, 0]) for name in FLAT}
@@ -157,14 +157,14 @@ def test_auto_s_keeps_short_gradients_short_and_psac_shorter_than_auto_v():
     np.testing.assert_allclose(length["psac"], 0.7 * 1e-4, rtol=1e-2)
 
 
-def test_normalized_is_l2_in_units_of_the_bound():
+def test_normalized_clip_is_l2_clip_over_bound():
     grads = _grads(2)
     ours = _alone(dpoptax.normalized_clip(0.3), grads)
     want = jax.tree.map(lambda x: x / 0.3, _alone(dpoptax.l2_clip(0.3), grads))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), ours, want)
 
 
-def test_layers_are_clipped_by_themselves():
+def test_layers_are_clipped_separately():
     grads = _grads(3)
     total = _summed("two")(grads)
     for name, bound in (("a", 0.5), ("b", 1.2)):
@@ -180,7 +180,7 @@ def test_layers_are_clipped_by_themselves():
 @pytest.mark.parametrize(
     "make", [dpoptax.l2_clip, dpoptax.automatic_clip, dpoptax.contrib.psac_clip]
 )
-def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
+def test_one_clip_is_split_evenly_over_layers(make):
     grads = _grads(4)
     clip = dpoptax.per_layer_clip(make(0.7))
     total = _alone(clip, grads)
@@ -191,7 +191,7 @@ def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
     assert clip.sensitivity == 0.7
 
 
-def test_layers_can_have_geometries_of_their_own():
+def test_layers_can_have_different_clips():
     grads = _grads(5)
     total = _summed("named")(grads)
     for name, clip in (("a", FLAT["auto-s"]), ("b", FLAT["normalized"])):
@@ -200,7 +200,7 @@ def test_layers_can_have_geometries_of_their_own():
     np.testing.assert_allclose(LAYERED["named"].sensitivity, (0.7**2 + 1.0) ** 0.5)
 
 
-def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
+def test_per_layer_auto_v_fills_every_bound():
     # One short example. The others add nothing.
     first = np.array([1e-6, 0, 0, 0, 0], np.float32)
     total = _summed("auto-v each")(jax.tree.map(lambda g: (np.asarray(g).T * first).T, _grads(6)))
@@ -216,13 +216,13 @@ def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
         dpoptax.contrib.hyperspherical_clip(1.0, beta=0.5),
     ],
 )
-def test_layers_of_a_geometry_that_is_not_flat_are_refused(clip):
+def test_refuses_layers_with_clips_that_are_not_flat(clip):
     for given in (clip, [clip, 1.0]):
         with pytest.raises(TypeError, match="must hold bounds or geometries"):
             dpoptax.per_layer_clip(given)
 
 
-def test_noise_of_a_layered_clip_is_scaled_to_its_whole_sensitivity():
+def test_noise_scales_to_sensitivity_of_all_layers():
     clip = dpoptax.per_layer_clip({"a": 3.0, "b": 4.0})
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
     params = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
@@ -232,7 +232,7 @@ def test_noise_of_a_layered_clip_is_scaled_to_its_whole_sensitivity():
         assert abs(np.std(leaf) - 1.0) < 0.05
 
 
-def test_a_layered_clip_serves_clipped_grad_and_jit():
+def test_per_layer_clip_works_in_jitted_clipped_grad():
     params = helpers.mlp_params(0)
     clip = dpoptax.per_layer_clip([0.2, 0.4])
     grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=4))
@@ -249,7 +249,7 @@ def test_a_layered_clip_serves_clipped_grad_and_jit():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_layer_that_the_loss_does_not_use_has_its_share_of_the_bound(method):
+def test_unused_layer_keeps_its_share_of_the_bound(method):
     params = {name: jnp.zeros(3) for name in "abcd"}
     loss = lambda p, x: jnp.vdot(p["b"], x)  # noqa: E731
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.per_layer_clip(1.0), method=method)
@@ -257,7 +257,7 @@ def test_a_layer_that_the_loss_does_not_use_has_its_share_of_the_bound(method):
     np.testing.assert_allclose(jnp.linalg.norm(clipped.sum["b"]), 0.5, rtol=1e-4)
 
 
-def test_layers_that_are_no_prefix_are_refused():
+def test_refuses_layers_that_are_not_a_tree_prefix():
     with pytest.raises(ValueError, match="`per_layer_clip` must be a tree prefix"):
         sum_clipped(dpoptax.per_layer_clip({"a": 1.0, "x": 1.0}), _grads(0))
 
@@ -306,24 +306,24 @@ BOUNDED = {
         (np.float32(np.inf), r"got inf\. .*write `dpoptax\.adaptive_clip\(1\.0\)`"),
     ],
 )
-def test_a_bound_that_bounds_nothing_names_the_geometry_that_is_meant(name, bound, meant):
+def test_zero_or_infinite_bound_error_names_alternative(name, bound, meant):
     with pytest.raises(ValueError, match=meant):
         BOUNDED[name](bound)
 
 
-def test_the_geometry_meant_by_a_bound_of_zero_is_the_limit_of_small_ones():
+def test_alternative_to_zero_bound_is_limit_of_small_bounds():
     grads = _grads(7)
     meant = _alone(dpoptax.automatic_clip(1.0, gamma=0.0), grads)
     limit = _alone(dpoptax.normalized_clip(1e-6), grads)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), meant, limit)
 
 
-def test_a_traced_bound_is_refused_as_such():
+def test_refuses_traced_bound():
     with pytest.raises(TypeError, match="`l2_clip_norm` must .* got a traced array"):
         jax.jit(lambda bound: dpoptax.l2_clip(bound).sensitivity)(0.0)
 
 
-def test_a_loss_over_a_bound_has_the_sum_over_it_and_clips_there():
+def test_dividing_loss_by_bound_clips_at_the_bound():
     """Checks the recipe of docs/guides/clipping.md for a scheduled clipping bound."""
     batch = jnp.array([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0]])
     points = dpoptax.gradient_points((), jnp.zeros(2))

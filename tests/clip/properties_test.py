@@ -120,9 +120,7 @@ def _others(*case):
     mask=masks,
     index=st.integers(0, EXAMPLES - 1),
 )
-def test_one_example_moves_the_sum_by_at_most_the_bound(
-    name, dtype, lists, which, draw, mask, index
-):
+def test_example_moves_sum_by_at_most_the_bound(name, dtype, lists, which, draw, mask, index):
     grads = _values(lists[which % len(lists)], DTYPES[dtype], draw)
     moved = _moved(lambda m: _summed(name)(grads, m), np.array(mask), index)
     assert moved <= CLIPS[name].sensitivity * (1 + 1e-5)
@@ -131,7 +129,7 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(
 @pytest.mark.parametrize("kind", [float, functools.partial(dpoptax.automatic_clip, gamma=0.0)])
 @pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-14])
 @pytest.mark.parametrize("large", [1.0, 1e13, 1e30, 3e38])
-def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, kind):
+def test_layer_with_underflowing_squares_keeps_its_bound(small, large, kind):
     """Checks a large layer next to one whose entries are 1e-19 times as large."""
     layer = np.full((1, 10_000), 1.07e-19)
     layer[0, 0] = 1.26e-19
@@ -199,7 +197,7 @@ def _paths(method, microbatch_size, clip):
     mask=masks,
     index=st.integers(0, EXAMPLES - 1),
 )
-def test_every_path_and_every_methods_points_keep_the_bound(
+def test_bound_holds_for_all_methods_and_points(
     points, method, microbatch_size, clip, draw, sizes, mask, index
 ):
     params, other = (

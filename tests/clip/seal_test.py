@@ -71,7 +71,7 @@ def assert_refused(mean, state, reason="clipped sum was changed"):
 
 
 @pytest.mark.parametrize("jit", [True, False])
-def test_an_untouched_sum_is_released_and_the_next_one_too(jit):
+def test_unchanged_sums_are_released(jit):
     update, state = stage()
     if not jit:
         update = noise().update
@@ -96,13 +96,13 @@ IN_FRONT_RUN_TIME = {
 
 
 @pytest.mark.parametrize("name", IN_FRONT_RUN_TIME)
-def test_a_transform_in_front_is_refused_at_run_time(name):
+def test_refuses_transform_before_noise_at_run_time(name):
     tx = IN_FRONT_RUN_TIME[name]()
     changed, _ = jax.jit(lambda s: tx.update(s, tx.init(PARAMS), PARAMS))(clipped_sum())
     assert_refused(*released(changed))
 
 
-def test_a_transform_in_front_is_refused_in_one_program_with_the_noise():
+def test_refuses_transform_compiled_with_noise():
     tx = optax.chain(optax.scale(100), noise(), optax.scale(-0.1))
     mean, state = jax.jit(lambda s: tx.update(s, tx.init(PARAMS), PARAMS))(clipped_sum())
     assert_refused(mean, state)
@@ -117,7 +117,7 @@ IN_FRONT_TRACE_TIME = {
 
 
 @pytest.mark.parametrize("name", IN_FRONT_TRACE_TIME)
-def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
+def test_refuses_transform_before_noise_when_traced(name):
     tx = optax.chain(IN_FRONT_TRACE_TIME[name](), noise())
     with pytest.raises(TypeError, match=r"seal of the `ClippedSum` must be.*straight to"):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
@@ -136,7 +136,7 @@ def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
         ),
     ],
 )
-def test_the_faq_has_the_errors_that_optax_raises_in_front_of_the_noise(transform, error):
+def test_faq_quotes_errors_raised_inside_optax(transform, error):
     """The FAQ contains the exact messages of transforms that fail inside optax."""
     tx = optax.chain(transform, noise())
     with pytest.raises((TypeError, ValueError), match=re.escape(error)):
@@ -158,19 +158,19 @@ def test_the_faq_has_the_errors_that_optax_raises_in_front_of_the_noise(transfor
         lambda s: jnp.multiply(0.02, s),
     ],
 )
-def test_arithmetic_with_the_sum_says_where_it_belongs(wrong):
+def test_arithmetic_error_says_where_sum_belongs(wrong):
     with pytest.raises(TypeError, match=r"until the noise stage.*straight to.*accumulate"):
         wrong(clipped_sum())
 
 
-def test_what_is_no_sum_is_named_as_users_name_it():
+def test_error_names_type_of_other_inputs():
     for wrong, name in ((jnp.ones(3), "an array"), ({"w": 1.0}, "a dict")):
         with pytest.raises(TypeError, match=f"needs a `ClippedSum`, got {name}"):
             jax.eval_shape(lambda u: noise().update(u, noise().init(PARAMS), PARAMS), wrong)
 
 
 @pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
-def test_a_clip_of_the_sum_in_front_is_refused(make):
+def test_refuses_clipping_the_sum_before_noise(make):
     """Clips of optax fail with optax's error (docs/faq.md) or with that of the noise stage."""
     tx = optax.chain(make(1.0), noise())
     with pytest.raises(TypeError, match=r"seal of the `ClippedSum`|uint32"):
@@ -192,7 +192,7 @@ AROUND = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_what_cannot_stand_around_the_noise_stage_names_the_sum(name):
+def test_errors_of_other_wrappers_name_clipped_sum(name):
     """JAX raises these errors inside optax. They name the class, and the FAQ quotes them."""
     tx, faq = AROUND[name](), pathlib.Path(__file__).parents[2] / "docs/faq.md"
     with pytest.raises((TypeError, ValueError), match=r"clipped_sum\.ClippedSum") as raised:
@@ -209,13 +209,13 @@ FILTERS = {
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_filter_in_front_of_the_noise_stage_is_told_its_place(name):
+def test_error_says_filter_belongs_after_noise(name):
     tx = optax.chain(FILTERS[name], noise())
     with pytest.raises(TypeError, match=f"`{name}` got a `ClippedSum`, .*after the noise stage"):
         jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
 
 
-def test_containers_that_are_written_to_do_not_hide_behind_their_arrays():
+def test_refuses_modified_containers():
     for change in (
         lambda sums: sums.update(w=100.0 * sums["w"]),
         lambda sums: sums.update(b=sums["c"], c=sums["b"]),
@@ -231,27 +231,27 @@ def test_containers_that_are_written_to_do_not_hide_behind_their_arrays():
     assert not is_intact(clipped)
 
 
-def test_sums_added_by_hand_are_refused():
+def test_refuses_sums_added_by_hand():
     """Each of two losses or batches has the clipping bound, but their sum does not."""
     both = jax.tree.map(jnp.add, clipped_sum(0), clipped_sum(1))
     assert_refused(*released(both))
 
 
-def test_another_clip_than_the_one_that_clipped_is_refused():
+def test_refuses_replaced_clip():
     other = dataclasses.replace(clipped_sum(), clip=dpoptax.l2_clip(0.01))
     assert_refused(*released(other))
     kind = dataclasses.replace(clipped_sum(), clip=dpoptax.automatic_clip(1.0))
     assert_refused(*released(kind))
 
 
-def test_another_clip_written_into_the_frozen_sum_is_refused():
+def test_detects_clip_written_into_frozen_sum():
     clipped = dpoptax.extend.trust_clipped(PARAMS, CLIP)
     assert is_intact(clipped)
     object.__setattr__(clipped, "clip", dpoptax.l2_clip(0.1))
     assert not is_intact(clipped)
 
 
-def test_another_grid_is_refused():
+def test_refuses_replaced_grid():
     """The integers count grid steps, so doubling the grid would double the sum."""
     mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
     grid = dpoptax.extend.fixed_point_grid(CLIP, **mechanism)
@@ -261,7 +261,7 @@ def test_another_grid_is_refused():
     assert_refused(*tx.update(dataclasses.replace(fine, grid=grid), tx.init(PARAMS)))
 
 
-def test_the_padding_of_a_draw_cannot_pass_for_examples():
+def test_refuses_padding_without_mask():
     draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
     data = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
     points = dpoptax.gradient_points((), jnp.zeros(3))
@@ -279,7 +279,7 @@ def test_the_padding_of_a_draw_cannot_pass_for_examples():
         assert np.isfinite(update(clipped, state)[0]).all()
 
 
-def test_the_padding_of_a_draw_cannot_pass_for_examples_in_plain_optax_form():
+def test_clip_and_noise_refuses_padding_without_mask():
     """Padding repeats row 0, which would otherwise be added many times."""
     draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
     params = np.zeros(3, np.float32)
@@ -301,18 +301,18 @@ def test_the_padding_of_a_draw_cannot_pass_for_examples_in_plain_optax_form():
     assert np.isfinite(update(grads[:4], state, params)[0]).all()
 
 
-def test_a_sum_on_a_grid_is_of_integers():
+def test_sum_on_grid_must_hold_integers():
     with pytest.raises(TypeError, match=r"must hold integers, got float32"):
         dpoptax.extend.trust_clipped(PARAMS, CLIP, grid=2.0**-20)
 
 
-def test_the_number_of_examples_is_part_of_what_is_sealed():
+def test_seal_covers_number_of_examples():
     """The seal covers the count of examples, on which the room for rounding depends."""
     fewer = [dataclasses.replace(clipped_sum(seed), examples=1) for seed in range(2)]
     assert_refused(*released(dpoptax.accumulate(*fewer)))
 
 
-def test_another_reference_is_refused():
+def test_refuses_replaced_reference():
     clipped = dpoptax.extend.trust_clipped(PARAMS, CLIP, {"direction": jnp.ones(3)})
     assert bool(is_intact(clipped))
     other = dataclasses.replace(clipped, reference={"direction": jnp.array([1.0, 1.0, -1.0])})
@@ -320,7 +320,7 @@ def test_another_reference_is_refused():
     assert_refused(*released(dataclasses.replace(clipped, reference=None)))
 
 
-def test_entries_and_leaves_that_change_places_are_refused():
+def test_refuses_swapped_entries_and_leaves():
     clipped = clipped_sum()
     total = clipped.sum
     swapped = {**total, "b": total["c"], "c": total["b"]}
@@ -329,7 +329,7 @@ def test_entries_and_leaves_that_change_places_are_refused():
     assert_refused(*released(dataclasses.replace(clipped, sum=reversed_)))
 
 
-def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
+def test_hand_made_sum_needs_trust_clipped():
     by_hand = dpoptax.ClippedSum(PARAMS, CLIP)
     with pytest.raises(TypeError, match=r"has no seal.*dpoptax\.extend\.trust_clipped"):
         released(by_hand)
@@ -339,7 +339,7 @@ def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
         dpoptax.extend.trust_clipped(PARAMS, "1.0")
 
 
-def test_complex_sums_are_refused_whoever_answers_for_them():
+def test_refuses_complex_sums_even_if_trusted():
     """A complex normal of JAX has half of its variance in each part, so the noise would be σ/√2."""
     total = {"w": jnp.ones(2), "z": jnp.zeros(2, jnp.complex64)}
     with pytest.raises(TypeError, match=r"must be real.*'z'.*complex64"):
@@ -347,7 +347,7 @@ def test_complex_sums_are_refused_whoever_answers_for_them():
 
 
 @pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
-def test_every_noise_stage_refuses_and_stays_refused(make):
+def test_noise_stages_keep_refusing_after_changed_sum(make):
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
     clip, adaptive = CLIP, dpoptax.adaptive_clip(1.0)
     total, reference = PARAMS, None
@@ -374,7 +374,7 @@ def test_every_noise_stage_refuses_and_stays_refused(make):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
-def test_the_seal_covers_every_bit_of_every_dtype(dtype):
+def test_seal_covers_every_bit_of_every_dtype(dtype):
     with jax.enable_x64(dtype == "float64"):
         rng = np.random.default_rng(0)
         values = helpers.floats(rng.normal(size=(3, 4)), jnp.dtype(dtype))
@@ -390,7 +390,7 @@ def test_the_seal_covers_every_bit_of_every_dtype(dtype):
         assert hashed([values, values]) != hashed([values])
 
 
-def test_signs_scales_and_permutations_show():
+def test_seal_detects_signs_scales_and_permutations():
     """Checks changes whose differences would cancel in a sum of products."""
     rows = np.random.default_rng(0).normal(size=(2000, 4)).astype(np.float32)
     rows = np.concatenate([rows, -rows], axis=1)
@@ -400,7 +400,7 @@ def test_signs_scales_and_permutations_show():
         assert not (np.asarray(seal(change(rows))) == before).any()
 
 
-def test_under_scan_vmap_and_donation():
+def test_release_works_under_scan_vmap_and_donation():
     tx = noise()
 
     def step(state, seed):
@@ -422,7 +422,7 @@ def test_under_scan_vmap_and_donation():
 @pytest.mark.parametrize(
     ("method", "microbatch_size"), helpers.covering(["auto", "vmap"], [None, 3], strength=1)
 )
-def test_the_sum_and_its_seal_come_from_one_computation(method, microbatch_size):
+def test_seal_matches_returned_sum_bit_for_bit(method, microbatch_size):
     """The seal fits the returned sum bit for bit, compiled together or separately."""
     points = dpoptax.gradient_points((), helpers.mlp_params(0))
     grad_fn = dpoptax.clipped_grad(
@@ -437,7 +437,7 @@ def test_the_sum_and_its_seal_come_from_one_computation(method, microbatch_size)
     assert jax.jit(is_intact)(grad_fn(points, data))
 
 
-def test_accumulated_parts_of_a_batch_are_the_batch():
+def test_accumulated_parts_equal_the_batch():
     whole = clipped_sum()
     grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, CLIP))
     points = dpoptax.gradient_points((), PARAMS)
@@ -455,7 +455,7 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
     assert helpers.global_norm(move) <= CLIP.sensitivity
 
 
-def test_an_example_moves_many_accumulated_parts_by_the_bound():
+def test_example_moves_accumulated_parts_by_at_most_the_bound():
     """One of 2²⁰ examples in 128 parts moves the total by the bound.
 
     The total was once multiplied by −15.
@@ -479,7 +479,7 @@ def test_an_example_moves_many_accumulated_parts_by_the_bound():
 
 
 @pytest.mark.parametrize(("dtype", "large"), [("bfloat16", 256.0), ("float16", 2048.0)])
-def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
+def test_narrow_floats_are_accumulated_in_float32(dtype, large):
     """Sums of narrow floats are added in float32. Narrow neighbors differ by 2, which is 2 C."""
     first, *others = (
         dpoptax.extend.trust_clipped(
@@ -507,7 +507,7 @@ def test_accumulated_integers_do_not_wrap_around():
         dpoptax.accumulate(part(8_000), part(384), part(8_000))
 
 
-def test_accumulate_refuses_what_does_not_belong_together():
+def test_accumulate_refuses_incompatible_sums():
     one, two = clipped_sum(0), clipped_sum(1)
     with pytest.raises(ValueError, match=r"same clip and grid.*sums\[1\] with clip"):
         dpoptax.accumulate(one, clipped_sum(1, dpoptax.l2_clip(2.0)))
@@ -529,7 +529,7 @@ def test_accumulate_refuses_what_does_not_belong_together():
         dpoptax.accumulate(one, dpoptax.extend.trust_clipped(two.sum, CLIP))
 
 
-def test_several_losses_on_one_batch_are_clipped_as_one_gradient():
+def test_joint_loss_is_clipped_as_one_gradient():
     """An example moves the sum by C if one loss function returns the sum of all losses."""
 
     def other_loss(params, example):

@@ -18,14 +18,14 @@ from tests.helpers import floats
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 96, 140, 283, 1000, 4099])
-def test_a_sum_in_blocks_has_every_term_once(size):
+def test_blocked_sum_adds_every_term_once(size):
     weights = np.arange(size) % 7 - 3.0
     values = np.stack([np.arange(size) % 5, np.ones(size)], axis=1)  # all sums are exact
     found = jax.jit(block_sums.sum_weighted)(floats(weights), floats(values))
     np.testing.assert_array_equal(found, weights @ values)
 
 
-def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
+def test_example_changes_little_rounding_of_blocked_sum():
     """Blocks keep the change of rounding small.
 
     In a sequential sum, rounding would change by half of the example's summand.
@@ -49,7 +49,7 @@ def _lookups(size):
 
 
 @pytest.mark.parametrize("size", [8, 1000])
-def test_lookups_are_added_in_whole_numbers(size):
+def test_lookups_are_added_as_integers(size):
     rows, values = _lookups(size)
     total = lambda *x: integer_sums.sum_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
     exact = np.zeros((4, 2))
@@ -60,7 +60,7 @@ def test_lookups_are_added_in_whole_numbers(size):
         np.testing.assert_array_equal(total(rows[::-1], values[::-1]), found)
 
 
-def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats():
+def test_lookups_far_below_bound_keep_float_precision():
     """Checks a clip that cuts nothing, as in a first run without noise."""
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
@@ -69,7 +69,7 @@ def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats()
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
-def test_parts_that_leave_the_range_of_integers_come_back():
+def test_overflowing_parts_wrap_back():
     """Checks two lookups per example, each of 32 times the bound, that almost cancel."""
     size, large = 1000, 32.0
     rows = jnp.zeros(size, int)
@@ -80,7 +80,7 @@ def test_parts_that_leave_the_range_of_integers_come_back():
         integer_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
 
 
-def test_steps_become_numbers_by_one_rounding_of_the_sum():
+def test_joining_steps_rounds_once():
     """Checks large fine steps that remain from many numbers and almost cancel whole steps."""
     rng, steps = np.random.default_rng(0), integer_sums.make_steps(1.0, 2**21)
     fine = rng.integers(-(2**29), 2**29, 1000)
@@ -91,7 +91,7 @@ def test_steps_become_numbers_by_one_rounding_of_the_sum():
     assert (error <= bounds.UNIT_ROUNDOFF * (np.abs(exact) + 2.0**12)).all()
 
 
-def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
+def test_step_rounding_counts_every_changed_entry():
     rows, columns, size = 4, 2**12, 16
     found = integer_sums.step_rounding(rows * size, rows, columns, size, size)
     low = 2.0**12 * 2.0**-29 * size * math.sqrt(rows * columns)
@@ -110,7 +110,7 @@ def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
     ],
     ids=["row_selecting_clip", "adaptive_clip"],
 )
-def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
+def test_steps_follow_bound_of_the_gradient(clip, monkeypatch):
     """Steps follow the gradient's clipping bound, not the joint bound with rows or a count."""
     found, sum_pieces = [], ghost_clipped_sum._sum_weighted_gradients
 
@@ -125,7 +125,7 @@ def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
     assert found == [pytest.approx(0.5, abs=0.01)]  # to eight bits
 
 
-def test_lookups_beside_a_product_that_cancels_them():
+def test_lookups_that_a_product_cancels_fit_into_integers():
     """Parts of a tied embedding, each many times as large as the gradient, fit into integers."""
     size, large = 64, 31.0
     tokens, one = jnp.zeros((size, 1, 1), int), jnp.ones((size, 1, 1, 1))
@@ -143,7 +143,7 @@ def test_lookups_beside_a_product_that_cancels_them():
 @pytest.mark.parametrize(
     ("positions", "side", "examples"), [(1, 8, 128), (1, 256, 256), (4, 256, 32), (64, 256, 4)]
 )
-def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, examples):
+def test_matrix_products_are_cut_into_blocks(positions, side, examples):
     """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
     total = lambda x, w: weighted_products.sum_products(  # noqa: E731
@@ -172,15 +172,13 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
         (256, 2, 2**18, bounds.largest_ratio(2), 53),
     ],
 )
-def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
-    examples, terms, entries, ratio, length
-):
+def test_blocks_have_longest_allowed_length(examples, terms, entries, ratio, length):
     assert block_sums.block_length(examples, terms, entries, ratio) == length
     block = block_sums.block_rounding(length, length, terms=terms, ratio=ratio)
     assert block_sums.combine_roundings([block]) <= block_sums.ROUNDING_LIMIT * (1 + 1e-3)
 
 
-def test_tau_of_several_sums():
+def test_tau_combines_several_sums():
     one, two = block_sums.Rounding(4, 3e-3, joined=1e-4), block_sums.Rounding(8, 1e-3, own=1e-5)
     terms = [block_sums.Rounding(4, joined=joined, termwise=True) for joined in (3e-4, 2e-4)]
     sums = [one, two, block_sums.Rounding(4, 1e-3), *terms]
@@ -190,7 +188,7 @@ def test_tau_of_several_sums():
     assert shared == pytest.approx(3e-3 + 1e-3 + 1e-4 + 3e-4 + 1e-5)
 
 
-def test_uses_of_one_parameter_add_their_roundings():
+def test_roundings_of_tied_uses_add_up():
     """One parameter multiplies a matrix and a vector, in blocks of different lengths."""
 
     def loss(w, example):
@@ -213,7 +211,7 @@ def test_uses_of_one_parameter_add_their_roundings():
     assert used > 1.2 * apart
 
 
-def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
+def test_tau_covers_termwise_and_whole_rounding():
     """Checks a sum of 64 positions in short blocks and one of two points in one block."""
 
     def of(positions, points):
@@ -229,7 +227,7 @@ def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
     assert block_sums.combine_roundings([whole, parts]) >= blocks + shares
 
 
-def test_sums_times_fixed_arrays_are_rounded_once_more():
+def test_fixed_arrays_add_one_rounding():
     factor = jax.ShapeDtypeStruct((16, 1, 1, 8), jnp.float32)
     alone = FactoredGradients([factor_products.Segment(factor, factor)], (1, 8, 8))
     term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
@@ -242,7 +240,7 @@ def test_sums_times_fixed_arrays_are_rounded_once_more():
 
 
 @pytest.mark.parametrize(("examples", "most"), [(256, 0.009), (4096, 0.013), (65536, 0.073)])
-def test_tau_of_usual_batches(examples, most):
+def test_tau_is_small_for_usual_batches(examples, most):
     for terms in (1, 4, 16, 64, 256, 1024):
         kind = {"terms": terms, "ratio": bounds.largest_ratio(terms)}
         block = block_sums.block_length(examples, entries=2**20, **kind)
@@ -250,7 +248,7 @@ def test_tau_of_usual_batches(examples, most):
         assert 0 < tau + block_sums.layout_rounding(block_sums.WholeBatch(examples)) <= most
 
 
-def test_many_examples_on_many_devices_are_added_as_integers():
+def test_large_sums_over_many_devices_use_integers():
     assert not block_sums.uses_integer_totals(block_sums.WholeBatch(10**5, 8))
     assert not block_sums.uses_integer_totals(block_sums.WholeBatch(4096, 16))
     assert block_sums.uses_integer_totals(block_sums.WholeBatch(65536, 64))
@@ -258,7 +256,7 @@ def test_many_examples_on_many_devices_are_added_as_integers():
     assert few == many < 0.04
 
 
-def test_room_for_all_layouts():
+def test_layout_rounding_covers_all_layouts():
     """τ covers all sums that include an example, over micro-batches and devices."""
     for devices, part, size in itertools.product((*range(1, 12), 64), range(1, 70), range(1, 70)):
         count, whole = -(-part // size), block_sums.WholeBatch(devices * part, devices)
@@ -269,7 +267,7 @@ def test_room_for_all_layouts():
         assert 2 * bounds.UNIT_ROUNDOFF * (inside + over) <= block_sums.layout_rounding(whole)
 
 
-def test_batches_that_no_float_holds_the_sum_of_are_refused():
+def test_refuses_batches_too_large_for_float32():
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), dpoptax.l2_clip(1.0))
     points = dpoptax.gradient_points((), jnp.zeros(2))
     batch = jax.ShapeDtypeStruct((10**6, 2), jnp.float32)
@@ -281,7 +279,7 @@ def _weights(size):
     return np.ones(size), np.arange(size) > 0
 
 
-def test_what_an_addition_loses_is_found_in_compiled_programs():
+def test_two_sum_is_exact_when_compiled():
     a, b = np.random.default_rng(0).normal(size=(2, 1000)) * 2.0 ** np.arange(-30, 30, 0.06)[:1000]
     a, b = floats(a), floats(b[::-1])
     total, lost = jax.jit(block_sums.two_sum)(a, b)
@@ -290,7 +288,7 @@ def test_what_an_addition_loses_is_found_in_compiled_programs():
     assert np.any(np.asarray(lost) != 0)
 
 
-def test_what_additions_lost_does_not_add_up():
+def test_compensated_add_is_exact_over_many_terms():
     """If rounding errors were summed separately, next to a large total, they would be rounded."""
     value, count = np.float32(1.0 + 2.0**-22), 2**15
 

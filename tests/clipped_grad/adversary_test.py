@@ -82,14 +82,14 @@ QUICK, LONG = (14, 10), (40, 400)
 @pytest.mark.parametrize(
     "program", [*PROGRAMS, *helpers.slow_but(("LoRA", "experts", "graph"), MODELS)]
 )
-def test_no_example_moves_the_sum_by_more_than_the_bound(program):
+def test_example_moves_sum_by_at_most_the_bound(program):
     assert _attack(program, CLIPS["l2"], QUICK) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", ["l2", "AUTO-V"])
 @pytest.mark.parametrize("program", MODELS)
-def test_a_longer_search_of_models(program, clip):
+def test_longer_search_of_models(program, clip):
     assert _attack(program, CLIPS[clip], (14, 40), seed=1) <= 1
 
 
@@ -97,19 +97,19 @@ def test_a_longer_search_of_models(program, clip):
     ("program", "way"),
     helpers.covering(["regression", "batched", "standardised"], WAYS, strength=1),
 )
-def test_every_way_to_a_norm(program, way, monkeypatch):
+def test_bound_holds_for_each_norm_method(program, way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     assert plan.cost_model is cost_model
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
 
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-def test_every_geometry(clip):
+def test_bound_holds_for_each_clip(clip):
     assert _attack("regression", clip, QUICK) <= 1
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_gradient_that_is_all_rounding_is_the_same_for_norm_and_sum(method):
+def test_norm_and_sum_use_same_rounded_gradient(method):
     """XLA computed the gradient in two kernels that rounded differently: 1.4 C, or not finite."""
     loss, params, shapes = PROGRAMS["standardised kernel"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
@@ -121,7 +121,7 @@ def test_a_gradient_that_is_all_rounding_is_the_same_for_norm_and_sum(method):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_numbers(dtype):
+def test_bound_holds_for_narrow_dtypes(dtype):
     assert _attack("regression", CLIPS["l2"], QUICK, dtype) <= 1
 
 
@@ -129,7 +129,7 @@ def test_narrow_numbers(dtype):
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_longer_search(program, clip, method):
+def test_longer_search(program, clip, method):
     effort = (LONG[0], LONG[1] // 10)
     assert _attack(program, clip, effort, seed=1, method=method) <= 1
 
@@ -138,7 +138,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
-def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
+def test_longer_search_of_each_norm_method(program, way, dtype, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
@@ -155,7 +155,7 @@ def _cancelling(b, dtype=jnp.float32):
 @pytest.mark.parametrize(
     ("clip", "size"), helpers.covering(CLIPS, [8, 65536 // 16 + 8], strength=1)
 )
-def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
+def test_bound_holds_if_large_terms_cancel(clip, size):
     """Once, the norm came from the formed gradient, but the sum from another contraction."""
     shapes = [(16, 4), (16, 4)]
     total = _total(programs.regression, [programs.zeros(4, 4)], clip)
@@ -170,7 +170,7 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
         ["vector", "column", "lookup", "matrix"], [256, 1024, 4096], [None, 64, 4], strength=1
     ),
 )
-def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
+def test_bound_holds_if_others_exploit_rounding(program, size, microbatch_size):
     """Gradients are clipped to C/(1 + τ), where τ covers all rounding that others can change."""
     loss, shape = LONG_SUMS[program]
     total = _total(
@@ -190,7 +190,7 @@ def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, siz
         pytest.param(False, "form", marks=pytest.mark.slow),
     ],
 )
-def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkeypatch, request):
+def test_bound_holds_if_sums_have_largest_allowed_error(room, way, monkeypatch, request):
     """Sums err upward with the example and downward without it, next to canceling terms."""
     if not room:
         request.getfixturevalue("no_room")
@@ -222,7 +222,7 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
 @pytest.mark.parametrize(
     ("method", "bits"), [("auto", None), ("vmap", None), ("vmap", 16)], ids=str
 )
-def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits):
+def test_refuses_bound_whose_sums_flush_to_zero(method, bits):
     """Bounds near 2^-126 √d are refused. With such a bound, an example moved the sum by 1.22 C.
 
     Half of the move came from another example. On a grid with steps that were flushed to zero, each
@@ -291,7 +291,7 @@ def _rounded_moves(total, shape, size, part):
         strength=1,
     ),
 )
-def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip):
+def test_bound_holds_if_squares_of_one_group_underflow(program, clip):
     shapes = PROGRAMS[program][2]
     x, d = (np.ones(shape) for shape in shapes)
     axis = {"depthwise": 1, "batched": 1, "scanned": 0}[program]
@@ -312,7 +312,7 @@ def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip)
         ("short", "vmap"),  # enough entries for XLA's maximum on CPU to lose NaN
     ],
 )
-def test_what_one_example_is_does_not_change_what_the_others_add(program, method, others):
+def test_example_does_not_change_what_others_add(program, method, others):
     """Once, one example decided between two summation methods, which changed all others."""
     shapes = PROGRAMS[program][2]
     total = _compiled(program, dpoptax.l2_clip(1e-3), method)
@@ -332,7 +332,7 @@ def test_what_one_example_is_does_not_change_what_the_others_add(program, method
 
 @pytest.mark.parametrize("side", [0, 1], ids=["data", "cotangent"])
 @pytest.mark.parametrize("program", ["regression", "one position", "convolution"])
-def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
+def test_one_non_finite_factor_drops_the_example(program, side):
     """The other factor of the gradient is finite and must not stay in the sum, times zero."""
     shapes = PROGRAMS[program][2]
     total = _compiled(program, dpoptax.l2_clip(1e-3))
@@ -350,7 +350,7 @@ def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
+def test_one_non_finite_leaf_drops_the_example(method):
     """The gradient of the other leaf is finite, with a norm far above the bound."""
     loss, params, shapes = PROGRAMS["elementwise"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
@@ -362,7 +362,7 @@ def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
 
 
 @pytest.mark.parametrize("way", ["gram", "form"])
-def test_the_bound_of_a_norm_is_above_the_norm(way):
+def test_computed_norm_bounds_the_exact_norm(way):
     """The positions almost cancel. Half of the naively computed norms would be too small."""
     rng = np.random.default_rng(0)
     rows, columns = (rng.normal(size=(256, 1, 32, 4)).astype(np.float32) / 4 for _ in range(2))
@@ -381,7 +381,7 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
 
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-def test_terms_are_at_most_so_many_times_the_bound(clip):
+def test_clipped_terms_are_at_most_ratio_times_bound(clip):
     """Checks f S ≤ M C, which scales the rounding error of the sum over examples."""
     norms, absolute = jnp.float32([[1e-6, 1e-3, 0.1, 1.0]]), jnp.ones((1, 4), jnp.float32)
     _, scales = bounds.make_scales([jnp.ones((1, 4))])
@@ -397,7 +397,7 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()
 
 
-def test_float16_neither_overflows_nor_underflows_in_the_sum():
+def test_float16_sum_neither_overflows_nor_underflows():
     def loss(params, example):
         x, d = example
         return jnp.sum((x @ params[0]) * d)
@@ -414,7 +414,7 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
 @pytest.mark.parametrize(
     ("layers", "shortest"), [(16, -90), pytest.param(120, -100, marks=pytest.mark.slow)]
 )
-def test_many_layers_each_with_its_bound(method, layers, shortest):
+def test_bound_holds_for_many_layers(method, layers, shortest):
     """With a common scale, squares of short layers would underflow. Layers at 2^-100 add zero."""
 
     def loss(params, example):
@@ -454,7 +454,7 @@ def _layered(params, example):
     ],
     ids=str,
 )
-def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
+def test_each_layer_moves_by_at_most_its_bound(options, weights):
     """Checks bounds from 2^-60 to 2^29, each with a geometry that reaches its bound."""
     make = functools.partial(dpoptax.automatic_clip, gamma=0.0)
     layers = {
@@ -481,7 +481,7 @@ def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_complex_parameters_are_refused(method):
+def test_refuses_complex_parameters(method):
     loss = lambda w, x: jnp.abs(jnp.sum(w * x)) ** 2  # noqa: E731
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method)
     points = dpoptax.gradient_points((), jnp.zeros(3, jnp.complex64))
@@ -494,7 +494,7 @@ def test_complex_parameters_are_refused(method):
 
 
 @pytest.mark.parametrize("weights", [(43.0, -42.0), (1e4, 1.0 - 1e4), (3.0, -2.0)])
-def test_several_points_with_large_weights(weights):
+def test_bound_holds_for_points_with_large_weights(weights):
     loss, params, shapes = PROGRAMS["regression"]
     params = programs.parameters(params)
     other = [helpers.floats(np.asarray(p) + 0.1) for p in params]
@@ -549,12 +549,12 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
         ("merged, squared", "all but opposite"),
     ],
 )
-def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
+def test_bound_holds_if_gradients_cancel_between_points(program, points, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
-def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
+def test_search_at_several_points_finds_rounding_errors(monkeypatch):
     exact = factor_products.contract
 
     def rounded(axes, a, b):
@@ -569,7 +569,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)
-def test_a_longer_search_at_several_points(program, points, monkeypatch):
+def test_longer_search_at_several_points(program, points, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
     assert found <= 1
@@ -579,7 +579,7 @@ def test_a_longer_search_at_several_points(program, points, monkeypatch):
 @pytest.mark.parametrize("way", ["form", "keep"])
 @pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
 @pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
-def test_a_longer_search_at_several_points_with_gradients_formed(program, points, way, monkeypatch):
+def test_longer_search_at_several_points_forming_gradients(program, points, way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
     assert found <= 1
@@ -588,14 +588,14 @@ def test_a_longer_search_at_several_points_with_gradients_formed(program, points
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
-def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, options, monkeypatch):
+def test_search_at_several_points_with_other_options(points, options, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
         assert found <= 1
 
 
-def test_microbatches_and_masks():
+def test_bound_holds_for_microbatches_and_masks():
     loss, params, shapes = PROGRAMS["regression"]
     clip = CLIPS["AUTO-V"]
     total = _total(loss, [programs.zeros(4, 4)], clip, microbatch_size=3)
@@ -613,7 +613,7 @@ def _precisions(jaxpr):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
+def test_norms_and_sums_contract_at_full_precision(way, monkeypatch):
     """The platform's default does not matter. By default, TPUs and GPUs round operands."""
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
@@ -625,7 +625,7 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
     assert len(found) > len(inherited) >= 1  # the loss keeps its own precision
 
 
-def test_a_sum_over_positions_is_stored_before_it_is_measured():
+def test_sum_over_positions_is_stored_before_its_norm():
     """Norm and sum read one stored sum. If terms cancel, recomputed sums may differ."""
     shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
@@ -635,7 +635,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
+def test_norm_and_sum_read_same_bfloat16_factors(way, monkeypatch):
     """XLA on GPU removes round-trip conversions. Norm and sum must still use the same numbers."""
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
@@ -655,7 +655,7 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
 
 
 @pytest.mark.parametrize("bits", [7, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
+def test_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
     """Shows that the test above is needed, with bfloat16 passes and TF32 emulated."""
     exact = factor_products.contract
 
@@ -667,7 +667,7 @@ def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatc
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 
-def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
+def test_integers_on_grid_keep_bound_in_any_order():
     """The proven move is at most C + √d g/2, because each term is rounded but the sum is exact."""
     loss, params, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
@@ -691,7 +691,7 @@ def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
     np.testing.assert_allclose(grid * sums[0][0], plain[0], rtol=1e-3, atol=64 * grid)
 
 
-def test_a_grid_goes_with_its_noise(no_room):
+def test_grid_must_match_noise_stage(no_room):
     loss, _, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
     params, batch, key = [programs.zeros(4, 4)], _others(shapes, count=63), jax.random.key(0)
@@ -722,7 +722,7 @@ def test_a_grid_goes_with_its_noise(no_room):
         dpoptax.extend.fixed_point_grid(clip, noise_multiplier=0.0, batch_size=64)
 
 
-def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
+def test_bfloat16_factors_keep_bound_and_approximate_sum():
     loss, params, shapes = PROGRAMS["regression"]
     clip = CLIPS["AUTO-V"]
     params = [programs.zeros(4, 4)]
@@ -736,7 +736,7 @@ def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
         dpoptax.clipped_grad(loss, clip, precision="bfloat16", method="vmap")
 
 
-def test_the_rounding_of_weighted_factors_is_found_if_no_room_is_left_for_it(monkeypatch, no_room):
+def test_attack_finds_weighted_rounding_without_room(monkeypatch, no_room):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") <= 1
     monkeypatch.setattr(weighted_products, "BFLOAT16_ERROR", 0.0)

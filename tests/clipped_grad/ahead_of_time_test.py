@@ -49,7 +49,7 @@ def trace(mesh, params_spec):
 
 
 @pytest.mark.parametrize("mesh", [None, *MESHES.values()], ids=str)
-def test_tracing_does_not_ask_for_the_devices_of_the_host(mesh, monkeypatch):
+def test_tracing_does_not_query_host_devices(mesh, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("asked for the devices of the host")
 
@@ -61,7 +61,7 @@ def test_tracing_does_not_ask_for_the_devices_of_the_host(mesh, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MESHES, ids=str)
-def test_the_program_for_eight_devices_keeps_the_parts_of_an_array_on_them(kind):
+def test_noise_and_seal_gather_no_shards(kind):
     text = str(trace(MESHES[kind], P("data")).lower(lowering_platforms=("cpu",)).as_text())
     assert "stablehlo.all_gather" in text  # of the parameters, for the loss
     sealed_and_noised = text[text.index("stablehlo.reduce_scatter") :]
@@ -72,7 +72,7 @@ def test_the_program_for_eight_devices_keeps_the_parts_of_an_array_on_them(kind)
 
 
 @pytest.mark.parametrize("kind", MESHES, ids=str)
-def test_the_type_of_an_array_tells_whether_other_devices_hold_parts(kind):
+def test_array_type_tells_whether_other_devices_hold_parts(kind):
     mesh, found = MESHES[kind], {}
 
     def function(x, y):
@@ -96,7 +96,7 @@ def test_the_type_of_an_array_tells_whether_other_devices_hold_parts(kind):
     [(1.0, "auto"), (1.0, "vmap"), (dpoptax.per_layer_clip(1.0, streaming=True), "auto")],
     ids=["auto", "vmap", "streaming"],
 )
-def test_no_example_counts_where_the_platform_would_mix_them(clip, method, monkeypatch):
+def test_sum_is_zero_where_platform_mixes_examples(clip, method, monkeypatch):
     """XLA's eigenvalues on TPU iterate a batch until its last example has converged."""
 
     def loss(w, x):

@@ -31,7 +31,7 @@ def _jitter(example, key):
         pytest.param(4, "vmap", marks=pytest.mark.slow),
     ],
 )
-def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
+def test_copies_are_averaged_before_clipping(method, microbatch_size):
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
     clip = dpoptax.l2_clip(0.2)
     grad_fn = dpoptax.clipped_grad(
@@ -56,7 +56,7 @@ def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
 
 
 @pytest.mark.slow
-def test_more_copies_leave_less_variance():
+def test_more_copies_reduce_variance():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 4)
     points = dpoptax.gradient_points((), params)
 
@@ -70,7 +70,7 @@ def test_more_copies_leave_less_variance():
     assert variance(16) < 0.15 * variance(1)
 
 
-def test_auxiliary_outputs_are_those_of_all_copies():
+def test_aux_contains_all_copies():
     loss_fn = dpoptax.augmented(
         lambda w, x: (jnp.sum(w * x), x[0]),
         lambda x, key: x + jax.random.uniform(key),

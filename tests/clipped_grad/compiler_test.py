@@ -181,7 +181,7 @@ _QUICK = {
         for way in (_OF_MODELS if program in programs.MODELS else WAYS)
     ],
 )
-def test_no_constant_moves_a_sum_by_more_than_the_bound(program, way):
+def test_bound_holds_for_any_constants(program, way):
     quick = (program, way) in _QUICK or program in programs.MODELS
     # Without jit, each sum takes half a second.
     names = ("zero cotangent", "outlier") if quick and way == "eager" else tuple(EXAMPLES)
@@ -206,7 +206,7 @@ WEIGHTS = [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)]
         ),
     ],
 )
-def test_no_weight_of_a_point_moves_a_sum_by_more_than_the_bound(program, way, weights):
+def test_bound_holds_for_any_point_weights(program, way, weights):
     move, example = largest_move(compiled(program, way, weights=weights), EVERY[program][2])
     assert move <= 1, example
 
@@ -227,7 +227,7 @@ def _other_sums():
 
 
 @pytest.mark.parametrize(("program", "kind", "way"), list(_other_sums()))
-def test_no_constant_moves_another_sum_by_more_than_the_bound(program, kind, way):
+def test_bound_holds_for_any_constants_in_other_sums(program, kind, way):
     move, example = largest_move(compiled(program, way, **SUMS[kind]), EVERY[program][2])
     print(f"| {program} | {kind}, {way} | {move:.5f} | {example} |")
     assert move <= 1, example
@@ -235,7 +235,7 @@ def test_no_constant_moves_another_sum_by_more_than_the_bound(program, kind, way
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", programs.MODELS)
-def test_no_constant_does_beside_auxiliary_outputs(program):
+def test_bound_holds_for_constants_next_to_aux(program):
     loss, shapes, data = EVERY[program]
     params = programs.parameters(shapes)
 
@@ -340,7 +340,7 @@ _REFUSED = {("concatenation", kind) for kind in SUMS if kind.startswith(("recomp
         for slow in [name in _SLOW_TRIGGERS or not quick]
     ],
 )
-def test_a_finite_example_leaves_the_sum_finite(name, options):
+def test_finite_example_leaves_sum_finite(name, options):
     params, batch, masked = _outlier()
     grad_fn = dpoptax.clipped_grad(TRIGGERS[name], **{"clip": CLIP} | options)
     total = jax.jit(lambda p, b, m: grad_fn(dpoptax.gradient_points((), p), b, m).sum)
@@ -401,11 +401,11 @@ def _disk_run(way):
         ("init inside", "closed over"), ("init inside", "unrolled", "closed over", "Python floats")
     ),
 )
-def test_a_finite_example_leaves_a_run_of_disk_finite(way):
+def test_finite_example_leaves_disk_run_finite(way):
     _assert_finite(_disk_run(way))
 
 
-def test_constant_scales_of_a_linear_map_leave_its_factors_finite():
+def test_constant_scales_leave_linear_map_factors_finite():
     """Checks zero columns next to four scales whose product is above 4."""
     factor = Diagonal(tuple(np.full((1, 1), 3.0, np.float32) for _ in range(4)))
     steps = tuple(mapped_products.ScaleStep(i, np.zeros((1, 1, 1), int)) for i in range(4))
@@ -421,7 +421,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("exponent", EXACT.values(), ids=EXACT)
-def test_numbers_are_scaled_by_powers_of_two_exactly(exponent):
+def test_scaling_by_powers_of_two_is_exact(exponent):
     rng = np.random.default_rng(0)
     bits = rng.integers(2**32, size=10_000, dtype=np.uint64).astype(np.uint32)
     special = np.float32([0, -0.0, 1e-45, 2.0**-126, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan])
@@ -448,7 +448,7 @@ def test_numbers_are_scaled_by_powers_of_two_exactly(exponent):
     ids=["reordered sums", "no NaN"],
 )
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for XLA on CPU")
-def test_a_compiler_that_reorders_sums_gets_a_sum_of_zeros(options):
+def test_sum_is_zero_if_compiler_reorders_sums(options):
     """The options of such a compiler are not in the environment, so an error cannot report them."""
     params, batch, _ = _outlier()
     for method in METHODS:
@@ -469,14 +469,14 @@ def test_a_compiler_that_reorders_sums_gets_a_sum_of_zeros(options):
         ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
     ],
 )
-def test_settings_that_break_the_bound_are_refused(name, value, monkeypatch):
+def test_refuses_settings_that_break_the_bound(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), CLIP)
     with pytest.raises(RuntimeError, match="restart Python"):
         grad_fn(dpoptax.gradient_points((), jnp.ones(3)), jnp.ones((2, 3)))
 
 
-def test_flags_in_a_file_are_refused_as_well(tmp_path, monkeypatch):
+def test_refuses_flags_from_a_file(tmp_path, monkeypatch):
     """XLA reads the file that `XLA_FLAGS` names."""
     (tmp_path / "flags").write_text("--xla_dump_to=x\n--xla_cpu_enable_fast_math=true\n")
     monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
@@ -496,7 +496,7 @@ _COMPILERS = {
 @pytest.mark.parametrize("kind", ["whole", "vmap", "recompute", "streaming"])
 @pytest.mark.parametrize("name", _COMPILERS)
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for XLA on CPU")
-def test_options_of_the_compiler_that_the_proof_covers(name, kind):
+def test_bound_holds_under_covered_compiler_options(name, kind):
     loss, shapes, data = programs.MODELS["LoRA"]
     params = programs.parameters(shapes)
     grad_fn = dpoptax.clipped_grad(
@@ -518,6 +518,6 @@ def test_options_of_the_compiler_that_the_proof_covers(name, kind):
         ("ONEDNN_DEFAULT_FPMATH_MODE", "strict"),
     ],
 )
-def test_settings_that_leave_the_bound_are_not(name, value, monkeypatch):
+def test_accepts_settings_that_keep_the_bound(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     check_settings()

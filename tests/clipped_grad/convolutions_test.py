@@ -60,7 +60,7 @@ def convolutions(function, *args):
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_a_gradient_in_microbatches_is_the_one_outside_of_loops(options):
+def test_microbatches_use_same_convolutions_as_whole_batch(options):
     kernels, loss = kernels_of(options), functools.partial(network, **options)
 
     def sums(images, mask):
@@ -76,7 +76,7 @@ def test_a_gradient_in_microbatches_is_the_one_outside_of_loops(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_private_steps_in_a_loop_have_the_convolutions_of_one(method):
+def test_scanned_steps_use_same_convolutions_as_one_step(method):
     options = CASES["plain"]
     grad_fn = dpoptax.clipped_grad(
         functools.partial(network, **options), dpoptax.l2_clip(1.0), method=method
@@ -97,7 +97,7 @@ def test_private_steps_in_a_loop_have_the_convolutions_of_one(method):
 
 @pytest.mark.parametrize("order", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_an_example_that_is_not_finite_leaves_the_groups_of_others_finite(method, order):
+def test_non_finite_example_leaves_other_groups_finite(method, order):
     kernel = np.linspace(-1, 1, 3 * 3 * 2 * 6, dtype=np.float32).reshape(3, 3, 2, 6)
     images = np.concatenate([IMAGES, IMAGES[::-1]], axis=-1)  # two groups of two channels
 
@@ -115,7 +115,7 @@ def test_an_example_that_is_not_finite_leaves_the_groups_of_others_finite(method
     assert np.max(np.abs(expected)) > 0.1
 
 
-def test_a_program_without_convolutions_stays_as_it_is():
+def test_program_without_convolutions_is_unchanged():
     def sums(x, mask):
         return jnp.sum(jnp.tanh(x), where=mask[:, None, None, None]), None
 

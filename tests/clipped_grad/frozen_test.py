@@ -31,7 +31,7 @@ def clipped(frozen, params, batch, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "vmap"}, {"microbatch_size": 2}], ids=str)
-def test_frozen_arguments_are_no_constants_of_the_program(options):
+def test_frozen_arguments_are_not_program_constants(options):
     def step(frozen, params, batch):
         return clipped(frozen, params, batch, **options)
 
@@ -45,7 +45,7 @@ def test_frozen_arguments_are_no_constants_of_the_program(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"method": "vmap"}, {"microbatch_size": 2}], ids=str)
-def test_the_sum_is_that_of_per_example_gradients(options, no_room):
+def test_sum_equals_per_example_reference(options, no_room):
     frozen, params, batch = problem(16)
     found = jax.jit(lambda *args: clipped(*args, **options))(frozen, params, batch)
     grads = [jax.grad(loss_fn)({**frozen, **params}, example)["head"] for example in batch]
@@ -55,7 +55,7 @@ def test_the_sum_is_that_of_per_example_gradients(options, no_room):
 
 @pytest.mark.parametrize("inner", [False, True], ids=["directly", "in an inner jit"])
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_loss_that_closes_over_large_arrays_warns(method, inner):
+def test_warns_if_loss_closes_over_large_arrays(method, inner):
     frozen, params, batch = problem(WIDTH)
     hidden = lambda example: jnp.tanh(example @ frozen["base"])  # noqa: E731
     hidden = jax.jit(hidden) if inner else hidden

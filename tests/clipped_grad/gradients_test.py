@@ -58,7 +58,7 @@ def _points(count):
         for method in ("auto", "vmap")
     ],
 )
-def test_equals_the_loop(microbatch_size, count, method):
+def test_equals_loop_over_examples(microbatch_size, count, method):
     points, batch = _points(count), helpers.mlp_batch(0, 10)
     mask = np.arange(10) % 3 != 1
     grad_fn = dpoptax.clipped_grad(
@@ -70,7 +70,7 @@ def test_equals_the_loop(microbatch_size, count, method):
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 5, 10, 100])
-def test_sums_of_any_kind_go_in_microbatches(microbatch_size):
+def test_in_microbatches_accepts_any_sum(microbatch_size):
     (x, _), mask = helpers.mlp_batch(0, 10), jnp.arange(10) % 3 != 1
 
     def sums(batch, mask):
@@ -85,7 +85,7 @@ def test_sums_of_any_kind_go_in_microbatches(microbatch_size):
         dpoptax.extend.in_microbatches(sums, 0)
 
 
-def test_microbatches_trace_the_loss_no_more_often():
+def test_microbatches_do_not_retrace_the_loss():
     def times_traced(microbatch_size):
         traced = []
 
@@ -100,7 +100,7 @@ def test_microbatches_trace_the_loss_no_more_often():
     assert times_traced(2) == times_traced(None)
 
 
-def test_padding_is_ignored_even_if_it_is_not_a_number():
+def test_ignores_padding_even_if_nan():
     points, (x, y) = _points(1), helpers.mlp_batch(1, 6)
     mask = jnp.array([True, False] * 3)
     poisoned = (jnp.where(mask[:, None], x, jnp.nan), y)
@@ -116,7 +116,7 @@ def _noisy_loss(params, example, key):
     return helpers.mlp_loss(params, (jnp.where(keep, 2 * x, 0), y))
 
 
-def test_keys_do_not_depend_on_the_microbatch_size():
+def test_keys_do_not_depend_on_microbatch_size():
     points, batch = _points(2), helpers.mlp_batch(2, 6)
     key = jax.random.key(7)
     keys = [jax.random.fold_in(key, i) for i in range(6)]
@@ -127,7 +127,7 @@ def test_keys_do_not_depend_on_the_microbatch_size():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_keys_do_not_depend_on_the_place_in_the_batch(method):
+def test_keys_do_not_depend_on_position_in_batch(method):
     """Adding a record moves the sum by its clipped gradient and keeps the keys of others."""
     points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
     ids = np.array([3, 8, 20, 21, 40, 70])
@@ -153,7 +153,7 @@ def test_keys_do_not_depend_on_the_place_in_the_batch(method):
     _close(whole, by_hand)
 
 
-def test_a_key_needs_the_records_and_the_records_a_key():
+def test_key_and_ids_must_be_given_together():
     points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
     grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP)
     with pytest.raises(ValueError, match="`ids` must be given with `key`.*sampler's indices"):
@@ -166,14 +166,14 @@ def test_a_key_needs_the_records_and_the_records_a_key():
         grad_fn(points, batch, key=key, ids=jnp.arange(6.0))
 
 
-def test_weights_are_no_mask():
+def test_refuses_weights_as_mask():
     batch, weights = helpers.mlp_batch(0, 2), np.array([0.5, 0.0])
     with pytest.raises(TypeError, match="`mask` must .* got float.*into the loss"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(_points(1), batch, weights)
 
 
 @pytest.mark.parametrize("microbatch_size", helpers.slow_but((4,), (None, 2, 4)))
-def test_auxiliary_outputs_are_per_example_and_from_the_first_point(microbatch_size):
+def test_aux_is_per_example_at_the_first_point(microbatch_size):
     def loss_fn(params, example):
         loss = helpers.mlp_loss(params, example)
         return loss, {"loss": loss, "label": example[1]}
@@ -187,7 +187,7 @@ def test_auxiliary_outputs_are_per_example_and_from_the_first_point(microbatch_s
     np.testing.assert_array_equal(aux["label"], batch[1])
 
 
-def test_tangent_adds_a_hessian_vector_product():
+def test_tangent_adds_hessian_vector_product():
     params, tangent = helpers.mlp_params(0), helpers.mlp_params(1)
     batch = helpers.mlp_batch(4, 5)
     clip = dpoptax.l2_clip(1e6)
@@ -202,7 +202,7 @@ def test_tangent_adds_a_hessian_vector_product():
 
 
 @pytest.mark.slow
-def test_a_number_stands_for_an_l2_clip():
+def test_number_means_l2_clip():
     options = {"noise_multiplier": 1.0, "batch_size": 2, "key": jax.random.key(0)}
     clip, points = dpoptax.l2_clip(2.0), dpoptax.gradient_points((), jnp.zeros(2))
     rows = jnp.array([[3.0, 4.0], [0.3, 0.4]])
@@ -252,7 +252,7 @@ def test_bad_arguments():
         grad_fn(_points(1), [[1.0, 2.0], [3.0, 4.0]])
 
 
-def test_a_loss_that_takes_no_key_is_told_that_it_gets_one():
+def test_error_notes_that_loss_gets_a_key():
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.vdot(w, x), CLIP)
     points, key = dpoptax.gradient_points((), jnp.ones(3)), jax.random.key(0)
     with pytest.raises(TypeError) as raised:
@@ -262,7 +262,7 @@ def test_a_loss_that_takes_no_key_is_told_that_it_gets_one():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got(method):
+def test_error_notes_that_loss_gets_one_example(method):
     def loss_of_batch(w, batch):
         return jnp.mean(batch["x"].reshape(batch["x"].shape[0], 6) @ w)
 
@@ -305,7 +305,7 @@ def test_dropped_examples_are_counted(method, microbatch_size):
     assert found == (left_out & mask).sum()
 
 
-def test_dropped_examples_of_a_loss_with_randomness_and_outputs():
+def test_counts_dropped_examples_with_keys_and_aux():
     def loss_fn(params, x, key):
         return jnp.sum(params * x) + jax.random.normal(key), x
 
@@ -316,7 +316,7 @@ def test_dropped_examples_of_a_loss_with_randomness_and_outputs():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_parameters_are_the_points_of_plain_gradients(method):
+def test_params_equal_their_gradient_points(method):
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 5)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, method=method)
     plain, at_points = grad_fn(params, batch), grad_fn(dpoptax.gradient_points((), params), batch)
@@ -324,7 +324,7 @@ def test_parameters_are_the_points_of_plain_gradients(method):
 
 
 @pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
-def test_returned_losses(method):
+def test_returns_loss_values(method):
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
     mask = jnp.arange(6) < 5
     losses = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(params, batch)
@@ -344,7 +344,7 @@ def test_returned_losses(method):
         dpoptax.clipped_grad(helpers.mlp_loss, 0.5, has_aux=True, **options)(params, batch)
 
 
-def test_losses_next_to_the_sum_are_private():
+def test_returned_losses_are_private():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 4)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, return_values=True)
     flow = dpoptax.information_flow(
@@ -368,7 +368,7 @@ def _contractions(jaxpr):
     return found
 
 
-def test_a_mesh_keeps_the_precision_of_the_loss():
+def test_mesh_keeps_precision_of_the_loss():
     def loss_fn(params, x):
         return jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"]).astype(jnp.float32) ** 2)
 

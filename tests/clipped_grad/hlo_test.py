@@ -129,7 +129,7 @@ def _among(blocks, scope, operation):
 
 @pytest.mark.parametrize("lower", [_for_cpu, pytest.param(_for_tpu, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", helpers.slow_but(("groups", "points"), PROGRAMS))
-def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
+def test_compiled_program_keeps_operations_of_the_proof(name, lower):
     lowered = lower(*PROGRAMS[name]())
     written = computations(lowered.as_text("hlo", debug_info=True))
     compiled = computations(lowered.compile().as_text())

@@ -55,7 +55,7 @@ def _close(params, reference):
     chex.assert_trees_all_close(params, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_plain_loop_compiled_and_donated(reference):
+def test_compiled_loop_with_donation(reference):
     tx, params = _chain(), helpers.mlp_params(0)
     state = tx.init(params)
     step = jax.jit(lambda p, s: _step(tx, p, s), donate_argnums=(0, 1))
@@ -75,7 +75,7 @@ def test_scan(reference):
 
 
 @pytest.mark.slow
-def test_an_injected_learning_rate(reference):
+def test_injected_learning_rate(reference):
     tx, params = (
         optax.inject_hyperparams(_chain)(learning_rate=0.5),
         helpers.mlp_params(0),
@@ -89,7 +89,7 @@ def test_an_injected_learning_rate(reference):
     assert dpoptax.ledgers(state)[0].releases == 2
 
 
-def test_an_injected_noise_multiplier_is_refused():
+def test_refuses_injected_noise_multiplier():
     noise = optax.inject_hyperparams(dpoptax.gaussian_noise, static_args=("batch_size", "key"))
     tx = noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(0))
     with pytest.raises(TypeError, match="noise_multiplier"):
@@ -112,7 +112,7 @@ def test_an_injected_noise_multiplier_is_refused():
         (dpoptax.contrib.scale_then_privatize, {}),
     ],
 )
-def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):
+def test_inject_hyperparams_error_names_static_args(factory, arguments):
     params = {"w": jnp.ones((3, 2))}
     with pytest.raises(TypeError, match="List all except the learning rate"):
         optax.inject_hyperparams(factory)(**arguments).init(params)
@@ -210,7 +210,7 @@ def test_nnx_optimizer():
         (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "RngCount"),
     ],
 )
-def test_what_an_nnx_model_does_not_train_is_named(layer, name, whole):
+def test_error_names_untrained_nnx_variables(layer, name, whole):
     params = whole(nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), layer(nnx.Rngs(0))))
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match=rf"is an nnx\.{name}\. .*nnx\.split\(model, nnx\.Param"):
@@ -222,7 +222,7 @@ def test_what_an_nnx_model_does_not_train_is_named(layer, name, whole):
     [lambda rngs: nnx.BatchNorm(3, rngs=rngs), lambda rngs: nnx.Dropout(0.5, rngs=rngs)],
     ids=["BatchNorm", "Dropout"],
 )
-def test_a_module_that_changes_its_own_state_is_told_what_to_take_instead(layer):
+def test_error_suggests_stateless_nnx_layer(layer):
     model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), layer(nnx.Rngs(0)))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
@@ -269,7 +269,7 @@ def test_nnx_model_is_reseeded_in_the_loss(method):
     assert not np.allclose(first[0], other[0])
 
 
-def test_an_nnx_model_of_parameters_alone_may_be_given_whole():
+def test_accepts_whole_nnx_model_with_only_params():
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
     clipped = grad_fn(dpoptax.gradient_points((), model), jnp.ones((5, 4)))
@@ -298,7 +298,7 @@ def test_plain_optax_form_equals_clipped_grad():
 @pytest.mark.parametrize(
     "clip", [dpoptax.l2_clip(0.3), dpoptax.per_layer_clip(0.3)], ids=["l2", "per layer"]
 )
-def test_a_step_promotes_neither_ranks_nor_dtypes(clip, method):
+def test_step_promotes_neither_ranks_nor_dtypes(clip, method):
     """Users who enable promotion errors see only promotions in their own code."""
     params = helpers.mlp_params(0)
     stage = {"noise_multiplier": 1.0, "batch_size": 12, "key": jax.random.key(0)}
@@ -323,7 +323,7 @@ def test_a_step_promotes_neither_ranks_nor_dtypes(clip, method):
     ("leaf", "kind"),
     [(jax.nn.relu, "custom_jvp"), (lambda x: x, "function"), ("gelu", "str"), (object(), "object")],
 )
-def test_a_leaf_that_is_not_an_array_is_named_with_its_remedy(leaf, kind):
+def test_error_names_non_array_leaf_and_remedy(leaf, kind):
     """The error names the functions among the leaves of an Equinox module, not their addresses."""
     params = {"layers": [{"w": jnp.ones(3), "activation": leaf}]}
     noise = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}

@@ -54,7 +54,7 @@ COPIES = [
 @pytest.mark.parametrize(
     ("transform", "copies"), [c[1:] for c in COPIES], ids=[c[0] for c in COPIES]
 )
-def test_copies_of_the_parameters_in_the_state(transform, copies):
+def test_state_size_in_copies_of_the_parameters(transform, copies):
     state = jax.eval_shape(transform.init, PARAMS)
     sizes = [x.size for x in jax.tree.leaves(state)]
     assert round(sum(sizes) / (1000 * 1000 + 1000), 3) == copies
@@ -68,7 +68,7 @@ SHAPED = [c for c in COPIES if c[0] not in _OTHER and "privatize" not in c[0]]
 
 
 @pytest.mark.parametrize("transform", [c[1] for c in SHAPED], ids=[c[0] for c in SHAPED])
-def test_optax_maps_shardings_of_the_parameters_over_the_state(transform):
+def test_optax_maps_parameter_shardings_over_state(transform):
     state = jax.eval_shape(transform.init, PARAMS)
     specs = {"w": "of w", "b": "of b"}
     mapped = optax.tree.map_params(

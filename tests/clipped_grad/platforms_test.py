@@ -128,7 +128,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize(("stage", "platform"), covering(list(STAGES), list(PLATFORMS), strength=1))
-def test_noise_is_the_same(stage, platform):
+def test_noise_equals_that_of_this_platform(stage, platform):
     tx = STAGES[stage]()
     params = {"w": jnp.zeros((33, 5)), "b": jnp.zeros(7)}
     begun = tx.init(params)
@@ -158,7 +158,7 @@ def test_noise_is_the_same(stage, platform):
         for size in (None, 4)
     ],
 )
-def test_a_step_is_the_same(name, microbatch_size):
+def test_step_equals_that_of_this_platform(name, microbatch_size):
     network = NETWORKS[name]
     params, batch = network.params(0), network.batch(1, SIZE)
     key = {"key": jax.random.key(3), "ids": jnp.arange(SIZE)} if network.keyed else {}
@@ -212,13 +212,13 @@ QUICK_PROGRAMS = ("regression", "batched", "standardised", "convolution")
         ),
     ],
 )
-def test_inexact_quotients_and_roots_are_within_the_bound(program, factor):
+def test_bound_holds_for_inexact_quotients_and_roots(program, factor):
     moved, count = _attack(program, lambda lowered: inexact(lowered, factor))
     assert count > 4
     assert moved <= 1
 
 
-def test_quotients_and_roots_that_are_less_exact_are_found():
+def test_attack_finds_too_inexact_roots():
     # Only roots are inexact: for a norm that is too small, an inexact quotient would cancel the
     # error.
     moved, _ = _attack("regression", lambda lowered: inexact(lowered, 1 - 1e-4, only=("sqrt",)))
@@ -229,7 +229,7 @@ def test_quotients_and_roots_that_are_less_exact_are_found():
     ("program", "method"),
     covering(["regression", "opaque", "merged", "tied"], ["auto", "vmap"], strength=1),
 )
-def test_products_of_a_model_in_bfloat16_are_within_the_bound(program, method):
+def test_bound_holds_for_model_products_in_bfloat16(program, method):
     """The model's products run in bfloat16, as on a TPU; the clip requests a higher precision."""
     moved, count = _attack(program, in_bfloat16, method=method)
     assert count > 0
@@ -239,7 +239,7 @@ def test_products_of_a_model_in_bfloat16_are_within_the_bound(program, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("program", adversary_test.PROGRAMS)
-def test_a_longer_search_in_inexact_arithmetic(program, method):
+def test_longer_search_in_inexact_arithmetic(program, method):
     for factor in INEXACT:
         change = lambda lowered, factor=factor: inexact(in_bfloat16(lowered)[0], factor)  # noqa: E731
         assert _attack(program, change, method=method, effort=(40, 40))[0] <= 1

@@ -12,7 +12,7 @@ import pytest
 import dpoptax
 
 
-def test_without_tracking_the_point_is_params():
+def test_untracked_point_is_params():
     params = {"w": jnp.ones(3)}
     points = dpoptax.gradient_points(optax.adam(1.0).init(params), params)
     assert points.points == (params,)
@@ -20,7 +20,7 @@ def test_without_tracking_the_point_is_params():
     assert points.tangent is None
 
 
-def test_points_are_mixtures_of_the_iterates_whatever_the_optimizer_does():
+def test_points_mix_iterates_for_any_optimizer():
     rows = [(1.5, -0.25, -0.25), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)]
     tx = optax.chain(
         dpoptax.extend.track_iterates(rows, weights=[2.0, -1.5, 0.5]),
@@ -58,7 +58,7 @@ def test_scheduled_weights_and_tangent():
     assert points.tangent == 3.0 * (5.0 - 1.0)
 
 
-def test_masked_parameters_stay_where_they_are():
+def test_masked_parameters_are_unchanged():
     tx = optax.masked(
         dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]), {"train": True, "frozen": False}
     )
@@ -71,14 +71,14 @@ def test_masked_parameters_stay_where_they_are():
 
 
 @pytest.mark.parametrize("other", [{"params": jnp.ones(2)}, jnp.ones(3)])
-def test_a_state_of_other_parameters_says_so(other):
+def test_refuses_state_of_other_parameters(other):
     state = dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
     with pytest.raises((TypeError, ValueError)) as caught:
         dpoptax.gradient_points(state, other)
     assert "must have the structure of `params`" in " ".join(caught.value.__notes__)
 
 
-def test_two_trackers_are_refused_by_name():
+def test_refuses_two_trackers_by_name():
     tx = optax.chain(
         dpoptax.extend.track_iterates([(1.0,)], [1.0]),
         dpoptax.extend.track_iterates([(1.0,)], [1.0]),
@@ -111,7 +111,7 @@ def test_bad_arguments(kwargs, message):
     ],
     ids=["disk", "pmlf", "track_iterates"],
 )
-def test_an_update_without_parameters_says_what_to_call(stage):
+def test_update_without_params_names_the_call(stage):
     params = {"w": jnp.ones(3)}
     with pytest.raises(ValueError, match=r"Call `tx.update\(grads, opt_state, params\)`"):
         stage.update(params, stage.init(params))
@@ -154,7 +154,7 @@ AT_PARAMETERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("traced", [True, False])
 @pytest.mark.parametrize("name", WITH_POINTS)
-def test_a_method_takes_gradients_at_its_points(name, traced):
+def test_method_accepts_gradients_at_its_points(name, traced):
     wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
     at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
         dpoptax.gradient_points(state, params), batch
@@ -165,7 +165,7 @@ def test_a_method_takes_gradients_at_its_points(name, traced):
 
 @pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WITH_POINTS)
-def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, traced):
+def test_method_refuses_gradients_at_other_points(name, traced):
     wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
     make = WITH_POINTS[name]
     for elsewhere in (
@@ -181,7 +181,7 @@ def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, trac
         wrap(step)(state, batch)
 
 
-def test_a_method_refuses_gradients_at_the_points_of_another():
+def test_method_refuses_points_of_another_method():
     tx = optax.chain(_gaussian(), dpoptax.disk())
     params = jnp.ones(3)
     other = dpoptax.pmlf().init(params)
@@ -194,13 +194,13 @@ def test_a_method_refuses_gradients_at_the_points_of_another():
 
 
 @pytest.mark.parametrize("name", AT_PARAMETERS)
-def test_a_method_without_points_of_its_own_takes_gradients_at_the_parameters(name):
+def test_method_without_points_accepts_gradients_at_params(name):
     make = AT_PARAMETERS[name]
     step, state, batch = _step(make(), _gaussian(), lambda _, params, batch: GRAD_FN(params, batch))
     step(state, batch)
 
 
-def test_points_made_by_hand_are_not_checked():
+def test_hand_made_points_are_not_checked():
     by_hand = lambda state, params, batch: GRAD_FN(  # noqa: E731
         dpoptax.GradientPoints((params,), (1.0,)), batch
     )
@@ -208,7 +208,7 @@ def test_points_made_by_hand_are_not_checked():
     step(state, batch)
 
 
-def test_parts_of_a_batch_are_taken_at_the_same_points():
+def test_accumulate_refuses_parts_at_different_points():
     params, batch = jnp.ones(3), jnp.ones((4, 3))
     state = dpoptax.disk().init(params)
     parts = GRAD_FN(params, batch), GRAD_FN(dpoptax.gradient_points(state, params), batch)

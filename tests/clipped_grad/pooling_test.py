@@ -39,7 +39,7 @@ def gradients(case, microbatch_size):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_same_entries_are_selected(case):
+def test_selects_same_entries_as_xla(case):
     rng = np.random.default_rng(0)
     images = [
         rng.normal(size=(6, 7, 9)),
@@ -64,13 +64,13 @@ def test_the_same_entries_are_selected(case):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_scatters_are_left_where_windows_overlap_alone(case):
+def test_only_overlapping_windows_use_scatter(case):
     images, mask = jnp.zeros((16, 7, 9)), jnp.ones(16, bool)
     text = jax.jit(gradients(case, 8)).lower(images, mask).as_text()
     assert ("select_and_scatter" in text) == (case is CASES["overlapping"])
 
 
-def test_the_clipped_sum_of_a_network_with_pooling_is_that_of_per_example_gradients():
+def test_clipped_sum_with_pooling_equals_reference():
     def loss_fn(kernel, image):
         out = lax.conv_general_dilated(
             image[None, ..., None],

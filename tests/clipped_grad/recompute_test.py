@@ -41,7 +41,7 @@ def make_untied():
     ("clip", "microbatch_size"),
     [(BOUND, 5), (dpoptax.per_layer_clip(0.5), None)],
 )
-def test_the_sum_is_that_of_kept_factors(clip, microbatch_size, no_room):
+def test_sum_equals_default_method(clip, microbatch_size, no_room):
     params, batch = make_untied()
     found, want = (
         jax.jit(dpoptax.clipped_grad(untied, clip, **options))(params, batch, MASK).sum
@@ -50,7 +50,7 @@ def test_the_sum_is_that_of_kept_factors(clip, microbatch_size, no_room):
     assert_close(found, want, rtol=1e-4)
 
 
-def test_a_statistic_of_the_norms_is_counted_once(no_room):
+def test_norm_count_is_added_once(no_room):
     params, x = jnp.eye(4), helpers.normal(0, (6, 4))
     tx = dpoptax.adaptive_gaussian_noise(
         dpoptax.adaptive_clip(0.5), noise_multiplier=1.0, batch_size=6, key=jax.random.key(0)
@@ -65,7 +65,7 @@ def test_a_statistic_of_the_norms_is_counted_once(no_room):
     assert_close(total("recompute"), total("auto"), rtol=1e-5)
 
 
-def test_norms_of_uses_of_one_parameter_are_added(no_room):
+def test_norms_of_tied_uses_are_added(no_room):
     params, batch = make_problem()
     found = jax.jit(dpoptax.clipped_grad(streaming_test.loss_fn, BOUND, method="recompute"))(
         params, batch, MASK
@@ -83,7 +83,7 @@ def test_norms_of_uses_of_one_parameter_are_added(no_room):
     )
 
 
-def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
+def test_aux_and_keys_match_their_examples():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
 
     def loss(params, example, key):
@@ -104,7 +104,7 @@ def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(("program", "clip"), attacks(["l2", "AUTO-V"]))
-def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
+def test_example_moves_sum_by_at_most_the_bound(program, clip):
     assert _attack(program, CLIPS[clip], QUICK, method="recompute") <= 1
 
 
@@ -112,7 +112,7 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
 @pytest.mark.parametrize(
     ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
 )
-def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
+def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     options = {"method": "recompute"}
     assert _attack(program, CLIPS["AUTO-V"], QUICK, precision="bfloat16", **options) <= 1
@@ -120,7 +120,7 @@ def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way,
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_the_bound_does_not_need_equal_turns(limited, monkeypatch):
+def test_bound_holds_if_passes_disagree(limited, monkeypatch):
     """The second turn sums gradients that are four times as long as the measured ones."""
     measure = recomputed_sum.part_norms
 
@@ -139,7 +139,7 @@ def test_the_bound_does_not_need_equal_turns(limited, monkeypatch):
     assert found <= 1 if limited else found > 3
 
 
-def test_an_example_that_is_not_finite_adds_zero():
+def test_non_finite_example_adds_zero():
     params, (x, y) = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
     grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, BOUND, method="recompute"))
     want = grad_fn(params, (x, y), np.arange(EXAMPLES) != 3).sum
@@ -148,7 +148,7 @@ def test_an_example_that_is_not_finite_adds_zero():
 
 
 @pytest.mark.slow
-def test_nothing_is_kept_between_the_turns():
+def test_stores_no_activations_between_passes():
     """The memory of a checkpointed step does not grow with the number of layers."""
 
     def loss(params, x):
@@ -175,14 +175,14 @@ def test_nothing_is_kept_between_the_turns():
         (computed, {"clip": streaming_test.CLIP}, "Streaming needs no second turn"),
     ],
 )
-def test_losses_and_options_without_two_turns_are_refused(loss, options, message):
+def test_refuses_losses_and_options_without_two_passes(loss, options, message):
     with pytest.raises(ValueError, match=message):
         dpoptax.clipped_grad(loss, **{"clip": 1.0, "method": "recompute"} | options)(
             jnp.eye(4), jnp.ones((3, 4))
         )
 
 
-def test_several_points_are_refused():
+def test_refuses_several_points():
     points = dpoptax.GradientPoints((jnp.eye(4), jnp.eye(4)), (0.5, 0.5))
     with pytest.raises(ValueError, match="`method='recompute'` must have one gradient point"):
         dpoptax.clipped_grad(repeated, 1.0, method="recompute")(points, jnp.ones((3, 4)))

@@ -14,12 +14,12 @@ LOWERED = """
 """
 
 
-def test_collectives_are_found_with_the_size_of_their_results():
+def test_finds_collectives_and_their_sizes():
     assert compiled_collectives(COMPILED) == [("all-reduce", 68), ("all-gather", 32)]
     assert lowered_collectives(LOWERED) == [("all-reduce", 48)]
     assert count(compiled_collectives(COMPILED)) == {"all-reduce": 1, "all-gather": 1}
 
 
-def test_bytes_sent_in_rings():
+def test_bytes_sent_by_ring_collectives():
     assert sent([("all-reduce", 100)], 4) == 150
     assert sent([("all-gather", 100), ("reduce-scatter", 25)], 4) == 150

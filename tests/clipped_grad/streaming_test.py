@@ -87,7 +87,7 @@ def expected(params, batch, clip_of):
 
 
 @pytest.mark.parametrize("microbatch_size", helpers.slow_but((5,), (None, 5)))
-def test_each_part_is_clipped_to_its_share_of_the_bound(microbatch_size, no_room):
+def test_each_use_is_clipped_to_its_share_of_the_bound(microbatch_size, no_room):
     params, batch = make_problem()
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, microbatch_size=microbatch_size)
     found = jax.jit(grad_fn)(params, batch, MASK)
@@ -96,7 +96,7 @@ def test_each_part_is_clipped_to_its_share_of_the_bound(microbatch_size, no_room
     assert_close(found.sum, want, rtol=2e-4)
 
 
-def test_layers_of_several_parameters_share_their_bound(no_room):
+def test_parameters_of_one_layer_share_its_bound(no_room):
     params, batch = make_problem()
     clip = dpoptax.per_layer_clip({"embed": 0.2, "shift": 0.1, "layers": 0.4}, streaming=True)
     found = jax.jit(dpoptax.clipped_grad(loss_fn, clip))(params, batch, MASK).sum
@@ -104,7 +104,7 @@ def test_layers_of_several_parameters_share_their_bound(no_room):
     assert_close(found, expected(params, batch, bounds), rtol=2e-4)
 
 
-def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
+def test_aux_and_keys_match_their_examples():
     params, batch = make_problem()
 
     def loss(params, example, key):
@@ -122,7 +122,7 @@ def test_auxiliary_outputs_and_keys_are_those_of_their_examples():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(("program", "clip"), attacks(["per layer", "AUTO-V"]))
-def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
+def test_example_moves_sum_by_at_most_the_bound(program, clip):
     clip = AUTO if clip == "AUTO-V" else adversary_test.CLIPS[clip]
     clip = dpoptax.per_layer_clip(clip.clips[0], streaming=True)
     assert _attack(program, clip, QUICK) <= 1
@@ -132,13 +132,13 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program, clip):
 @pytest.mark.parametrize(
     ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
 )
-def test_no_example_moves_a_sum_in_bfloat16_by_more_than_the_bound(program, way, monkeypatch):
+def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     assert _attack(program, AUTO, QUICK, precision="bfloat16") <= 1
     assert _attack(program, AUTO, QUICK, dtype="bfloat16") <= 1
 
 
-def test_an_example_that_is_not_finite_adds_zero():
+def test_non_finite_example_adds_zero():
     params, (x, y) = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
     grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, CLIP))
     want = grad_fn(params, (x, y), np.arange(EXAMPLES) != 3).sum
@@ -147,7 +147,7 @@ def test_an_example_that_is_not_finite_adds_zero():
 
 
 @pytest.mark.slow
-def test_nothing_is_recorded_for_a_second_pass():
+def test_stores_no_activations_for_second_pass():
     """The memory of a checkpointed step does not grow with the number of layers."""
 
     def loss(params, x):
@@ -184,18 +184,18 @@ def repeated(params, x):
         (computed, {"grid": 2.0**-10}, "got method='auto', grid=0.0009"),
     ],
 )
-def test_losses_that_do_not_stream_are_refused(loss, options, message):
+def test_refuses_losses_that_cannot_stream(loss, options, message):
     with pytest.raises(ValueError, match=message):
         dpoptax.clipped_grad(loss, CLIP, **options)(jnp.eye(4), jnp.ones((3, 4)))
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (2.0,)])
-def test_several_points_and_weights_are_refused(weights):
+def test_refuses_several_points_and_weights(weights):
     points = dpoptax.GradientPoints((jnp.eye(4),) * len(weights), weights)
     with pytest.raises(ValueError, match="must have one gradient point"):
         dpoptax.clipped_grad(repeated, CLIP)(points, jnp.ones((3, 4)))
 
 
-def test_a_geometry_that_cannot_be_split_is_refused():
+def test_refuses_clip_that_cannot_be_split():
     with pytest.raises(ValueError, match="can be split"):
         dpoptax.per_layer_clip({"a": dpoptax.normalized_clip(1.0)}, streaming=True)

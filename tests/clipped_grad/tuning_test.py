@@ -31,17 +31,17 @@ def steps(clock, seconds, calls=None):
     return make_step
 
 
-def test_returns_the_fastest(clock):
+def test_returns_fastest_candidate(clock):
     make_step = steps(clock, {1: 3.0, 4: 1.0, 16: 2.0})
     assert tune_microbatch_size(make_step, 0.0, batch_size=16, candidates=[1, 4, 16]) == 4
 
 
-def test_of_equally_fast_ones_the_smallest(clock):
+def test_returns_smallest_of_equally_fast_candidates(clock):
     make_step = steps(clock, {1: 1.1, 4: 1.04, 16: 1.0, 64: 1.02})
     assert tune_microbatch_size(make_step, 0.0, batch_size=64, candidates=[1, 4, 16, 64]) == 4
 
 
-def test_candidates_that_are_slow_twice_drop_out(clock):
+def test_candidate_slow_twice_is_dropped(clock):
     calls = []
     make_step = steps(clock, {4: 1.0, 16: 9.0}, calls)
     assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=4) == 4
@@ -49,7 +49,7 @@ def test_candidates_that_are_slow_twice_drop_out(clock):
     assert calls.count(16) == 3
 
 
-def test_one_slow_turn_is_no_reason(clock):
+def test_candidate_slow_once_is_kept(clock):
     def make_step(size):
         seconds = iter([9.0, 9.0, 1.0, 1.0] if size == 16 else [2.0] * 4)
 
@@ -62,7 +62,7 @@ def test_one_slow_turn_is_no_reason(clock):
     assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=3) == 16
 
 
-def test_out_of_memory_is_left_out(clock):
+def test_skips_candidate_out_of_memory(clock):
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
     assert tune_microbatch_size(steps(clock, {16: error, 4: 1.0}), 0.0, batch_size=16) == 4
     with pytest.raises(MemoryError, match="16, 4"):
@@ -80,7 +80,7 @@ def test_donated_arguments_survive():
     assert not key.is_deleted()
 
 
-def test_what_a_step_returns_goes_into_the_next_one(clock):
+def test_step_outputs_feed_next_step(clock):
     """Outputs are matched to arguments by structure, in any order and across candidates."""
     seen = []
 
@@ -97,7 +97,7 @@ def test_what_a_step_returns_goes_into_the_next_one(clock):
     assert seen == [(t, t, (4,)) for t in range(4)]
 
 
-def test_fast_steps_are_called_several_times_in_a_turn(clock):
+def test_fast_steps_are_repeated_within_a_round(clock):
     calls = []
     make_step = steps(clock, {4: 0.02, 16: 0.001}, calls)
     assert tune_microbatch_size(make_step, 0.0, batch_size=16, candidates=[4, 16], rounds=1) == 16

@@ -15,7 +15,7 @@ from tests.training import fit_test
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_two_devices_train_as_one_does(kind, tmp_path):
+def test_two_devices_train_like_one(kind, tmp_path):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
     one = fit_test.quiet(key=fit_test.KEY)
     data = jnp.asarray(fit_test.X), fit_test.Y

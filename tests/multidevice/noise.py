@@ -62,7 +62,7 @@ def alone():
 
 
 @pytest.mark.parametrize("spec", [P(), P("data")], ids=["whole", "part"])
-def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
+def test_refuses_part_of_a_sum_inside_shard_map(spec):
     """Positions refer to the whole array, so each device would add the same noise to its part."""
     mesh = make_mesh((8,), ("data",), KINDS[0])
     total = floats(np.zeros((8, 4)))
@@ -92,7 +92,7 @@ RELEASE = {"noise_multiplier": 2.0, "batch_size": 4, "key": jax.random.key(5)}
 
 @pytest.mark.parametrize("correlated", slow_but((False,), (False, True)))
 @pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS))
-def test_fixed_point_noise_is_the_same(correlated, kind):
+def test_fixed_point_noise_equals_one_device(correlated, kind):
     noise = dpoptax.gaussian_noise(**RELEASE, fixed_point=True)
     if correlated:
         strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
@@ -120,7 +120,7 @@ QUICK = [(kind, 8, "first axis") for kind in KINDS] + [(KINDS[0], 8, "replicated
     ],
     ids=str,
 )
-def test_same_bits_without_collectives_and_in_the_layout_of_the_sum(kind, devices, layout, alone):
+def test_noise_has_same_bits_without_collectives(kind, devices, layout, alone):
     mesh = make_mesh((devices,), ("data",), kind)
     total = put(zeros(), mesh, LAYOUTS[layout])
     noisy, text = released(total)
@@ -143,7 +143,7 @@ SPLIT = [(KINDS[0], "first axis"), (KINDS[1], "last axis")]
     ],
     ids=str,
 )
-def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
+def test_seal_of_sharded_sum_equals_seal_of_whole_sum(kind, layout):
     """A sum sealed in one program can be noised in another; a change on one device breaks it."""
     mesh = make_mesh((8,), ("data",), kind)
     rng = np.random.default_rng(0)
@@ -161,7 +161,7 @@ def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
     assert np.isnan(update(dataclasses.replace(seal(split), sum=changed))["w"]).all()
 
 
-def test_standard_deviation_on_split_outputs_and_noise_in_the_wrong_place():
+def test_noise_stddev_and_noise_before_the_sum():
     mesh = make_mesh((8,), ("data",), AxisType.Auto)
     total = put(zeros(), mesh, LAYOUTS["first axis"])
     stddev = dpoptax.extend.noise_stddev(CLIP, noise_multiplier=2.0, batch_size=4)
@@ -221,7 +221,7 @@ def train(tx, grad_fn, params, state):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("method", METHODS)
-def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
+def test_state_stays_sharded_like_the_parameters(method, kind):
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
     tx = optax.chain(noise, METHODS[method])
     params = {"w": normal(0, (8, 4))}
@@ -248,7 +248,7 @@ def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
 
 
 @pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS), ids=str)
-def test_the_checksum_of_a_large_sum_gathers_nothing(kind):
+def test_checksum_of_large_sum_gathers_nothing(kind):
     """Each device hashes its own part, and the result is that of one device."""
     large = {"w": jnp.linspace(-1, 1, 2**17).reshape(8, -1), "b": jnp.zeros(16)}
     layout = {"w": P("data"), "b": P("data")}

@@ -9,7 +9,7 @@ PROBLEM = Problem(devices=(2, 8, 16), width=512, batch_size=4096)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
-def test_a_compiled_step_does_what_the_arithmetic_says(split):
+def test_compiled_step_matches_the_arithmetic(split):
     for devices in (2, 8):
         cost = measure(PROBLEM, devices, split)
         assert cost.flops == pytest.approx(PROBLEM.flops(devices), rel=0.35)
@@ -25,7 +25,7 @@ def test_a_compiled_step_does_what_the_arithmetic_says(split):
 
 
 @pytest.mark.slow
-def test_the_table_says_what_was_not_compiled():
+def test_table_marks_rows_that_were_not_compiled():
     rows = [line for line in table(PROBLEM).splitlines() if line.startswith("| 16 ")]
     assert len(rows) == 2
     assert all("before compilation" in row for row in rows)

@@ -25,7 +25,7 @@ SPECS = (P("data"), P(None, "data"))
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "spec"), list(itertools.product(KINDS, SPECS)), ids=str)
 @pytest.mark.parametrize("name", METHODS)
-def test_a_split_kernel_is_shrunk_as_a_whole_one(name, kind, spec):
+def test_sharded_kernel_shrinks_like_whole_one(name, kind, spec):
     tx = METHODS[name]()
     g = {
         "w": floats(3.0 * np.random.default_rng(0).normal(size=(16, 24))),

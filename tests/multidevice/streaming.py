@@ -50,7 +50,7 @@ def one_device(way):
     ),
     ids=str,
 )
-def test_a_sum_over_devices_is_that_of_one_device(case, monkeypatch):
+def test_sum_equals_one_device(case, monkeypatch):
     way, axes, entries = case
     monkeypatch.setattr(use_clip, "_SLICE_ENTRIES", entries)
     mesh = make_mesh((2, 4), ("model", "data"), KINDS[0])
@@ -69,7 +69,7 @@ def test_a_sum_over_devices_is_that_of_one_device(case, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("way", WAYS)
-def test_sums_of_many_devices_are_added_in_whole_numbers(way, monkeypatch):
+def test_sums_of_many_devices_are_added_as_integers(way, monkeypatch):
     monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
     mesh = make_mesh((8,), ("data",), KINDS[0])
     grad_fn = dpoptax.clipped_grad(loss_fn, **WAYS[way], mesh=mesh)
@@ -78,7 +78,7 @@ def test_sums_of_many_devices_are_added_in_whole_numbers(way, monkeypatch):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(way):
+def test_example_moves_sum_by_at_most_the_bound(way):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(
@@ -92,7 +92,7 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(way):
     assert found <= CLIP.sensitivity
 
 
-def test_batches_that_cannot_be_shared_and_explicit_axes_are_refused():
+def test_refuses_uneven_batches_and_explicit_axes():
     mesh = make_mesh((8,), ("data",), KINDS[0])
     with pytest.raises(ValueError, match="must split evenly over the 8 devices"):
         dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh)(make_params(), make_batch(0, 12))

@@ -73,7 +73,9 @@ LAYOUTS = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize(("devices", "microbatch_size", "method", "kind"), LAYOUTS, ids=str)
-def test_replicated_parameters(kind, devices, microbatch_size, method, batch, want):
+def test_sum_with_replicated_parameters_equals_one_device(
+    kind, devices, microbatch_size, method, batch, want
+):
     mesh = make_mesh((devices,), ("data",), kind)
     points = put(points_at(make_params(0), make_params(1)), mesh, P())
     options = {"microbatch_size": microbatch_size, "method": method}
@@ -88,7 +90,7 @@ def test_replicated_parameters(kind, devices, microbatch_size, method, batch, wa
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("axes", ["data", ("model", "data")], ids=str)
-def test_split_parameters(kind, axes, batch, want):
+def test_sum_with_sharded_parameters_equals_one_device(kind, axes, batch, want):
     mesh = make_mesh((2, 4), ("model", "data"), kind)
     specs = FSDP | {"dense": P(("data", "model")), "bias": P("model")}
     place = lambda seed: put(make_params(seed), mesh, specs)  # noqa: E731
@@ -102,7 +104,7 @@ def test_split_parameters(kind, axes, batch, want):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
+def test_accepts_host_arrays_without_jit(kind, batch, conv_want):
     mesh = make_mesh((8,), ("data",), kind)
     points = dpoptax.gradient_points((), conv_params())
     total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch, MASK).sum
@@ -110,7 +112,7 @@ def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_record_has_its_own_key_on_every_device(kind):
+def test_keys_depend_on_record_not_on_device(kind):
     """Keys depend on the record, and the seal fits the sum that leaves the devices."""
 
     def noisy(w, x, key):
@@ -131,7 +133,7 @@ def test_a_record_has_its_own_key_on_every_device(kind):
 
 
 @pytest.mark.slow
-def test_auxiliary_outputs_stay_with_their_examples(batch):
+def test_aux_stays_with_its_examples(batch):
     def with_aux(params, example):
         loss = conv_loss(params, example)
         return loss, {"loss": loss, "label": example["label"]}
@@ -146,7 +148,7 @@ def test_auxiliary_outputs_stay_with_their_examples(batch):
 
 
 @pytest.mark.slow
-def test_a_geometry_that_encodes(batch):
+def test_hyperspherical_clip_equals_one_device(batch):
     clip = dpoptax.contrib.hyperspherical_clip(0.3, angle_norm=0.5)
     mesh = make_mesh((8,), ("data",), KINDS[1])
     points = dpoptax.gradient_points((), conv_params())
@@ -158,7 +160,7 @@ def test_a_geometry_that_encodes(batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_tangents_and_references_travel(kind, batch):
+def test_tangent_equals_one_device(kind, batch):
     mesh = make_mesh((4,), ("data",), kind)
     points = dpoptax.GradientPoints(
         (conv_params(),), (jnp.float32(1),), jax.tree.map(jnp.cos, conv_params())
@@ -170,7 +172,7 @@ def test_tangents_and_references_travel(kind, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "each"), [(KINDS[0], "entry"), (KINDS[1], "side")], ids=str)
-def test_a_linear_map_travels_and_takes_split_sums_back(kind, each, batch):
+def test_linear_map_equals_one_device(kind, each, batch):
     """Checks scales computed from a release that is sharded like the parameters."""
     noise = dpoptax.gaussian_noise(noise_multiplier=0.0, batch_size=EXAMPLES, key=KEY)
     tx = optax.chain(noise, dpoptax.contrib.scale_then_privatize(each=each))
@@ -197,7 +199,7 @@ def test_a_linear_map_travels_and_takes_split_sums_back(kind, each, batch):
 # naive program is wrong, so it would notice if the case disappeared.
 
 
-def test_convolutions_partitioned_by_the_compiler_are_wrong_and_ours_are_right(batch):
+def test_convolutions_are_not_partitioned_by_the_compiler(batch):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
     naive = jax.vmap(jax.grad(conv_loss), (None, 0))
@@ -212,14 +214,14 @@ def test_convolutions_partitioned_by_the_compiler_are_wrong_and_ours_are_right(b
         alone(points, split)
 
 
-def test_a_batch_on_explicit_axes_without_the_mesh_is_refused_in_jit_too(batch):
+def test_refuses_batch_on_explicit_axes_without_mesh(batch):
     mesh = make_mesh((8,), ("data",), KINDS[1])
     points = dpoptax.gradient_points((), conv_params())
     with pytest.raises(ValueError, match=r"sharded batch.*mesh=mesh"):
         jax.jit(dpoptax.clipped_grad(conv_loss, CLIP))(points, put(batch, mesh, P("data")))
 
 
-def test_replicated_types_would_clip_whole_shards_and_ours_clips_examples(batch):
+def test_clips_examples_not_whole_shards(batch):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
 
@@ -236,7 +238,7 @@ def test_replicated_types_would_clip_whole_shards_and_ours_clips_examples(batch)
     assert largest_error(ours(points, batch, MASK).sum, want) < 1e-6
 
 
-def test_batches_that_cannot_be_shared_and_wrong_axes_are_refused():
+def test_refuses_uneven_batches_and_wrong_axes():
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
     with pytest.raises(ValueError, match=r"8 devices .* 10 examples.*multiple_of=8"):
@@ -278,7 +280,7 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
+def test_example_moves_sum_by_at_most_the_bound(devices):
     """Checks terms that cancel in the gradient, next to other examples; see adversary_test.py."""
     mesh = make_mesh((devices,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
@@ -294,7 +296,7 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
 
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_sums_of_many_devices_are_added_in_whole_numbers(split, batch, want, monkeypatch):
+def test_sums_of_many_devices_are_added_as_integers(split, batch, want, monkeypatch):
     monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
     mesh = make_mesh((8,), ("data",), KINDS[0])
     specs = FSDP if split else dict.fromkeys(FSDP, P())
@@ -306,7 +308,7 @@ def test_the_sums_of_many_devices_are_added_in_whole_numbers(split, batch, want,
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_loss_that_communicates_over_the_axis_of_the_examples_is_refused(method, batch):
+def test_refuses_loss_with_collectives_over_examples(method, batch):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
     mixing = lambda params, example: lax.pmean(conv_loss(params, example), "data")  # noqa: E731
@@ -315,9 +317,7 @@ def test_a_loss_that_communicates_over_the_axis_of_the_examples_is_refused(metho
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_parameters_whose_derivatives_are_summed_over_devices_before_the_clip_are_refused(
-    method, batch
-):
+def test_refuses_gradients_summed_over_devices_before_clip(method, batch):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
     grad_fn = dpoptax.clipped_grad(conv_loss, CLIP, method=method)

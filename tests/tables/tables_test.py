@@ -91,7 +91,7 @@ def counts_of(lookups, mask=None, selection=SELECTION):
     return counts
 
 
-def test_steps_without_noise_are_those_of_the_paper():
+def test_noiseless_steps_match_the_paper():
     rng, tx = np.random.default_rng(1), optax.chain(noise(), optax.sgd(0.5))
     expected = some_params()
     params, state = as_arrays(expected), None
@@ -121,7 +121,7 @@ def test_steps_without_noise_are_those_of_the_paper():
     assert dpoptax.ledgers(state)[0].releases == 4
 
 
-def test_microbatches_and_randomness_by_record():
+def test_sum_is_independent_of_microbatches_and_order():
     def noisy_loss(params, example, key):
         return loss_fn(params, example) * (1.0 + jax.random.uniform(key))
 
@@ -137,7 +137,7 @@ def test_microbatches_and_randomness_by_record():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *sums)
 
 
-def test_counts_are_those_of_the_paper():
+def test_counts_match_the_paper():
     lookups = some_lookups(np.random.default_rng(2), batch=40)
     mask = np.arange(40) % 5 > 0
     expected = sum(oracle.contributions(row, V, 2) for row in lookups[mask])
@@ -145,7 +145,7 @@ def test_counts_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7])
-def test_no_example_moves_the_counts_by_more_than_their_bound(bound):
+def test_example_moves_counts_by_at_most_their_bound(bound):
     selection = tables.RowSelection(
         table_size=V, capacity=16, threshold=2.0, rows_per_example=bound
     )
@@ -162,7 +162,7 @@ def test_no_example_moves_the_counts_by_more_than_their_bound(bound):
     assert 0.9999 * bound < worst <= bound  # exact, because the weights are integers
 
 
-def test_no_example_moves_the_sum_by_more_than_the_clip():
+def test_example_moves_sum_by_at_most_the_bound():
     """Checks repeated rows, rows outside of the table, huge and infinite numbers, and NaN."""
     rows = jnp.arange(0, V, 2)
     params = as_arrays(some_params())
@@ -203,7 +203,7 @@ def law(counts, selection, noise_multiplier):
 LOOKUPS = np.array([[0, 1], [0, 2], [0, 0], [3, -1]], np.int32)
 
 
-def test_rows_are_selected_by_the_law_of_noise_on_every_count():
+def test_selection_follows_law_of_noise_on_every_count():
     selection = tables.RowSelection(table_size=12, capacity=12, threshold=1.7, rows_per_example=2)
     hits, number = selected_often(LOOKUPS, selection, noise_multiplier=0.9)
     expected = law(counts_of(LOOKUPS, selection=selection), selection, 0.9)
@@ -216,7 +216,7 @@ def test_rows_are_selected_by_the_law_of_noise_on_every_count():
     np.testing.assert_array_equal(number, hits.sum(axis=1))
 
 
-def test_what_is_cut_off_does_not_depend_on_the_data():
+def test_truncation_does_not_depend_on_the_data():
     selection = tables.RowSelection(table_size=12, capacity=2, threshold=2.0, rows_per_example=2)
     hits, number = selected_often(LOOKUPS, selection, noise_multiplier=0.6)
     whole = tables.RowSelection(table_size=12, capacity=12, threshold=2.0, rows_per_example=2)
@@ -232,7 +232,7 @@ def test_what_is_cut_off_does_not_depend_on_the_data():
     assert np.abs(errors).max() < 4.5
 
 
-def test_rows_of_equal_bits_are_cut_off_by_their_numbers_alone(monkeypatch):
+def test_ties_are_truncated_by_row_number_alone(monkeypatch):
     """Ties, frequent among 10⁵ rows, are resolved independently of the lookups."""
     bits = jax.random.bits
 
@@ -250,7 +250,7 @@ def test_rows_of_equal_bits_are_cut_off_by_their_numbers_alone(monkeypatch):
     assert np.abs(errors).max() < 4.5
 
 
-def test_rows_in_the_tail_of_the_noise_have_their_probability():
+def test_tail_rows_are_selected_with_their_probability():
     """Checks six standard deviations, beyond the reach of float32 normals."""
     size, stddev = 2**29, 1.0
     selection = tables.RowSelection(table_size=size, capacity=4, threshold=6.0)
@@ -271,7 +271,7 @@ def gaussian_delta(epsilon, noise_multiplier):
 
 
 @pytest.mark.parametrize("lookups", [[0, 1, 2, 3], [5, 5, -1, 9], [4, 5, 4, 5]])
-def test_the_selection_costs_no_more_than_its_gaussian(lookups):
+def test_selection_costs_at_most_its_gaussian(lookups):
     """Sums δ over all sets of rows, for an added and a removed example."""
     selection = tables.RowSelection(table_size=6, capacity=6, threshold=1.5, rows_per_example=2)
     others = np.array([[0, 1, 4, -1], [4, 5, -1, -1], [0, 0, 0, 0]], np.int32)
@@ -288,7 +288,7 @@ def test_the_selection_costs_no_more_than_its_gaussian(lookups):
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
 @pytest.mark.parametrize("threshold", [0.3, 1.0, 2.0])
-def test_both_releases_of_a_step_cost_no_more_than_the_ledger_says(share, threshold):
+def test_both_releases_cost_at_most_the_ledgers_price(share, threshold):
     """Only the target looks up the row; if selected, its gradient has the norm of the bound."""
     sigma, grid = 0.8, np.linspace(-20, 20, 40_001)
     one, other = sigma / math.sqrt(share), sigma / math.sqrt(1 - share)
@@ -304,7 +304,7 @@ def test_both_releases_of_a_step_cost_no_more_than_the_ledger_says(share, thresh
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
-def test_the_two_multipliers_compose_to_that_of_the_ledger(share):
+def test_two_multipliers_compose_to_the_ledgers(share):
     clip = tables.row_selecting_clip(dpoptax.l2_clip(2.0), SELECTION, share=share)
     sigma = 6.5
     # For the gradient: the noise's standard deviation over the example's contribution, 2.
@@ -319,7 +319,7 @@ def test_the_two_multipliers_compose_to_that_of_the_ledger(share):
         assert found == pytest.approx(one, rel=1e-3)
 
 
-def test_a_step_draws_its_rows_and_its_noise_with_these_multipliers():
+def test_step_draws_rows_and_noise_with_these_multipliers():
     sigma, share = 1.5, 0.2
     selection = tables.RowSelection(table_size=4000, capacity=400, threshold=8.0)
     clip = tables.row_selecting_clip(dpoptax.l2_clip(0.4), selection, share=share)
@@ -349,7 +349,7 @@ def sum_and_state(tx, seed=0, params=None):
     return COMPILED_GRAD(state, params, batch), state
 
 
-def test_a_sum_is_released_once_by_the_state_that_selected_its_rows():
+def test_sum_is_released_once_by_its_own_state():
     found, state = sum_and_state(noise())
     update = jax.jit(noise().update)
     released, after = update(found.sum, state)
@@ -364,7 +364,7 @@ def test_a_sum_is_released_once_by_the_state_that_selected_its_rows():
     assert np.isnan(released["weights"]).all()
 
 
-def test_a_sum_whose_rows_nobody_selected_is_refused():
+def test_refuses_sum_without_selected_rows():
     params = as_arrays(some_params())
     sums = [
         dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, CLIP),
@@ -377,13 +377,13 @@ def test_a_sum_whose_rows_nobody_selected_is_refused():
             noise().update(total, noise().init(None))
 
 
-def test_sums_with_rows_of_their_own_are_not_added():
+def test_accumulate_refuses_sums_with_selected_rows():
     parts = [sum_and_state(noise(), seed)[0].sum for seed in (0, 1)]
     with pytest.raises(ValueError, match="Sums with selected rows"):
         dpoptax.accumulate(*parts)
 
 
-def test_a_sum_that_was_changed_is_refused():
+def test_refuses_changed_sum():
     found, state = sum_and_state(noise())
     changed = jax.tree.map(lambda x: x * 2 if x.dtype == jnp.float32 else x, found.sum)
     released, after = noise().update(changed, state)
@@ -409,7 +409,7 @@ def test_other_noise_stages_refuse_selected_rows(stage):
         stage.update(total, stage.init({"w": jnp.zeros(2)}))
 
 
-def test_the_stage_refuses_other_sums():
+def test_noise_stage_refuses_sums_of_other_clips():
     total = dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match="row_selecting_noise"):
         noise().update(total, noise().init(None))
@@ -444,7 +444,7 @@ def _compiled(params, example):
 
 
 @pytest.mark.parametrize("loss", [_tied, _indexed, _penalised, _by_array, _by_lax, _compiled])
-def test_a_table_that_is_used_a_second_time_is_refused(loss):
+def test_refuses_second_use_of_the_table(loss):
     grad_fn = tables.selected_grad(loss, CLIP, where=table_of)
     params = as_arrays(some_params())
     with pytest.raises(TypeError) as raised:
@@ -469,14 +469,14 @@ def test_a_table_that_is_used_a_second_time_is_refused(loss):
     ],
     ids=["disk", "pmlf", "linear_map", "reference", "doppler", "adam", "momentum"],
 )
-def test_methods_that_remember_other_rows_are_refused(behind, what):
+def test_refuses_methods_that_remember_other_rows(behind, what):
     params = as_arrays(some_params())
     state = optax.chain(noise(), behind).init(params)
     with pytest.raises(ValueError, match=what):
         GRAD_FN(state, params, (jnp.zeros((B, L), int), jnp.zeros(B)))
 
 
-def test_other_parameters_may_have_any_optimizer():
+def test_other_parameters_accept_any_optimizer():
     labels = {"table": "table", "weights": "rest", "bias": "rest"}
     tx = optax.chain(
         noise(), optax.partition({"table": optax.sgd(0.1), "rest": optax.adam(0.1)}, labels)
@@ -525,12 +525,12 @@ def test_other_parameters_may_have_any_optimizer():
         (lambda: tables.locate(jnp.zeros(3), jnp.zeros(1, int)), TypeError, "integers"),
     ],
 )  # fmt: skip
-def test_what_has_no_meaning_is_refused(call, error, message):
+def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_a_threshold_no_batch_can_reach_is_refused():
+def test_refuses_threshold_that_no_batch_can_reach():
     selection = tables.RowSelection(table_size=V, capacity=5, threshold=1e6)
     with pytest.raises(ValueError, match="is below it"):
         count_rows(jnp.zeros((4, 1), int), jnp.ones(4, bool), selection)
@@ -548,7 +548,7 @@ def large_arrays(jaxpr, size):
 
 
 @pytest.mark.slow
-def test_nothing_of_the_size_of_the_table_is_made_but_the_table():
+def test_step_creates_no_other_array_of_table_size():
     size = 200_000
     selection = tables.RowSelection(table_size=size, capacity=8, threshold=12.0)
     clip = tables.row_selecting_clip(dpoptax.l2_clip(1.0), selection)
@@ -575,7 +575,7 @@ def test_nothing_of_the_size_of_the_table_is_made_but_the_table():
 
 
 @pytest.mark.slow
-def test_rows_of_a_vocabulary_have_the_gradient_of_the_whole_table():
+def test_vocabulary_rows_have_gradient_of_whole_table():
     rng, params = np.random.default_rng(3), some_params()
     lookups, targets = some_lookups(rng), rng.normal(size=B)
     rows = np.unique(lookups[(lookups >= 0) & (lookups < V)])[1:]
@@ -595,14 +595,14 @@ def test_rows_of_a_vocabulary_have_the_gradient_of_the_whole_table():
     np.testing.assert_array_equal(whole, arrays["table"])
 
 
-def test_without_the_table_other_rows_are_zeros():
+def test_rows_outside_the_vocabulary_look_up_zeros():
     located = tables.locate(jnp.array([[3, 4], [-1, 3]]), jnp.array([3]))
     found = tables.look_up(jnp.ones((1, 2)), located)
     assert found.tolist() == [[[1, 1], [0, 0]], [[0, 0], [1, 1]]]
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32])
-def test_numbers_outside_of_the_table_look_up_zeros(dtype):
+def test_indices_outside_the_table_look_up_zeros(dtype):
     table, info = jnp.ones((300, 2)), np.iinfo(dtype)
     lookups = np.array([0, info.max, info.min], dtype)
     expected = [0 <= int(j) < 300 for j in lookups]
@@ -614,7 +614,7 @@ def test_numbers_outside_of_the_table_look_up_zeros(dtype):
     assert counts.sum() == sum(expected)
 
 
-def test_a_vocabulary_has_the_rows_that_many_look_up():
+def test_vocabulary_contains_frequent_rows():
     rng = np.random.default_rng(0)
     lookups = np.minimum(rng.geometric(0.02, (3000, 2)) - 1, 9999)
     selection = tables.RowSelection(
@@ -629,7 +629,7 @@ def test_a_vocabulary_has_the_rows_that_many_look_up():
     assert found.selected == len(found.rows)
 
 
-def test_a_vocabulary_is_priced_with_the_run():
+def test_vocabulary_is_priced_with_the_run():
     event = tables.select_rows(
         np.zeros((9, 1), int),
         selection=tables.RowSelection(table_size=9, capacity=3, threshold=6.0),
@@ -653,7 +653,7 @@ def test_a_vocabulary_is_priced_with_the_run():
         accounting.epsilon_spent(state, sampler, 1e-4, also=event)
 
 
-def test_a_vocabulary_without_noise_has_no_epsilon():
+def test_vocabulary_without_noise_has_infinite_epsilon():
     selection = tables.RowSelection(table_size=9, capacity=2, threshold=1.0)
     found = tables.select_rows([[1], [2]], selection=selection, noise_multiplier=0, key=KEY)
     assert found.rows.tolist() == [1, 2]
@@ -663,7 +663,7 @@ def test_a_vocabulary_without_noise_has_no_epsilon():
 
 
 @pytest.mark.slow
-def test_rowwise_adagrad_is_the_dense_one():
+def test_rowwise_adagrad_equals_dense_adagrad():
     rng = np.random.default_rng(0)
     table, accumulator = rng.normal(size=(6, 2)), np.zeros(6)
     sparse = jnp.asarray(table), jnp.asarray(accumulator)
@@ -680,14 +680,14 @@ def test_rowwise_adagrad_is_the_dense_one():
     np.testing.assert_allclose(sparse[1], accumulator, rtol=1e-5)
 
 
-def test_the_tails_of_float32_are_those_of_the_normal_distribution():
+def test_float32_tails_match_normal_distribution():
     x = np.linspace(0.0, 9.0, 50, dtype=np.float32)
     found = 0.5 * jax.lax.erfc(jnp.asarray(x) / np.float32(math.sqrt(2)))
     np.testing.assert_allclose(found, special.ndtr(-x.astype(np.float64)), rtol=5e-5)
 
 
 @pytest.mark.slow
-def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
+def test_audit_of_whole_steps_confirms_the_claim():
     """Uses the likelihood ratio of rows and release for the only example with two lookups."""
     sigma, share, clip_norm, runs = 0.5, 0.5, 1.0, 40_000
     selection = tables.RowSelection(table_size=V, capacity=16, threshold=1.0, rows_per_example=2)

@@ -49,7 +49,7 @@ def assert_same_bits(left, right):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_sum_is_that_of_users_gradients_each_clipped_once(reduction):
+def test_sum_clips_each_users_gradient_once(reduction):
     records = users_of_mlp()
     params = mlp_params(0)
     of_records = jax.vmap(jax.vmap(jax.grad(mlp_loss), (None, 0)), (None, 0))
@@ -67,7 +67,7 @@ def test_the_sum_is_that_of_users_gradients_each_clipped_once(reduction):
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_nothing_falls_back_to_gradients_of_users(name, reduction):
+def test_no_layer_falls_back_to_per_user_gradients(name, reduction):
     network = NETWORKS[name]
     example = network.batch(0, EACH), jnp.ones(EACH, bool)
     found = dpoptax.explain(
@@ -82,7 +82,7 @@ def test_nothing_falls_back_to_gradients_of_users(name, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("hostile", [1.0, 1e3, 1e18, 3e38, np.inf, np.nan, "cancelling"])
-def test_a_user_more_moves_the_sum_by_at_most_the_bound(reduction, hostile):
+def test_user_moves_sum_by_at_most_the_bound(reduction, hostile):
     x, y = users_of_mlp()
     if hostile == "cancelling":  # gradients of two labels at one input, in opposite directions
         x, y = x.at[0].set(1e6), y.at[0].set(jnp.array([0, 1, 2]))
@@ -98,7 +98,7 @@ def test_a_user_more_moves_the_sum_by_at_most_the_bound(reduction, hostile):
         assert moved > 0.9 * BOUND
 
 
-def test_a_user_with_a_record_that_is_not_a_number_adds_exactly_zero():
+def test_user_with_nan_record_adds_exactly_zero():
     x, y = users_of_mlp()
     total = sum_of_users("mean")
     without = total((x, y), RECORDS_MASK, np.array([0, 1, 1, 1], bool))
@@ -107,7 +107,7 @@ def test_a_user_with_a_record_that_is_not_a_number_adds_exactly_zero():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_what_stands_in_the_padding_changes_nothing(reduction):
+def test_padding_does_not_change_the_sum(reduction):
     x, y = users_of_mlp()
     total = sum_of_users(reduction)
     clean = total((x, y), RECORDS_MASK)
@@ -116,7 +116,7 @@ def test_what_stands_in_the_padding_changes_nothing(reduction):
         assert_same_bits(total((padded, y), RECORDS_MASK), clean)
 
 
-def test_a_user_without_records_adds_exactly_zero():
+def test_user_without_records_adds_exactly_zero():
     records = users_of_mlp()
     for reduction in ("mean", "sum"):
         total = sum_of_users(reduction)(records, np.zeros_like(RECORDS_MASK))
@@ -124,7 +124,7 @@ def test_a_user_without_records_adds_exactly_zero():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_padding_of_a_user_without_records_does_not_change_the_count(method):
+def test_padding_does_not_change_the_count(method):
     """A user without records has a zero or NaN gradient, for any record in its padding."""
     clip = dpoptax.adaptive_clip(1.0, count_share=0.25)
     tx = dpoptax.adaptive_gaussian_noise(
@@ -145,7 +145,7 @@ def test_padding_of_a_user_without_records_does_not_change_the_count(method):
         assert_same_bits(total(padding), clean)
 
 
-def test_randomness_in_the_loss_goes_by_user_and_differs_among_records():
+def test_keys_depend_on_user_and_differ_among_records():
     def noisy(w, x, key):
         return jnp.sum(w * (x + jax.random.normal(key, x.shape)))
 
@@ -163,7 +163,7 @@ def test_randomness_in_the_loss_goes_by_user_and_differs_among_records():
     np.testing.assert_allclose(of([7, 1], [True, False]), own[:2].mean(0), rtol=1e-5)
 
 
-def test_auxiliary_outputs_are_those_of_the_records():
+def test_aux_is_per_record():
     loss = per_user_loss(lambda w, x: (jnp.sum(w * x), x[0]), has_aux=True)
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), has_aux=True)
     records = jnp.arange(12.0).reshape(2, 3, 2)
@@ -181,12 +181,12 @@ def test_auxiliary_outputs_are_those_of_the_records():
         ((jnp.ones((2, 2)), jnp.ones(3, bool)), ValueError, r"shape \(3, …\).* got \(2, 2\)"),
     ],
 )
-def test_a_user_of_another_form_is_refused(user, error, message):
+def test_refuses_malformed_user(user, error, message):
     with pytest.raises(error, match=message):
         per_user_loss(lambda w, x: jnp.sum(w * x))(jnp.ones(2), user)
 
 
-def test_a_loss_of_another_form_is_refused():
+def test_refuses_non_scalar_loss_and_unknown_reduction():
     with pytest.raises(TypeError, match=r"must return a scalar for a record, got .* \(2,\)"):
         per_user_loss(lambda w, x: w * x)(jnp.ones(2), (jnp.ones((3, 2)), jnp.ones(3, bool)))
     with pytest.raises(ValueError, match="`reduction` must .* got 'max'"):
@@ -198,7 +198,7 @@ def owned_by(owners, label):
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 20])
-def test_a_user_gives_its_own_records_each_once_and_at_most_the_bound(bound):
+def test_draws_own_records_once_up_to_the_bound(bound):
     table = UserTable(OWNERS, bound, seed=0)
     sampler = table.sampler(PoissonSampler, batch_size=3, seed=1)
     seen = collections.Counter()
@@ -219,7 +219,7 @@ def test_a_user_gives_its_own_records_each_once_and_at_most_the_bound(bound):
     assert set(seen) == set(range(len(OWNERS)))
 
 
-def test_records_beyond_the_bound_are_drawn_anew_and_alike_at_each_step():
+def test_draws_uniform_subset_of_records_each_step():
     table = UserTable([0] * 6, 2, seed=5)
     sampler = table.sampler(PoissonSampler, batch_size=1, seed=0)
     steps = 1500
@@ -237,7 +237,7 @@ def _by_user(drawn):
     return {user: records[mask].tolist() for user, records, mask in rows}
 
 
-def test_no_user_changes_which_records_another_gives():
+def test_records_of_a_user_do_not_depend_on_others():
     whole = UserTable(OWNERS, 2, seed=9)
     everybody = whole.sampler(FixedSizeSampler, batch_size=4, seed=0)
     for gone in ("ada", "bob"):
@@ -253,14 +253,14 @@ def test_no_user_changes_which_records_another_gives():
 
 
 @pytest.mark.parametrize("owners", [["b", "\udc80", "\udc80"], jnp.array([0, 7, 7])])
-def test_owners_of_any_texts_and_arrays(owners):
+def test_accepts_any_strings_and_arrays_as_owners(owners):
     """A file name that is not UTF-8 has lone surrogates."""
     table = UserTable(owners, 1, seed=0)
     drawn = table.sample(table.sampler(PoissonSampler, batch_size=2, seed=0), 0)
     assert drawn.records_mask.sum() == drawn.mask.sum() == 2
 
 
-def test_a_table_draws_by_its_seed_and_the_step():
+def test_draws_depend_on_seed_and_step():
     def records(seed, step):
         table = UserTable(np.zeros(100, np.int64), 5, seed=seed)
         sampler = table.sampler(PoissonSampler, batch_size=1, seed=0)
@@ -294,12 +294,12 @@ def test_a_table_draws_by_its_seed_and_the_step():
         ("ada", TypeError, "`owners` must .* got a str"),
     ],
 )
-def test_records_without_one_owner_are_refused(owners, error, message):
+def test_refuses_records_without_one_owner(owners, error, message):
     with pytest.raises(error, match=message):
         UserTable(owners, 2, seed=0)
 
 
-def test_a_sampler_of_records_is_refused():
+def test_refuses_sampler_of_records():
     table = UserTable(OWNERS, 2, seed=0)
     with pytest.raises(ValueError, match="must be the 4 users of the table, got 19"):
         table.sample(PoissonSampler(len(OWNERS), 3, seed=0), 0)
@@ -313,7 +313,7 @@ def test_a_sampler_of_records_is_refused():
         UserTable(OWNERS, 0, seed=0)
 
 
-def test_a_user_twice_in_a_batch_is_refused():
+def test_refuses_user_twice_in_a_batch():
     @dataclasses.dataclass(frozen=True)
     class WithReplacement(PoissonSampler):
         def sample(self, step):
@@ -325,7 +325,7 @@ def test_a_user_twice_in_a_batch_is_refused():
 
 
 @pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler, RandomAllocationSampler])
-def test_epsilon_is_that_of_a_sampler_of_users(kind):
+def test_epsilon_equals_that_of_sampling_users(kind):
     table = UserTable([place // 5 for place in range(500)], 5, seed=0)
     sampler = table.sampler(kind, batch_size=10, seed=0)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
