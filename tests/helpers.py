@@ -17,7 +17,7 @@ from dpoptax._noise.ledger import count_releases
 
 
 def floats(values, dtype=jnp.float32):
-    """Returns NumPy's numbers for JAX, which would compile a conversion for every shape."""
+    """Puts NumPy values on the device; JAX would compile a conversion for every shape."""
     return jax.device_put(np.asarray(values, dtype))
 
 
@@ -130,7 +130,7 @@ def no_room():
 
 @contextlib.contextmanager
 def cancellations():
-    """Returns S/n for the pieces of each example; its norm bound adds γ (S/n)² to the norm."""
+    """Yields S/n for the pieces of each example; its norm bound adds γ (S/n)² to the norm."""
     seen, exact = [], bounds.clip_coefficients
 
     def see(size):

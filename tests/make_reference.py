@@ -23,7 +23,7 @@ SIZES = {
     "layer_norm_eps": 1e-3,  # large enough to be visible
     "num_labels": 3,
 }
-"""Of the encoders."""
+"""Sizes of the encoders."""
 
 
 def scrambled(model):

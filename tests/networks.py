@@ -15,10 +15,7 @@ from tests.helpers import floats
 
 
 class Network(NamedTuple):
-    """A loss of one example, parameters and batch of a seed, and whether it uses keys.
-
-    `formed` lists the paths of matrices and kernels whose per-example gradients are formed.
-    """
+    """A loss of one example, parameters and batch of a seed, and whether it uses keys."""
 
     loss: Callable[..., Any]
     params: Callable[[int], Any]

@@ -166,7 +166,7 @@ def test_axis_error_lists_only_a_few_leaves():
 
 @pytest.mark.parametrize("way", ["pieces", "steps"])
 def test_norm_includes_parts_whose_squares_underflow(way):
-    """One piece sets the scale with terms that cancel, and the others have the gradient."""
+    """One piece has canceling terms and sets the scale; the others hold the gradient."""
     count, small, top = 100, -64, 60
     exponents = jnp.repeat(jnp.array([top, top + small]), np.array([1, count]))
     norms = jnp.where(exponents == top, jnp.float32(2.0**-62), 1.0)

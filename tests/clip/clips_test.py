@@ -42,7 +42,7 @@ LAYERED = {
 
 @jax.jit
 def _sums(grads):
-    """Returns the sums by all geometries, which one program computes."""
+    """Returns the sums for all clips, computed in one program."""
     return {name: sum_clipped(clip, grads) for name, clip in (FLAT | LAYERED).items()}
 
 

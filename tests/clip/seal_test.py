@@ -171,7 +171,7 @@ def test_error_names_type_of_other_inputs():
 
 @pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
 def test_refuses_clipping_the_sum_before_noise(make):
-    """Clips of optax fail with optax's error (docs/faq.md) or with that of the noise stage."""
+    """Optax's clips fail with their own error (docs/faq.md) or with that of the noise stage."""
     tx = optax.chain(make(1.0), noise())
     with pytest.raises(TypeError, match=r"seal of the `ClippedSum`|uint32"):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
@@ -192,7 +192,7 @@ AROUND = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_errors_of_other_wrappers_name_clipped_sum(name):
+def test_errors_raised_inside_optax_name_clipped_sum(name):
     """JAX raises these errors inside optax. They name the class, and the FAQ quotes them."""
     tx, faq = AROUND[name](), pathlib.Path(__file__).parents[2] / "docs/faq.md"
     with pytest.raises((TypeError, ValueError), match=r"clipped_sum\.ClippedSum") as raised:

@@ -69,7 +69,7 @@ def test_lookups_far_below_bound_keep_float_precision():
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
-def test_overflowing_parts_wrap_back():
+def test_integer_overflow_of_parts_cancels():
     """Checks two lookups per example, each of 32 times the bound, that almost cancel."""
     size, large = 1000, 32.0
     rows = jnp.zeros(size, int)
@@ -289,7 +289,7 @@ def test_two_sum_is_exact_when_compiled():
 
 
 def test_compensated_add_is_exact_over_many_terms():
-    """If rounding errors were summed separately, next to a large total, they would be rounded."""
+    """Errors that were summed separately, next to a large total, would be rounded themselves."""
     value, count = np.float32(1.0 + 2.0**-22), 2**15
 
     def step(carry, _):

@@ -156,7 +156,7 @@ def _cancelling(b, dtype=jnp.float32):
     ("clip", "size"), helpers.covering(CLIPS, [8, 65536 // 16 + 8], strength=1)
 )
 def test_bound_holds_if_large_terms_cancel(clip, size):
-    """Once, the norm came from the formed gradient, but the sum from another contraction."""
+    """The norm once came from the formed gradient and the sum from another contraction."""
     shapes = [(16, 4), (16, 4)]
     total = _total(programs.regression, [programs.zeros(4, 4)], clip)
     for b in (2.0**8, 2.0**10, 2.0**14, 2.0**40):
@@ -313,17 +313,17 @@ def test_bound_holds_if_squares_of_one_group_underflow(program, clip):
     ],
 )
 def test_example_does_not_change_what_others_add(program, method, others):
-    """Once, one example decided between two summation methods, which changed all others."""
+    """One example could once select the summation method for all others."""
     shapes = PROGRAMS[program][2]
     total = _compiled(program, dpoptax.l2_clip(1e-3), method)
     batch = _others(shapes, count=15)
     ordinary = total(batch, np.arange(16) < 15)
     strange = tuple(_with(x, -1, others) for x in batch)
     for a, b in zip(ordinary, total(strange, np.arange(16) < 15), strict=True):
-        np.testing.assert_array_equal(a, b)  # as padding
+        np.testing.assert_array_equal(a, b)  # masked
     if not np.isfinite(others):
         for a, b in zip(ordinary, total(strange, np.ones(16, bool)), strict=True):
-            np.testing.assert_array_equal(a, b)  # and as an example
+            np.testing.assert_array_equal(a, b)  # not masked
     # Next to others of that magnitude, a small example contributes the same as without them.
     crowd = tuple(_with(x, slice(8), others) for x in batch)
     small = tuple(1e-3 * np.ones(shape) for shape in shapes)
@@ -588,7 +588,7 @@ def test_longer_search_at_several_points_forming_gradients(program, points, way,
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
-def test_search_at_several_points_with_other_options(points, options, monkeypatch):
+def test_points_search_with_microbatches_or_bfloat16(points, options, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
@@ -626,7 +626,7 @@ def test_norms_and_sums_contract_at_full_precision(way, monkeypatch):
 
 
 def test_sum_over_positions_is_stored_before_its_norm():
-    """Norm and sum read one stored sum. If terms cancel, recomputed sums may differ."""
+    """Norm and sum read one stored sum, because recomputed sums may differ if terms cancel."""
     shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
@@ -656,7 +656,7 @@ def test_norm_and_sum_read_same_bfloat16_factors(way, monkeypatch):
 
 @pytest.mark.parametrize("bits", [7, pytest.param(10, marks=pytest.mark.slow)])
 def test_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
-    """Shows that the test above is needed, with bfloat16 passes and TF32 emulated."""
+    """Emulates bfloat16 passes and TF32, to show that full precision is needed."""
     exact = factor_products.contract
 
     def rounded(axes, a, b):

@@ -202,7 +202,7 @@ def test_tangent_adds_hessian_vector_product():
 
 
 @pytest.mark.slow
-def test_number_means_l2_clip():
+def test_number_is_accepted_as_l2_clip():
     options = {"noise_multiplier": 1.0, "batch_size": 2, "key": jax.random.key(0)}
     clip, points = dpoptax.l2_clip(2.0), dpoptax.gradient_points((), jnp.zeros(2))
     rows = jnp.array([[3.0, 4.0], [0.3, 0.4]])

@@ -54,7 +54,7 @@ COPIES = [
 @pytest.mark.parametrize(
     ("transform", "copies"), [c[1:] for c in COPIES], ids=[c[0] for c in COPIES]
 )
-def test_state_size_in_copies_of_the_parameters(transform, copies):
+def test_state_has_expected_copies_of_parameters(transform, copies):
     state = jax.eval_shape(transform.init, PARAMS)
     sizes = [x.size for x in jax.tree.leaves(state)]
     assert round(sum(sizes) / (1000 * 1000 + 1000), 3) == copies

@@ -94,7 +94,7 @@ def in_bfloat16(program):
 
 
 def raw(tree):
-    """Replaces keys by their data, which a program for another platform accepts."""
+    """Replaces keys with their data, which a program for another platform accepts."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
@@ -128,7 +128,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize(("stage", "platform"), covering(list(STAGES), list(PLATFORMS), strength=1))
-def test_noise_equals_that_of_this_platform(stage, platform):
+def test_noise_is_the_same_on_each_platform(stage, platform):
     tx = STAGES[stage]()
     params = {"w": jnp.zeros((33, 5)), "b": jnp.zeros(7)}
     begun = tx.init(params)
@@ -158,7 +158,7 @@ def test_noise_equals_that_of_this_platform(stage, platform):
         for size in (None, 4)
     ],
 )
-def test_step_equals_that_of_this_platform(name, microbatch_size):
+def test_step_is_the_same_for_cuda(name, microbatch_size):
     network = NETWORKS[name]
     params, batch = network.params(0), network.batch(1, SIZE)
     key = {"key": jax.random.key(3), "ids": jnp.arange(SIZE)} if network.keyed else {}

@@ -12,7 +12,7 @@ import pytest
 import dpoptax
 
 
-def test_untracked_point_is_params():
+def test_gradient_points_default_to_params():
     params = {"w": jnp.ones(3)}
     points = dpoptax.gradient_points(optax.adam(1.0).init(params), params)
     assert points.points == (params,)

@@ -1,4 +1,4 @@
-"""Tests `clipped_grad(method="recompute")`, which measures and sums in two turns."""
+"""Tests `clipped_grad(method="recompute")`, which measures and sums in two passes."""
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypat
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_bound_holds_if_passes_disagree(limited, monkeypatch):
-    """The second turn sums gradients that are four times as long as the measured ones."""
+    """The second pass sums gradients that are four times as long as the measured ones."""
     measure = recomputed_sum.part_norms
 
     def short(*args):

@@ -34,7 +34,7 @@ def attacks(clips):
 
 
 def two_uses(embed, head, others, example):
-    """Returns a loss of a table that is looked up and multiplied, as tied embeddings are."""
+    """Returns the loss of a table used in lookups and in a product, like tied embeddings."""
     tokens, targets = example
     h = embed[tokens] + others["shift"]
 

@@ -10,7 +10,7 @@ from dpoptax._clipped_grad import microbatch_tuning
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Replaces the time by one that only steps advance."""
+    """Replaces the clock with one that only steps advance."""
     now = [0.0]
     monkeypatch.setattr(microbatch_tuning.time, "perf_counter", lambda: now[0])
     return now

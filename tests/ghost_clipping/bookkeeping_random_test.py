@@ -120,7 +120,7 @@ def test_many_random_programs(layers, length, count, seed):
 @pytest.mark.optimized
 @settings(max_examples=25, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 3), seed=st.integers(0, 99))
-def test_random_programs_by_inner_products(layers, length, count, seed):
+def test_random_programs_with_inner_products(layers, length, count, seed):
     """Forces inner products instead of formed gradients. Norm bounds may exceed norms."""
     with mock.patch.object(cost_model, "choose_method", return_value="gram"):
         _compare(layers, length, count, seed, tolerance=5e-4 if count == 1 else 2e-3)
@@ -138,7 +138,7 @@ class _Linen(linen.Module):
 
 
 @pytest.mark.slow
-def test_linen():
+def test_linen_model():
     module = _Linen()
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 7, (3, 5)))
     init = jax.jit(functools.partial(module.init, deterministic=True), compiler_options=QUICK)
@@ -155,7 +155,7 @@ def test_linen():
 
 
 @pytest.mark.slow
-def test_nnx():
+def test_nnx_model():
     class Model(nnx.Module):
         def __init__(self, rngs):
             self.conv = nnx.Conv(2, 4, (3, 3), rngs=rngs)

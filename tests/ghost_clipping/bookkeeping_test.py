@@ -90,7 +90,7 @@ _ONE_POINT = NETWORKS.keys() - COVERED - _TWO_POINTS
 
 
 @pytest.mark.parametrize(("names", "count"), [(_ONE_POINT, 1), (_TWO_POINTS, 2)], ids=["1", "2"])
-def test_networks_together_equal_per_example_gradients(names, count):
+def test_combined_networks_equal_per_example_gradients(names, count):
     """Sums the losses. Each network has its own layer of the clip and its own comparison."""
     names = sorted(names)
 
@@ -122,7 +122,7 @@ def test_equals_per_example_gradients_at_two_points(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("name", FEW)
-def test_equals_per_example_gradients_at_one_point_and_at_four(name, count):
+def test_equals_per_example_gradients_at_one_and_four_points(name, count):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
 
@@ -136,7 +136,7 @@ def test_equals_per_example_gradients_with_a_hessian_vector_product(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(NETWORKS) - set(FEW)))
-def test_equals_per_example_gradients_at_other_points_everywhere(name):
+def test_equals_per_example_gradients_at_other_points(name):
     network = NETWORKS[name]
     for points in (points_of(network, 1), points_of(network, 1, True), points_of(network, 4)):
         close(*both(network, dpoptax.l2_clip(0.3), points, _batch(network)))
@@ -161,7 +161,7 @@ CLIPS = {
 
 
 @pytest.mark.parametrize("name", slow_but(("of each kind",), CLIPS))
-def test_every_clip(name):
+def test_equals_per_example_gradients_for_each_clip(name):
     network = NETWORKS["mlp"]
     close(*both(network, CLIPS[name], points_of(network, 1), _batch(network)))
 
@@ -169,7 +169,7 @@ def test_every_clip(name):
 # adversary_test has examples that reach the bound.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW[1:3])
-def test_one_normalised_example_adds_the_bound(name):
+def test_one_normalized_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)
     got = clipped_sum(ghost_clipped_sum, network, clip, points_of(network, 2), _batch(network, 1))
@@ -207,7 +207,7 @@ AUTO_V = dpoptax.automatic_clip(0.3, gamma=0.0)
     ],
     ids=["flat", "layers", "flat-tied", "layers-tied"],
 )
-def test_gradients_of_any_magnitude(name, clip):
+def test_equals_per_example_gradients_at_any_magnitude(name, clip):
     network = NETWORKS[name]
 
     def scaled(params, example):
@@ -237,7 +237,7 @@ def _one_position(params, example):
     ],
     ids=["AUTO-V", "l2", "per layer"],
 )
-def test_factors_of_one_position_of_any_magnitude(clip):
+def test_single_position_factors_of_any_magnitude(clip):
     rng = np.random.default_rng(3)
     shapes = {"stack": (3, 4, 5), "scaled": (15, 2), "table": (7, 3)}
     params = {name: floats(rng.normal(size=shape)) for name, shape in shapes.items()}
@@ -252,7 +252,7 @@ def test_factors_of_one_position_of_any_magnitude(clip):
 
 
 @pytest.mark.slow
-def test_a_gradient_of_one_position_is_never_formed():
+def test_gradient_of_one_position_is_never_formed():
     def loss(params, x):
         return jnp.sum(jnp.sin(x @ params))
 
@@ -270,7 +270,7 @@ def test_a_gradient_of_one_position_is_never_formed():
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 1024
 
 
-def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
+def test_remainder_of_canceling_terms_is_clipped_more():
     # The rows are almost equal and the columns sum to zero. Inner products cancel to 1e-8 of their
     # size, which is below the rounding of float32.
     def loss(params, example):
@@ -289,7 +289,7 @@ def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
     np.testing.assert_allclose(got["w"] / lengths[0], want["w"] / lengths[1], atol=1e-3)
 
 
-def test_large_weights_that_cancel():
+def test_equals_per_example_gradients_if_weights_cancel():
     network = NETWORKS["mlp"]
     params = network.params(0)
     near = jax.tree.map(lambda p: floats(np.asarray(p) * np.float32(1 + 1e-3)), params)
@@ -297,7 +297,7 @@ def test_large_weights_that_cancel():
     close(*both(network, dpoptax.normalized_clip(1.0), points, _batch(network)), tolerance=1e-3)
 
 
-def test_segments_that_are_joined_give_the_sum_of_their_gradients():
+def test_joined_segments_give_sum_of_gradients():
     rng = np.random.default_rng(0)
 
     def array(*shape):
@@ -337,7 +337,7 @@ def test_double_precision(name):
 
 
 @pytest.mark.slow
-def test_auxiliary_outputs_and_microbatches():
+def test_aux_with_microbatches():
     network = NETWORKS["mlp"]
 
     def loss(params, example):
@@ -360,7 +360,7 @@ def test_auxiliary_outputs_and_microbatches():
 # tests/multidevice checks sums over several devices, also in the quick tests.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "tied_embeddings"])
-def test_inside_shard_map(name):
+def test_works_inside_shard_map(name):
     network = NETWORKS[name]
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     points, batch = points_of(network, 2), _batch(network)
@@ -391,7 +391,7 @@ def test_inside_shard_map(name):
         (lambda row: row[0], True, r"a pair \(loss, aux\) for has_aux=True"),
     ],
 )
-def test_a_loss_that_is_no_scalar(returned, has_aux, message, method):
+def test_refuses_loss_that_is_not_a_scalar(returned, has_aux, message, method):
     loss = lambda w, row: returned(w * row)  # noqa: E731
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), has_aux=has_aux, method=method)
     with pytest.raises(TypeError, match=message):

@@ -40,13 +40,13 @@ def _explain(network, **options):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_what_falls_back(name):
+def test_lists_fallbacks(name):
     explanation = _explain(NETWORKS[name])
     found = {row.parameter.strip("[']"): row.why for row in explanation.fallbacks}
     assert found == FALLBACKS.get(name, {})
 
 
-def test_uses_are_counted_and_rules_named():
+def test_counts_uses_and_names_rules():
     rows = {row.parameter: row for row in _explain(NETWORKS["shared_layers"]).rows}
     assert rows["['w']"].uses == "6 × dot_general"
     assert rows["['w']"].rule == "formed and kept"
@@ -58,13 +58,13 @@ def test_uses_are_counted_and_rules_named():
     assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
 
 
-def test_what_is_pulled_back_is_said():
+def test_marks_pulled_back_gradients():
     rows = {row.parameter: row.rule for row in _explain(NETWORKS["weight_standardisation"]).rows}
     assert rows["['a']"].endswith(", pulled back")
     assert rows["['o']"] == "product of two norms"
 
 
-def test_the_choice_follows_the_cost():
+def test_choice_follows_the_cost():
     def loss(params, x):
         return jnp.sum(jnp.tanh(x @ params["w"]))
 
@@ -78,7 +78,7 @@ def test_the_choice_follows_the_cost():
     assert rule(1024, 32).startswith("formed")
 
 
-def test_the_table_is_aligned():
+def test_table_is_aligned():
     lines = str(_explain(NETWORKS["transformer"])).splitlines()
     column = lines[0].index("shape")
     assert all(line[column] == "(" and line[column - 1] == " " for line in lines[1:])
@@ -90,7 +90,7 @@ def _sizes(jaxpr):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
+def test_no_array_has_size_of_per_example_gradients(count):
     batch, width, length = 16, 64, 4
     struct = jax.ShapeDtypeStruct
     params = {
@@ -116,7 +116,7 @@ def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
     assert largest(ghost_clipped_sum) < batch * width * width
 
 
-def test_parts_of_a_large_stack_are_told_apart_in_a_byte_an_entry():
+def test_explain_uses_under_two_bytes_per_entry():
     stack = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
 
     def loss(stack, x):
@@ -136,7 +136,7 @@ def test_parts_of_a_large_stack_are_told_apart_in_a_byte_an_entry():
     assert peak < 2 * stack.size
 
 
-def test_positions_of_a_text_shorter_than_their_table_need_no_per_example_gradient():
+def test_known_positions_need_no_per_example_gradient():
     def loss(table, x, places):
         return jnp.sum(jnp.tanh(x + table[places()]))
 

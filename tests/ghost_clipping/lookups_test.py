@@ -129,7 +129,7 @@ def _tables(reads):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
-def test_rows_are_read_as_lookups(kind):
+def test_reads_are_recognized_as_lookups(kind):
     reads = _KINDS[kind]
     rows = dpoptax.explain(_loss(reads), _tables(reads), _IDS[0]).rows
     assert {row.parameter: row.why for row in rows if row.uses != "lookup" or row.why} == {}
@@ -142,7 +142,7 @@ def test_lookups_equal_per_example_gradients(kind):
     close(*both(Network(_loss(reads), None, None), dpoptax.normalized_clip(0.5), points, _IDS))
 
 
-def test_one_example_moves_the_sum_by_at_most_the_bound():
+def test_example_moves_sum_by_at_most_the_bound():
     names = ("columns", "three columns, once", "stacked tables, two rows at once")
 
     def loss(tables, ids):
@@ -157,7 +157,7 @@ def test_one_example_moves_the_sum_by_at_most_the_bound():
         assert 0.9 < global_norm(jax.tree.map(jnp.subtract, total, rest)) <= 1.0
 
 
-def test_windows_that_overlap_more_than_the_table_is_long_are_not_read_one_by_one():
+def test_long_overlapping_windows_fall_back():
     def loss(params, start):
         return jnp.sum(jnp.sin(lax.dynamic_slice_in_dim(params, start, 20)))
 

@@ -38,7 +38,7 @@ def _entered():
     return list(found)
 
 
-def test_the_main_line_is_entered_in_the_order_of_the_page():
+def test_functions_are_entered_in_order_of_the_page():
     text = _PAGE.read_text("utf-8")
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (.+?) \|", text, re.MULTILINE)
     listed = [

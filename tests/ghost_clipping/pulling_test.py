@@ -99,7 +99,7 @@ def _check(names, way, monkeypatch):
         close(got[name], want[name], tolerance=5e-4)
 
 
-def test_clipped_sums_together_equal_per_example_gradients(monkeypatch):
+def test_combined_sums_equal_per_example_gradients(monkeypatch):
     _check(_QUICK, "gram", monkeypatch)
 
 
@@ -178,12 +178,12 @@ def test_several_uses_at_several_points(weights, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["form", "keep"])
-def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
+def test_several_uses_at_several_points_forming_gradients(way, monkeypatch):
     _check_several(_tied_and_scaled, _params(4), WEIGHTS["three"], monkeypatch, way)
 
 
 @pytest.mark.slow
-def test_the_way_follows_the_number_of_points():
+def test_norm_method_follows_number_of_points():
     """Inner products cost the square of the number of points. Forming is not a fallback."""
 
     def ways(length, width, points):
@@ -210,7 +210,7 @@ def test_the_way_follows_the_number_of_points():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("points", [1, 2])
-def test_a_scale_of_several_kernels_does_not_have_all_formed(points):
+def test_shared_scale_does_not_form_all_kernels(points):
     """The short kernel is formed if used separately, but a common scale has only one entry."""
 
     def loss(params, x):
@@ -228,7 +228,7 @@ def test_a_scale_of_several_kernels_does_not_have_all_formed(points):
 
 
 @pytest.mark.parametrize("points", [1, 2])
-def test_with_a_hessian_vector_product_it_falls_back(points):
+def test_hessian_vector_product_falls_back(points):
     params, loss = _params(1), _loss(_standardised)
     (row,) = dpoptax.explain(loss, params, _DATA[0], points=points, tangent=True).rows
     assert row.why == "computed on before it meets data in dot_general"
@@ -265,13 +265,13 @@ UNPULLED = {
 
 @pytest.mark.parametrize("points", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", UNPULLED)
-def test_what_is_computed_otherwise_falls_back(name, points):
+def test_other_functions_of_parameters_fall_back(name, points):
     loss = _loss(UNPULLED[name])
     (row,) = dpoptax.explain(loss, [_normal(4, 5)], _DATA[0], points=points).rows
     assert row.why == "computed on before it meets data in dot_general"
 
 
-def test_what_is_read_in_two_layouts_falls_back():
+def test_uses_in_two_layouts_fall_back():
     """A part, a table or the transpose next to a value computed from the kernel also falls back."""
     others = {
         "transposed": lambda w, x: x @ w.T,
@@ -285,7 +285,7 @@ def test_what_is_read_in_two_layouts_falls_back():
 
 
 @pytest.mark.slow
-def test_several_uses_of_what_is_made_of_one_parameter():
+def test_several_uses_of_derived_kernels():
     def loss(params, x):
         w, a, b = params
         x = jnp.tanh(x @ _standardised(w)) + x @ (w + a @ b)
@@ -299,7 +299,7 @@ def test_several_uses_of_what_is_made_of_one_parameter():
 
 
 @pytest.mark.parametrize("size", [pytest.param(1e-25, marks=pytest.mark.slow), 1e25])
-def test_magnitudes_of_parameters_do_not_matter(size):
+def test_sum_does_not_depend_on_parameter_magnitude(size):
     """The squares of these magnitudes are outside the range of floats."""
     loss = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - (w / size).mean(0))
     params = [size * _normal(_ROWS, _COLUMNS)]
@@ -313,7 +313,7 @@ def test_magnitudes_of_parameters_do_not_matter(size):
     np.testing.assert_allclose(got, want, atol=1e-2)
 
 
-def test_no_number_where_the_derivative_has_none():
+def test_undefined_derivative_adds_zero():
     """The norm of a zero column has no derivative, so no example adds anything."""
     loss = _loss(lambda w: w / jnp.linalg.norm(w, axis=0))
     params = [_normal(_ROWS, _COLUMNS).at[:, 2].set(0.0)]
@@ -322,7 +322,7 @@ def test_no_number_where_the_derivative_has_none():
     np.testing.assert_array_equal(total, jnp.zeros((_ROWS, _COLUMNS)))
 
 
-def test_the_bound_of_a_norm_is_above_the_norm():
+def test_computed_norm_bounds_the_exact_norm():
     """Terms almost cancel the products, so half of the naively computed norms are too small."""
     rng = np.random.default_rng(0)
     rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
@@ -351,7 +351,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
 
 @pytest.mark.parametrize("differences", [False, True])
-def test_norm_bound_of_points_that_cancel(differences):
+def test_computed_norm_bounds_canceling_points(differences):
     """Checks two points, each with its own scale, whose products and terms almost cancel."""
     rng = np.random.default_rng(0)
 
@@ -406,7 +406,7 @@ def test_norm_bound_of_points_that_cancel(differences):
     [WideResNet(3, depth=10, width=1), VisionTransformer(3, width=8, depth=1, heads=2)],
     ids=lambda model: type(model).__name__,
 )
-def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model, points):
+def test_wide_resnet_and_vit_have_no_fallbacks(model, points):
     image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
     loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731

@@ -242,11 +242,11 @@ def test_many_random_programs(**program):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meeting", _MEETINGS)
-def test_every_way_to_meet_data(meeting):
+def test_each_combination_of_parameters_and_data(meeting):
     check([(meeting, ("itself", 0), ("itself", 1))])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _DERIVED)
-def test_everything_made_of_parameters(kind):
+def test_each_function_of_parameters(kind):
     check([("dot, dot", (kind, 0), ("itself", 1)), ("twice", (kind, 1), ("itself", 0))], count=2)

@@ -174,14 +174,14 @@ def _integer_data_against_weights(p, x):
 
 
 @_program(_DATA, w=(4, 4), h=(4,), unused=(3,))
-def _what_reaches_no_gradient(p, x):
+def _values_without_gradients(p, x):
     shown, kept = lax.scan(lambda c, r: ((jnp.tanh(c[0] @ p["w"]), p["h"]), r), (x[0], x[1]), x)
     rounded = jnp.round(jnp.sum(shown[0] * p["unused"][0]))
     return jnp.sum(jnp.sin(shown[0])) + rounded + lax.stop_gradient(jnp.sum(kept * shown[1]))
 
 
 @_program(_DATA, w=(4, 4), v=(4, 4), b=(4,))
-def _what_references_hold(p, x):
+def _values_in_references(p, x):
     total, last = jax.new_ref(p["b"]), jax.new_ref(jnp.zeros(4))
 
     def step(_, row):
@@ -210,7 +210,7 @@ def _constants_of_scan_steps(p, x):
     return jnp.sum(jnp.sin(x)) * jnp.sum(ys)
 
 
-def test_programs_together():
+def test_combined_programs_equal_per_example_gradients():
     """Sums all losses. Each program has its own layer of the clip and its own comparison."""
     # lookups_test has the modes of indices outside the table.
     names = [n for n in _PROGRAMS if n not in {f"index_outside_by_{m}" for m in ("clip", "drop")}]
@@ -228,7 +228,7 @@ def test_programs_together():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_one_program(name):
+def test_each_program_equals_per_example_gradients(name):
     loss, params, batch = _PROGRAMS[name]
     points = dpoptax.gradient_points((), params)
     close(*both(Network(loss, None, None), _NORMED, points, batch))
@@ -238,7 +238,7 @@ def test_one_program(name):
     "name",
     slow_but(("complex_inside",), ("parameter_printed", "complex_inside", "float8_operands")),
 )
-def test_reads_at_two_points_and_along_a_tangent(name):
+def test_programs_at_two_points_and_with_a_tangent(name):
     loss, params, batch = _PROGRAMS[name]
     other = jax.tree.map(jnp.sin, params)
     points = dpoptax.GradientPoints((params, other), (0.7, 0.3), other)
@@ -255,7 +255,7 @@ def test_tangent_through_a_custom_vjp_on_weights():
     close(*both(Network(loss, None, None), _NORMED, points, _DATA))
 
 
-def _infinite_where_it_does_not_count(p, x):
+def _infinite_aux_activation(p, x):
     large = jnp.exp(jnp.abs(x @ p["w"]))
     beside = large @ p["v"]
     seen, _ = jax.checkpoint(lambda large: (jnp.sum(large @ p["v"]), large))(large)
@@ -269,13 +269,13 @@ def _infinite_where_it_does_not_count(p, x):
     return loss, (beside, seen, carried[1])
 
 
-def test_infinite_activation_that_reaches_only_aux_counts():
+def test_infinite_aux_activation_keeps_the_example():
     params = {"w": _normal(4, 4), "v": _normal(4, 4), "b": _normal(4)}
     points = dpoptax.gradient_points((), params)
 
     def total(method):
         grad_fn = dpoptax.clipped_grad(
-            _infinite_where_it_does_not_count, _NORMED, has_aux=True, method=method
+            _infinite_aux_activation, _NORMED, has_aux=True, method=method
         )
         return jax.jit(grad_fn)(points, batch)
 
@@ -301,7 +301,7 @@ def test_empty_batch_gives_zeros(microbatch_size):
 
 
 @pytest.mark.parametrize("clip", [_NORMED, dpoptax.per_layer_clip(0.5)])
-def test_float32_beside_float64(clip):
+def test_float32_next_to_float64(clip):
     def loss(p, x):
         x, ids = x
         hidden = jnp.sin(x @ p["w"] + p["b"] + p["e"].at[ids].get(mode="fill", fill_value=0.0))
@@ -328,7 +328,7 @@ def test_float32_beside_float64(clip):
         (jnp.ones((4, 4), _FLOAT8), "is float8_e4m3fn. Store it in bfloat16"),
     ],
 )
-def test_parameters_that_cannot_be_clipped_are_refused(method, leaf, message):
+def test_refuses_dtypes_that_cannot_be_clipped(method, leaf, message):
     def loss(p, x):
         return jnp.sum(jnp.abs(x @ p["w"].astype(jnp.complex64) @ p["v"]))
 
@@ -340,7 +340,7 @@ def test_parameters_that_cannot_be_clipped_are_refused(method, leaf, message):
         dpoptax.explain(loss, params, _DATA[0])
 
 
-def test_gradients_by_scales_whose_product_leaves_the_range_of_floats_add_zero():
+def test_overflowing_product_of_scales_adds_zero():
     def loss(p, x):
         return jnp.sum(x @ (1e-15 * p["near"])) + jnp.sum(x @ (1e30 * (1e30 * p["far"])))
 
@@ -353,7 +353,7 @@ def test_gradients_by_scales_whose_product_leaves_the_range_of_floats_add_zero()
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(total))
 
 
-def test_explain_names_what_is_not_linear():
+def test_explain_names_nonlinear_operations():
     def loss(p, x):
         return jnp.sum(jnp.sin(x @ bounded(p["w"])) @ p["v"]), x @ p["beside"]
 
@@ -367,7 +367,7 @@ def test_explain_names_what_is_not_linear():
     assert rows[0].rule == "zero"
 
 
-def test_constants_of_a_scan_are_not_stored_for_all_steps():
+def test_scan_constants_are_not_stored_for_all_steps():
     steps, length = 4, 32
 
     def step(args):

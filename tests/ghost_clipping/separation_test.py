@@ -142,14 +142,14 @@ def _moved(method, loss, **random):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("name", MIXING)
-def test_what_may_mix_examples_is_refused(name, method):
+def test_refuses_losses_that_may_mix_examples(name, method):
     loss, message = MIXING[name]
     with pytest.raises(TypeError, match=message):
         _moved(method, loss)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_derivative_counts_where_it_is_taken(method):
+def test_derivative_rule_counts_only_where_it_is_taken(method):
     """DiSK at γ = 0 differentiates a gradient, using a rule that no other method reaches."""
     loss = _twice(_centred)
     dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
@@ -160,7 +160,7 @@ def test_a_derivative_counts_where_it_is_taken(method):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_rules_that_no_gradient_comes_to_are_not_asked(method):
+def test_unreached_derivative_rules_are_not_called(method):
     of_data = jax.custom_vjp(lambda x: x)
     of_data.defvjp(lambda x: (x, None), lambda _, g: 1 / 0)
     loss = lambda w, x: w @ of_data(x) + of_data(jax.lax.stop_gradient(w)) @ x  # noqa: E731
@@ -171,7 +171,7 @@ def test_rules_that_no_gradient_comes_to_are_not_asked(method):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
-def test_random_numbers_by_place_in_the_batch_are_refused(impl, method):
+def test_refuses_random_numbers_that_depend_on_position(impl, method):
     loss = lambda w, x, key: w @ (x * jax.random.normal(key, (3,)))  # noqa: E731
     random = {"key": jax.random.key(0, impl=impl), "ids": jnp.arange(4)}
     with pytest.raises(TypeError, match="generator 'rbg'.*threefry2x32"):
@@ -179,7 +179,7 @@ def test_random_numbers_by_place_in_the_batch_are_refused(impl, method):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_what_is_the_same_for_all_examples_or_one_by_one_is_not(method):
+def test_accepts_shared_values_and_sequential_callbacks(method):
     mask = lambda: jax.random.bernoulli(jax.random.key(1, impl="rbg"), shape=(3,))  # noqa: E731
 
     def loss(w, x):
@@ -192,7 +192,7 @@ def test_what_is_the_same_for_all_examples_or_one_by_one_is_not(method):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_series_that_goes_on_until_the_last_example_has_enough_terms(method):
+def test_refuses_series_that_wait_for_last_example(method):
     """Such a series is refused: before JAX 0.12 one example changed others by a relative 3e-5."""
 
     def loss(w, x):
@@ -212,7 +212,7 @@ def test_a_series_that_goes_on_until_the_last_example_has_enough_terms(method):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_what_jax_hides_itself_is_not_refused(method):
+def test_accepts_operations_that_jax_hides_itself(method):
     places = jnp.arange(3.0)
     loss = lambda w, x: w @ x * w[jnp.searchsorted(places, x[0])]  # noqa: E731
     found = dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
@@ -220,7 +220,7 @@ def test_what_jax_hides_itself_is_not_refused(method):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_eigenvalues_that_all_examples_are_rotated_for_together_are_refused(method, monkeypatch):
+def test_refuses_eigenvalues_on_tpu(method, monkeypatch):
     """TPUs rotate all matrices of a batch until the last one is diagonal."""
 
     def loss(w, x):

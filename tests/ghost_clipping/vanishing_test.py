@@ -241,7 +241,7 @@ def _made(name):
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_parameters_whose_gradients_vanish_are_named(name):
+def test_names_parameters_with_zero_gradients(name):
     loss, params, example, vanishing = _made(name)
     explanation = dpoptax.explain(loss, params, example)
     assert sorted(row.parameter for row in explanation.vanishing) == vanishing
@@ -254,7 +254,7 @@ def test_parameters_whose_gradients_vanish_are_named(name):
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("name", ["linen", "linen, of an image"])
-def test_clipped_grad_warns_of_them_when_it_is_compiled(name, method):
+def test_clipped_grad_warns_once_when_compiled(name, method):
     loss, params, example, vanishing = _made(name)
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method, microbatch_size=1)
     args = dpoptax.gradient_points((), params), jnp.stack([example, example])
@@ -270,7 +270,7 @@ def test_clipped_grad_warns_of_them_when_it_is_compiled(name, method):
         assert "GroupNorm or LayerNorm" in text
 
 
-def test_the_note_stands_below_the_table_and_shortens_long_lists():
+def test_note_follows_table_and_shortens_long_lists():
     loss, params, example, _ = _made("linen")
     text = str(dpoptax.explain(loss, params, example))
     assert "(1, 3) in _Linen/norm" in text.splitlines()[-1]

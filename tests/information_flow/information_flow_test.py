@@ -97,7 +97,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_private_step_shows_releases_alone_and_its_state_keeps_the_key(stage):
+def test_private_step_shows_only_releases(stage):
     noise, clip = STAGES[stage]
     flow = flow_of(noise=noise, clip=clip)
     assert flow.private == ()
@@ -107,7 +107,7 @@ def test_a_private_step_shows_releases_alone_and_its_state_keeps_the_key(stage):
     assert secret == ({"key", "buffers"} if stage.startswith("correlated") else {"key"})
 
 
-def test_what_a_method_keeps_is_made_of_releases():
+def test_method_state_consists_of_releases():
     flow = flow_of(
         behind=(dpoptax.disk(kappa=0.7, gamma=0.5), dpoptax.doppler(b=(0.5,), a=(-0.5,)))
     )
@@ -207,14 +207,14 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_goes_around_the_noise_is_named(leak):
+def test_names_paths_around_the_noise(leak):
     flow = flow_of(leak)
     assert LEAKS[leak] in paths(flow.private)
     assert len(paths(flow.private)) == 1 + (leak is on_the_host)
     assert all(each.where for each in flow.private if leak is not into_the_open)
 
 
-def test_the_table_names_the_line():
+def test_table_names_the_line():
     """The table names the user's line wherever the user's code computed the value."""
     text = str(flow_of(losses))
     assert "private" in text.splitlines()[1]
@@ -224,7 +224,7 @@ def test_the_table_names_the_line():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_noise_that_is_drawn_twice_hides_nothing(compiled):
+def test_noise_drawn_twice_hides_nothing(compiled):
     tx = short_stage()
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
 
@@ -297,7 +297,7 @@ def chosen_state(state):
     return jax.lax.cond(state.count > 0, lambda: state, lambda: other)
 
 
-def test_of_two_branches_one_draws():
+def test_only_one_of_two_branches_draws():
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
     def step(params, state, batch, mask):
@@ -320,7 +320,7 @@ def test_of_two_branches_one_draws():
     ],
     ids=["in loops", "side by side", "groups side by side", "copied", "chosen"],
 )
-def test_noise_that_is_drawn_twice_is_seen(step):
+def test_detects_noise_drawn_twice(step):
     state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
     flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
     assert flow.private
@@ -486,7 +486,7 @@ QUICK_RUNS_OF_KEYS = (
 
 
 @pytest.mark.parametrize("run", slow_but(QUICK_RUNS_OF_KEYS, RUNS_OF_KEYS))
-def test_keys_of_an_array_are_different_where_that_is_known(run):
+def test_detects_repeated_keys_of_arrays(run):
     run, again = RUNS_OF_KEYS[run]
     step = functools.partial(with_keys, run=run)
     flow = information_flow(
@@ -495,7 +495,7 @@ def test_keys_of_an_array_are_different_where_that_is_known(run):
     assert bool(flow.private) == bool(flow.redrawn) == again
 
 
-def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
+def test_detects_reuse_of_a_new_state_in_a_branch():
     """The count of a new state is a literal, converted in one place and not in another."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
@@ -512,7 +512,7 @@ def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
     assert information_flow(step, PARAMS, BATCH, MASK, private_argnums=(1, 2)).redrawn
 
 
-def test_noise_of_a_key_that_is_the_first_value_of_a_program_is_seen():
+def test_detects_noise_of_a_repeated_constant_key():
     def step(batch):
         keys = [_marks.mark(KEY, _marks.NOISE) for _ in range(2)]
         return [jax.random.normal(key) + batch.sum() for key in keys]
@@ -575,7 +575,7 @@ def in_epochs(turn, carry):
         (functools.partial(scanned, turns=1), "first", False),
     ],
 )
-def test_noise_of_one_state_in_several_turns_of_a_loop_is_seen(loop, kept, again):
+def test_detects_reuse_of_a_state_across_loop_steps(loop, kept, again):
     keep = {"first": lambda first, last: first, "last": lambda first, last: last}[kept]
     state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
     step = functools.partial(several_turns, loop=loop, kept=keep)
@@ -584,7 +584,7 @@ def test_noise_of_one_state_in_several_turns_of_a_loop_is_seen(loop, kept, again
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_two_stages_begun_in_a_step_have_keys_of_their_own(again):
+def test_detects_equal_keys_of_two_new_stages(again):
     keys = KEY, jax.random.key(0 if again else 9)
     chains = [short_stage(key=key) for key in keys]
 
@@ -608,7 +608,7 @@ def test_two_stages_begun_in_a_step_have_keys_of_their_own(again):
         (lambda keys, runs: (keys, keys[::-1]), True),
     ],
 )
-def test_runs_side_by_side_have_keys_of_their_own(folded, again):
+def test_detects_equal_keys_of_vmapped_runs(folded, again):
     """Each run draws twice. If the runs shared one key, their draws could coincide."""
 
     def step(params, keys, runs, batch, mask):
@@ -627,7 +627,7 @@ def test_runs_side_by_side_have_keys_of_their_own(folded, again):
 @pytest.mark.parametrize(
     ("generator", "again"), covering(["threefry", "chacha20"], [False, True], strength=1)
 )
-def test_steps_after_loops_of_steps_go_on_from_their_state(generator, again):
+def test_detects_reuse_of_a_state_after_loops(generator, again):
     key = dpoptax.random_key_from_os(generator)
     tx = short_stage(key=key)
     update = jax.jit(tx.update)
@@ -655,7 +655,7 @@ def test_steps_after_loops_of_steps_go_on_from_their_state(generator, again):
     ],
     ids=["a sum of each", "one sum", "noise of each"],
 )
-def test_noise_that_several_devices_draw_alike_is_seen(added, key, again):
+def test_detects_equal_noise_on_several_devices(added, key, again):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, grad_fn = jax.P("data"), dpoptax.clipped_grad(loss_fn, CLIP)
 
@@ -672,7 +672,7 @@ def test_noise_that_several_devices_draw_alike_is_seen(added, key, again):
     assert bool(flow.private) == bool(flow.redrawn) == again
 
 
-def test_what_a_release_makes_may_be_shown():
+def test_functions_of_a_release_may_be_shown():
     flow = flow_of(lambda params, *_: optax.tree.norm(params))
     assert flow.private == ()
 
@@ -687,7 +687,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", [None, *SECRETS])
-def test_only_the_state_of_a_noise_stage_may_hold_a_secret(name):
+def test_only_noise_state_may_hold_secrets(name):
     """A step that returns its batch size is reported as private; it was once taken for a secret."""
     tx, grad_fn = GAUSSIAN, GRAD_FN
 
@@ -745,7 +745,7 @@ def moved_by_derivatives(points, batch, mask):
     "grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses, moved_by_derivatives]
 )
 @pytest.mark.parametrize("method", slow_but(("auto",), ("auto", "vmap")))
-def test_noise_does_not_cover_what_no_clip_bounds(grads, method, monkeypatch):
+def test_noise_does_not_cover_unclipped_dependence(grads, method, monkeypatch):
     made = dpoptax.clipped_grad
     monkeypatch.setattr(dpoptax, "clipped_grad", functools.partial(made, method=method))
     assert {"[0]", "[1][1][0].mu"} <= paths(flow_of(grads=grads).private)
@@ -806,7 +806,7 @@ def several_at_once(points, batch, mask):
         *(labels_of_others, masks_of_others, several_at_once),
     ],
 )
-def test_noise_does_not_cover_rows_of_several_examples(grads):
+def test_noise_does_not_cover_joined_examples(grads):
     flow = flow_of(grads=grads)
     assert "[0]" in paths(flow.private)
     assert flow.joined
@@ -849,7 +849,7 @@ def with_a_rest(points, batch, mask):
 @pytest.mark.parametrize(
     "grads", [by_half, scaled_by_rows, in_microbatches, with_a_rest, on_devices]
 )
-def test_what_is_done_row_by_row_stays_covered(grads):
+def test_row_wise_operations_stay_covered(grads):
     flow = flow_of(grads=grads)
     assert flow.private == ()
     assert flow.joined == ()
@@ -868,7 +868,7 @@ def differentiated_on_devices(points, batch, mask):
 
 
 @pytest.mark.parametrize("grads", [centred_on_devices, differentiated_on_devices])
-def test_what_devices_add_up_joins_examples(grads):
+def test_sums_over_devices_join_examples(grads):
     (joined,) = flow_of(grads=grads).joined
     assert joined.startswith("psum")
 
@@ -923,12 +923,12 @@ def padded(make, of_mask):
 @pytest.mark.parametrize(
     "name", slow_but(("zeros below", "padded, then cut", "stacked in front"), PADDED)
 )
-def test_rows_beside_which_there_are_public_ones(name):
+def test_padding_with_public_rows_keeps_examples_apart(name):
     flow = padded(PADDED[name], lambda mask: PADDED[name](mask).astype(bool))
     assert (flow.private, flow.joined) == ((), ())
 
 
-def test_rows_that_are_padded_each_in_another_way():
+def test_inconsistent_padding_joins_examples():
     assert padded(PADDED["padded"], lambda mask: jnp.pad(mask, (4, 0))).joined
     filled = padded(
         lambda x: jnp.pad(x, ((0, 4), (0, 0)), constant_values=x[0, 0]), PADDED["padded"]
@@ -943,7 +943,7 @@ def test_rows_that_are_padded_each_in_another_way():
 @pytest.mark.parametrize(
     "name", slow_but(("indices", "in order", "one of two orders", "a permutation"), DRAWS)
 )
-def test_a_batch_that_is_looked_up_in_all_data(name):
+def test_batch_drawn_from_all_data_keeps_examples_apart(name):
     flow = rows_of(DRAWS[name])
     assert (flow.private, flow.joined) == ((), ())
 
@@ -967,20 +967,20 @@ def test_a_batch_that_is_looked_up_in_all_data(name):
         *("from both ends", "from both ends, filled", "one of two", "a count that wraps around"),
     ],
 )
-def test_an_example_that_may_be_in_two_rows(draw):
+def test_example_in_two_rows_joins_examples(draw):
     flow = rows_of(draw)
     assert flow.private
     assert flow.joined
 
 
-def test_a_sum_that_somebody_vouches_for_is_taken_at_its_word():
+def test_trusts_sums_from_trust_clipped():
     def vouched(points, batch, mask):
         return dpoptax.extend.trust_clipped(batch.sum(0), CLIP, examples=len(batch))
 
     assert flow_of(grads=vouched).private == ()
 
 
-def test_per_example_gradients_may_be_clipped_apart():
+def test_accepts_clip_and_noise():
     def step(params, state, batch, mask):
         grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
         return tx.update(grads, state, params, mask=mask)
@@ -998,7 +998,7 @@ def test_per_example_gradients_may_be_clipped_apart():
     ],
     ids=["no noise", "no proof"],
 )
-def test_a_stage_without_a_guarantee_releases_nothing(noise):
+def test_stage_without_guarantee_releases_nothing(noise):
     assert "[0]" in paths(flow_of(noise=noise).private)
 
 
@@ -1029,7 +1029,7 @@ def flow_of_rows(step):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_selected_rows_are_a_release(again):
+def test_selected_rows_count_as_a_release(again):
     """Selected rows are a release, unless the same randomness selects other rows."""
 
     def step(state, batch, mask):
@@ -1043,7 +1043,7 @@ def test_selected_rows_are_a_release(again):
     assert flow.uncounted == ()
 
 
-def test_selected_rows_are_private_until_an_update_counts_them():
+def test_selected_rows_are_private_until_counted():
     def step(state, batch, mask):
         first = select(state, TABLE, batch, mask)
         released, after = update(first, state)
@@ -1057,7 +1057,7 @@ def test_selected_rows_are_private_until_an_update_counts_them():
     assert f"that no update counts: {flow.uncounted[0]}" in str(flow)
 
 
-def test_a_release_of_the_same_key_in_another_stage_counts_no_rows():
+def test_other_stage_with_same_key_counts_no_rows():
     other = short_stage()
 
     def step(state, batch, mask):
@@ -1069,7 +1069,7 @@ def test_a_release_of_the_same_key_in_another_stage_counts_no_rows():
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_rows_that_one_branch_counts_are_private_outside_of_it(always):
+def test_rows_counted_in_one_branch_are_private_outside(always):
     def step(state, batch, mask):
         def counted(found):
             return found.rows, *update(found, state)
@@ -1089,7 +1089,7 @@ def test_rows_that_one_branch_counts_are_private_outside_of_it(always):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
-def test_rows_of_each_turn_of_a_loop_are_counted_in_it(late):
+def test_rows_must_be_counted_in_their_loop_step(late):
     def step(state, batch, mask):
         def turn(state, _):
             found = select(state, TABLE, batch, mask)
@@ -1101,7 +1101,7 @@ def test_rows_of_each_turn_of_a_loop_are_counted_in_it(late):
     assert bool(flow_of_rows(step).private) == late
 
 
-def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():
+def test_follows_whole_run_and_lists_closed_over_data():
     tx = optax.chain(short_stage(), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
     data = jnp.ones((200, 3))
@@ -1125,7 +1125,7 @@ def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():
     assert "[200,3]" in str(closed)
 
 
-def test_a_step_of_nnx_is_followed_as_a_function_of_values():
+def test_follows_nnx_step_as_function_of_values():
     class Model(nnx.Module):
         def __init__(self):
             self.w = nnx.Param(jnp.zeros(3))
@@ -1158,7 +1158,7 @@ def test_a_step_of_nnx_is_followed_as_a_function_of_values():
     assert {each.kind for each in flow.shown if "'w'" in each.path} == {"released", "secret"}
 
 
-def test_an_argument_that_is_written_to_is_named():
+def test_names_argument_that_is_written_to():
     def write(ref, batch):
         ref[...] += batch.sum()
 
@@ -1166,7 +1166,7 @@ def test_an_argument_that_is_written_to_is_named():
     assert paths(flow.private) == {"reference among the arguments"}
 
 
-def test_an_argument_that_is_not_there_is_named():
+def test_refuses_argnums_out_of_range():
     with pytest.raises(ValueError, match=r"below their count of 1, got \(2,\)"):
         information_flow(jnp.sum, PARAMS, private_argnums=(2,))
     with pytest.raises(ValueError, match="below their count of 1, got -1"):
@@ -1188,7 +1188,7 @@ QUICK_CONFIGS = ("dp_sgd",)
         for path in CONFIGS
     ],
 )
-def test_the_step_of_the_trainer_shows_releases_alone(path):
+def test_trainer_step_shows_only_releases(path):
     (config,) = load_configs(path).values()
     shapes = config.data().shapes(config.unit)
     plan = planning.make_plan(config, shapes.units)

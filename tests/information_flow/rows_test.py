@@ -174,7 +174,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, OF_ONE))
-def test_rows_that_are_said_to_be_of_one_example_are(name):
+def test_rows_labeled_by_example_depend_on_it_alone(name):
     params, fn = OF_ONE[name]
     labels = labels_of(fn, *batch(), public=(params,))
     assert all(label.rows == LEADING_AXIS for label in labels), [label.joined for label in labels]
@@ -287,12 +287,12 @@ KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("name", OF_SEVERAL)
-def test_rows_of_several_examples_are_not_said_to_be_of_one(name):
+def test_mixed_rows_are_not_labeled_by_example(name):
     (label,) = labels_of(OF_SEVERAL[name], *batch(), public=(W,))
     assert label.rows is None or not label.rows.is_leading
 
 
-def test_a_start_is_cut_off_elsewhere_where_there_are_fewer_rows():
+def test_slices_of_different_lengths_join_examples():
     def summed(start, x, y):
         return lax.dynamic_slice(x, (start,), (3,)) + lax.dynamic_slice(y, (start,), (3,))
 
@@ -304,7 +304,7 @@ def test_a_start_is_cut_off_elsewhere_where_there_are_fewer_rows():
     assert joined is None
 
 
-def test_rows_of_a_turn_are_not_laid_out_over_other_axes_on_both_of_its_sides():
+def test_mixed_rows_of_a_scan_are_not_labeled_by_example():
     def summed(x, y):
         """Sums different examples per turn: (2, 2, 6) and (3, 2, 4), the turns in the middle."""
         parts = jnp.moveaxis(x.reshape(2, 2, 6), 1, 0), jnp.moveaxis(y.reshape(3, 2, 4), 1, 0)
@@ -398,7 +398,7 @@ def examples_at(rows, shape):
 
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 190), marks=pytest.mark.slow)])
-def test_random_programs_make_of_rows_what_is_said(seeds):
+def test_row_labels_of_random_programs_are_correct(seeds):
     """Reported rows of random programs are correct, and enough rows are reported."""
     kept = 0
     for seed in seeds:

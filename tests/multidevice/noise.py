@@ -161,7 +161,7 @@ def test_seal_of_sharded_sum_equals_seal_of_whole_sum(kind, layout):
     assert np.isnan(update(dataclasses.replace(seal(split), sum=changed))["w"]).all()
 
 
-def test_noise_stddev_and_noise_before_the_sum():
+def test_sharded_noise_has_the_stated_stddev():
     mesh = make_mesh((8,), ("data",), AxisType.Auto)
     total = put(zeros(), mesh, LAYOUTS["first axis"])
     stddev = dpoptax.extend.noise_stddev(CLIP, noise_multiplier=2.0, batch_size=4)

@@ -66,7 +66,7 @@ def conv_params():
 
 
 def conv_loss(params, example):
-    """A small loss with a convolution, for checks that need only that."""
+    """Computes a small loss with a convolution."""
     numbers = ("NHWC", "HWIO", "NHWC")
     image = example["image"][None]
     pixels = lax.conv_general_dilated(image, params["kernel"], (1, 1), "SAME", None, None, numbers)

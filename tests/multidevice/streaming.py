@@ -1,4 +1,4 @@
-"""Tests that sums by streaming and in two turns are the same on eight devices as on one."""
+"""Tests that streamed and two-pass sums are the same on eight devices as on one."""
 
 import functools
 import itertools
@@ -65,7 +65,7 @@ def test_sum_equals_one_device(case, monkeypatch):
         assert leaf.sharding.is_equivalent_to(params[name].sharding, leaf.ndim), name
 
 
-# sums.py has a quick test of whole numbers.
+# sums.py has a quick test of integer sums.
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("way", WAYS)

@@ -199,7 +199,7 @@ def test_linear_map_equals_one_device(kind, each, batch):
 # naive program is wrong, so it would notice if the case disappeared.
 
 
-def test_convolutions_are_not_partitioned_by_the_compiler(batch):
+def test_sharded_convolutions_are_correct(batch):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
     naive = jax.vmap(jax.grad(conv_loss), (None, 0))

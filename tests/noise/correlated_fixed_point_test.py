@@ -39,7 +39,7 @@ def rounded(numerator):
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("extreme", [False, True])
-def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monkeypatch):
+def test_releases_follow_the_integer_recursion(strategy, extreme, monkeypatch):
     """Releases match exactly, even if all numbers are as extreme as their distribution allows."""
     step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     drawn, rng = [], np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monk
         assert max(map(abs, past[0])) > 17 * steps_of(1.5 * 0.5, step)
 
 
-def test_the_product_is_exact_to_the_ends_of_int32():
+def test_product_is_exact_for_all_int32():
     rng = np.random.default_rng(1)
     for taps in ((1477, 1279, 1113), (2047, -1), (-1536, 512, 3, 0, -2048), (1,)):
         ends = rng.choice([-(2**31), 2**31 - 1, -1, 0, 1, 2**11 - 1, -(2**11)], (len(taps), 100))
@@ -84,7 +84,7 @@ def test_the_product_is_exact_to_the_ends_of_int32():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-def test_no_example_moves_the_noise_of_its_band_by_more_than_is_hidden(strategy):
+def test_example_moves_noise_within_hidden_sensitivity(strategy):
     """Searches for differences Δ of the sum and fractions φ of the other steps' products.
 
     An adversary who assumes that the example is absent computes y + Δ instead of y for the noise of
@@ -117,7 +117,7 @@ def test_no_example_moves_the_noise_of_its_band_by_more_than_is_hidden(strategy)
     assert np.sum(np.where(off, np.maximum(1 - off, off), 0) ** 2, 0).max() > 0.5 * len(taps)
 
 
-def test_noise_has_the_covariance_of_the_strategy():
+def test_noise_has_covariance_of_the_strategy():
     strategy = STRATEGIES["optimal"]
     tx, params = noise(strategy), {"a": jnp.zeros((40, 30)), "b": jnp.zeros(800)}
     total = dpoptax.extend.trust_clipped(params, CLIP)
@@ -138,7 +138,7 @@ def test_noise_has_the_covariance_of_the_strategy():
     assert ledger.mechanism.sensitivity == 0.5
 
 
-def test_a_new_state_may_be_donated():
+def test_new_state_can_be_donated():
     """A new state can be donated, because its arrays do not share buffers."""
     tx = noise(STRATEGIES["optimal"])
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
@@ -148,7 +148,7 @@ def test_a_new_state_may_be_donated():
     assert np.any(mean != again)
 
 
-def test_sums_of_integers_get_the_same_noise():
+def test_integer_sums_get_the_same_noise():
     step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     loss = lambda params, example: jnp.vdot(params, example)  # noqa: E731
     batch = jax.random.normal(KEY, (8, 5))
@@ -166,7 +166,7 @@ def test_sums_of_integers_get_the_same_noise():
         mean(2 * step)
 
 
-def test_price_equals_that_in_floating_point():
+def test_price_equals_floating_point_noise():
     sampler = matrix.CyclicPoissonSampler(1000, 8, seed=0, cycle_length=4)
     total, spent = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), []
     for clip in (None, CLIP):
@@ -185,7 +185,7 @@ def test_price_equals_that_in_floating_point():
         sampling.MinSeparationSampler(1000, 8, seed=0, separation=2),
     ],
 )
-def test_where_an_example_comes_again_within_a_band_no_epsilon_is_stated(sampler):
+def test_refuses_epsilon_if_example_repeats_within_band(sampler):
     states = []
     for clip in (None, CLIP):
         tx = noise(STRATEGIES["optimal"], fixed_point_clip=clip)
@@ -203,19 +203,19 @@ def test_where_an_example_comes_again_within_a_band_no_epsilon_is_stated(sampler
         matrix.BufferedToeplitz((0.9, 0.3), (0.2, 0.3), steps=24),
     ],
 )
-def test_a_strategy_of_all_diagonals_is_refused(strategy):
+def test_refuses_strategy_that_is_not_banded(strategy):
     with pytest.raises(TypeError, match="must be a `dpoptax.matrix.BandedToeplitz`"):
         noise(strategy)
 
 
-def test_a_sum_of_another_clip_is_refused():
+def test_refuses_sum_of_another_clip():
     tx = noise(STRATEGIES["given"])
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match="the same `clip` to both"):
         tx.update(total, tx.init(jnp.zeros(3)))
 
 
-def test_a_state_of_another_scale_or_kind_is_refused():
+def test_refuses_state_of_another_clip_or_kind():
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     stage = noise(STRATEGIES["given"])
     for clip in (None, dpoptax.l2_clip(1.0)):
@@ -229,7 +229,7 @@ def test_a_state_of_another_scale_or_kind_is_refused():
         assert np.isnan(mean).all()
 
 
-def test_buffers_that_were_cast_are_refused():
+def test_refuses_cast_buffers():
     tx = noise(STRATEGIES["given"])
     state = tx.init(jnp.zeros(3))
     cast = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.float32))
@@ -238,7 +238,7 @@ def test_buffers_that_were_cast_are_refused():
 
 
 @pytest.mark.parametrize("coefficients", [(1.0, -0.999), (1.0, 0.9995)])
-def test_noise_that_may_leave_the_integers_is_refused(coefficients):
+def test_refuses_noise_that_may_overflow_int32(coefficients):
     tx = noise(matrix.BandedToeplitz(coefficients))
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     with pytest.raises(ValueError, match="accumulates the noise of more than"):
@@ -246,7 +246,7 @@ def test_noise_that_may_leave_the_integers_is_refused(coefficients):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-def test_the_bound_of_what_the_inverse_adds_up_is_no_smaller(strategy):
+def test_bound_on_inverse_sum_is_tight(strategy):
     taps = fixed.multiples(strategy)
     h = [1.0]
     for _ in range(2000):
@@ -256,13 +256,13 @@ def test_the_bound_of_what_the_inverse_adds_up_is_no_smaller(strategy):
     assert bound < 1.01 * math.fsum(map(abs, h))
 
 
-def test_without_noise_the_sum_is_released():
+def test_zero_noise_releases_the_sum():
     tx = noise(STRATEGIES["given"], noise_multiplier=0.0)
     mean, _ = tx.update(dpoptax.extend.trust_clipped(jnp.full(3, 0.7), CLIP), tx.init(jnp.zeros(3)))
     np.testing.assert_array_equal(mean, np.float32(0.7) / 8)
 
 
-def test_one_band_is_fixed_point_noise():
+def test_one_band_equals_fixed_point_noise():
     total = dpoptax.extend.trust_clipped(jnp.full(7, 0.3), CLIP)
     one = noise(matrix.BandedToeplitz((1.0,)))
     other = dpoptax.gaussian_noise(**RELEASE, key=KEY, fixed_point=True)

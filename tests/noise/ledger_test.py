@@ -69,7 +69,7 @@ def assert_refused(tx, state, match):
         dpoptax.ledgers(state)
 
 
-def test_old_arrays_in_a_chain_with_another_multiplier_are_refused_with_both_values():
+def test_refuses_arrays_of_another_noise_multiplier():
     _, state = after(chain(1.0), 5)
     other = chain(10.0)
     restored = put_into(state, other.init(PARAMS))
@@ -77,7 +77,7 @@ def test_old_arrays_in_a_chain_with_another_multiplier_are_refused_with_both_val
     assert_refused(other, restored, both)
 
 
-def test_old_arrays_in_a_chain_with_another_batch_size_or_strategy_are_refused():
+def test_refuses_arrays_of_another_batch_size_or_strategy():
     _, state = after(chain(), 2)
     other = chain(batch_size=20)
     restored = put_into(state, other.init(PARAMS))
@@ -98,8 +98,8 @@ def test_old_arrays_in_a_chain_with_another_batch_size_or_strategy_are_refused()
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_run_goes_on_with_the_kind_of_noise_that_it_was_begun_with(begun):
-    """A change of the noise is refused: a repeated step would be released with two noises."""
+def test_refuses_change_of_fixed_point_during_a_run(begun):
+    """Otherwise a repeated step would be released with two kinds of noise."""
 
     def noise(fixed_point):
         options = {"noise_multiplier": 1.0, "batch_size": 10, "key": jax.random.key(0)}
@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_the_kind_of_noise_that_it_was_begun_with(begun):
     assert_refused(other, put_into(state, other.init(PARAMS)), "another mechanism")
 
 
-def test_a_restore_by_orbax_into_another_chain_is_refused(tmp_path):
+def test_refuses_orbax_restore_into_another_chain(tmp_path):
     _, state = after(chain(1.0), 3)
     checkpointer = ocp.StandardCheckpointer()
     checkpointer.save(tmp_path / "state", state)
@@ -124,7 +124,7 @@ def test_a_restore_by_orbax_into_another_chain_is_refused(tmp_path):
         spent(other)
 
 
-def test_the_state_of_another_chain_is_refused_when_traced():
+def test_refuses_state_of_another_chain_when_traced():
     _, state = after(chain(1.0), 1)
     with pytest.raises(ValueError, match=r"noise_multiplier=1\.0.*noise_multiplier=2\.0"):
         chain(2.0).update(clipped(), state, PARAMS)
@@ -133,25 +133,25 @@ def test_the_state_of_another_chain_is_refused_when_traced():
 @pytest.mark.parametrize(
     "read", [dpoptax.ledgers, lambda s: accounting.epsilon_spent(s, SAMPLER, DELTA)]
 )
-def test_a_ledger_is_read_outside_of_jit(read):
+def test_ledger_must_be_read_outside_jit(read):
     with pytest.raises(TypeError, match="outside `jit`"):
         jax.jit(read)(chain().init(PARAMS))
 
 
-def test_another_key_in_the_middle_of_a_run_is_refused():
+def test_refuses_replaced_key_during_a_run():
     tx = chain()
     _, (noise, rest) = after(tx, 2)
     other = (dataclasses.replace(noise, key=jax.random.key(9)), rest)
     assert_refused(tx, other, "key is not the key")
 
 
-def test_an_edited_count_is_refused():
+def test_refuses_edited_count():
     tx = chain()
     _, (noise, rest) = after(tx, 3)
     assert_refused(tx, (dataclasses.replace(noise, count=jnp.int32(0)), rest), "inconsistent")
 
 
-def test_what_no_count_tells_apart_is_not_released():
+def test_releases_stop_at_largest_count():
     """Releases stop at the largest int32, beyond which count, key and noise would repeat."""
     tx = chain()
     noise, rest = tx.init(PARAMS)
@@ -165,7 +165,7 @@ def test_what_no_count_tells_apart_is_not_released():
             dpoptax.ledgers(state)
 
 
-def test_averaged_states_are_refused():
+def test_refuses_averaged_states():
     tx = chain()
     (_, first), (_, second) = after(tx, 1), after(tx, 4)
 
@@ -181,8 +181,8 @@ def test_averaged_states_are_refused():
         spent(whole)
 
 
-def test_two_stages_with_one_key_are_refused():
-    """Stages with one key are refused: sums of one shape get equal noise, and it cancels."""
+def test_refuses_two_stages_with_one_key():
+    """With one key, sums of equal shape get equal noise, which cancels in their difference."""
     _, first = after(chain(1.0), 2)
     _, second = after(chain(2.0), 2)
     with pytest.raises(
@@ -202,7 +202,7 @@ def ensemble(keys, steps=3):
     return jax.jit(jax.vmap(run))(keys)
 
 
-def test_an_ensemble_is_priced_together():
+def test_ensemble_is_priced_together():
     state = ensemble(jax.random.split(jax.random.key(0), 4))
     with pytest.raises(ValueError, match="`same_batches` must be True or False"):
         spent(state)
@@ -228,7 +228,7 @@ def test_an_ensemble_is_priced_together():
     assert together.epsilon_curve([3], DELTA) == together.epsilon(DELTA)
 
 
-def test_an_ensemble_with_one_key_is_refused():
+def test_refuses_ensemble_with_one_key():
     state = ensemble(jnp.stack([jax.random.key(0)] * 3))
     with pytest.raises(ValueError, match="must have different keys"):
         accounting.epsilon_spent(state, SAMPLER, DELTA, same_batches=True)
@@ -307,7 +307,7 @@ for state in states:
     ],
     ids=["flax first", "dpoptax first", "flax after the states"],
 )
-def test_flax_serializes_states_in_any_order_of_imports(program):
+def test_flax_serializes_states_for_any_import_order(program):
     """States that exist before flax is imported need one more call of an `init`."""
     subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=300)
 
@@ -320,7 +320,7 @@ def test_dpoptax_installs_no_import_hook():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
-def test_what_flax_stored_without_an_imprint_is_refused():
+def test_refuses_flax_state_without_imprint():
     state = STAGES["gaussian_noise"](1.0).init(PARAMS)
     stored = serialization.to_state_dict(state)
     del stored["imprint"]
@@ -328,7 +328,7 @@ def test_what_flax_stored_without_an_imprint_is_refused():
         serialization.from_state_dict(state, stored)
 
 
-def test_a_state_of_an_earlier_version_is_refused_and_told_how_to_go_on():
+def test_refuses_state_without_imprint_and_names_remedy():
     tx = STAGES["gaussian_noise"](1.0)
     old = dataclasses.replace(tx.init(PARAMS), imprint=None)
     with pytest.raises(ValueError, match=r"no imprint.*`tx\.init` and account for both"):

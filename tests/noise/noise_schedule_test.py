@@ -64,7 +64,7 @@ def composed(*parts):
 
 
 @pytest.mark.parametrize("fixed_point", [False, True])
-def test_each_release_is_that_of_the_stage_with_its_multiplier(fixed_point):
+def test_each_release_uses_multiplier_of_its_phase(fixed_point):
     found, _ = releases(stage(fixed_point=fixed_point), len(SIGMAS))
     # All of these multipliers share one grid.
     constant = {
@@ -76,7 +76,7 @@ def test_each_release_is_that_of_the_stage_with_its_multiplier(fixed_point):
         chex.assert_trees_all_close(mean, constant[sigma][step], rtol=rtol)
 
 
-def test_a_phase_with_more_noise_than_its_grid_is_for_has_its_noise():
+def test_noisiest_phase_keeps_its_noise_on_the_grid():
     params = jnp.zeros(50_000)
     tx = stage({0: 8.0, 1: 1.0}, fixed_point=True)
     state = tx.init(params)
@@ -86,7 +86,7 @@ def test_a_phase_with_more_noise_than_its_grid_is_for_has_its_noise():
         assert float(jnp.std(mean)) == pytest.approx(sigma * CLIP.sensitivity / 10, rel=0.02)
 
 
-def test_noise_is_in_the_dtype_of_the_sum():
+def test_noise_has_dtype_of_the_sum():
     with jax.enable_x64(True):
         total = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float32), CLIP, examples=10)
         tx = stage()
@@ -99,7 +99,7 @@ def test_noise_is_in_the_dtype_of_the_sum():
     [("pld", 7), *(("rdp", steps) for steps in (0, 1, 3, 4, 7))]
     + [pytest.param("pld", steps, marks=pytest.mark.slow) for steps in (0, 1, 3, 4)],
 )
-def test_epsilon_is_that_of_its_phases_composed(accountant, steps):
+def test_epsilon_composes_the_phases(accountant, steps):
     parts = (1.9, min(steps, 3)), (1.1, min(max(steps - 3, 0), 2)), (1.5, max(steps - 5, 0))
     want = event_epsilon(composed(*parts), DELTA, accountant=accountant)
     state = after(STAGE, steps)
@@ -116,7 +116,7 @@ def test_epsilon_is_that_of_its_phases_composed(accountant, steps):
     assert curve == pytest.approx(want, rel=1e-9)
 
 
-def test_full_batches_have_the_mu_of_all_releases():
+def test_full_batches_compose_to_one_mu():
     # Four times the noise of the other tests, whose loss distribution takes seconds.
     schedule = {first: 4 * sigma for first, sigma in SCHEDULE.items()}
     mu = sum(1 / sigma**2 for sigma in SIGMAS) ** 0.5 / 4
@@ -135,7 +135,7 @@ def test_full_batches_have_the_mu_of_all_releases():
 
 
 @pytest.mark.parametrize("relation", events.RELATIONS)
-def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
+def test_full_batch_phases_join_to_one_gaussian(relation, monkeypatch):
     """Full-batch phases are joined. A pair for each phase took 10 ms per calibration query."""
     sigmas = np.linspace(300, 100, 300)
     # The phases are also composed with a sampled release.
@@ -159,7 +159,7 @@ def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
         assert Fraction(priced.noise_multiplier) ** 2 * exact <= 1  # the noise is not overstated
 
 
-def test_many_phases_that_hide_nothing_together_have_no_epsilon():
+def test_nearly_noiseless_phases_have_infinite_epsilon():
     little = dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.2e-3), dpa.GaussianDpEvent(1.1e-3)])
     assert event_epsilon(little, DELTA) == np.inf
 
@@ -176,7 +176,7 @@ def test_stages_on_the_same_batches_are_priced_as_one_release():
     assert turns == pytest.approx(want, rel=1e-9)
 
 
-def test_steps_that_depend_on_each_other_are_priced_with_the_least_multiplier():
+def test_dependent_steps_use_smallest_multiplier():
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=4)
     least = accounting.epsilon(noise_multiplier=1.1, steps=7, sampler=cyclic, delta=DELTA)
     assert accounting.epsilon_spent(after(STAGE, 7), cyclic, DELTA) == least
@@ -187,7 +187,7 @@ def test_steps_that_depend_on_each_other_are_priced_with_the_least_multiplier():
 
 
 @pytest.mark.parametrize("accountant", slow_but(("rdp",), ("pld", "rdp")))
-def test_calibration_finds_the_factor_of_a_schedule(accountant):
+def test_calibration_finds_factor_of_schedule(accountant):
     run = dict(sampler=SAMPLER, delta=DELTA, accountant=accountant)
     factor = accounting.calibrate_noise_multiplier(epsilon=1, steps=7, schedule=SCHEDULE, **run)
     noise = {first: factor * each for first, each in SCHEDULE.items()}
@@ -196,18 +196,18 @@ def test_calibration_finds_the_factor_of_a_schedule(accountant):
     assert accounting.calibrate_steps(noise_multiplier=noise, epsilon=1.0, **run) == 7
 
 
-def test_a_schedule_of_one_multiplier_is_that_multiplier():
+def test_constant_schedule_equals_its_multiplier():
     assert stage({0: 2.0, 5: 2.0}).init(PARAMS).mechanism == stage(2.0).init(PARAMS).mechanism
 
 
-def test_the_ledger_has_the_least_multiplier():
-    """The stage derives its grid from the least multiplier and checks it for float32 underflow."""
+def test_ledger_has_smallest_multiplier():
+    """Derives its grid from the smallest multiplier, and checks that one for underflow."""
     assert after(STAGE, 0).mechanism.noise_multiplier == 1.1
     with pytest.raises(ValueError, match="flushed to zero"):
         after(stage({0: 1.0, 5: 1e-40}), 1)
 
 
-def test_the_ledger_tells_one_schedule_from_another():
+def test_ledger_distinguishes_schedules():
     other = stage({0: 1.9, 4: 1.1, 5: 1.5})
     state = after(STAGE, 4)
     with pytest.raises(ValueError, match="was made for"):
@@ -219,7 +219,7 @@ def test_the_ledger_tells_one_schedule_from_another():
 
 
 @pytest.mark.parametrize("fixed_point", [False, True])
-def test_information_flow_finds_its_releases(fixed_point):
+def test_information_flow_recognizes_scheduled_releases(fixed_point):
     tx = optax.chain(stage(fixed_point=fixed_point), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), CLIP)
     params = jnp.zeros(3)
@@ -235,7 +235,7 @@ def test_information_flow_finds_its_releases(fixed_point):
     assert not flow.redrawn
 
 
-def test_a_grid_is_that_of_the_least_multiplier():
+def test_grid_follows_smallest_multiplier():
     def describe(noise):
         return dpoptax.extend.fixed_point_grid(CLIP, noise_multiplier=noise, batch_size=10)
 
@@ -256,14 +256,14 @@ def test_a_grid_is_that_of_the_least_multiplier():
         ({0: 2.0, 2**31: 1.0}, "at most 2147483647"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(schedule, match):
+def test_refuses_invalid_schedules(schedule, match):
     with pytest.raises(ValueError, match=match):
         stage(schedule)
     with pytest.raises(ValueError, match=match):
         accounting.epsilon(noise_multiplier=schedule, steps=7, sampler=SAMPLER, delta=DELTA)
 
 
-def test_functions_and_other_stages_say_what_to_give():
+def test_schedule_errors_say_what_to_pass():
     with pytest.raises(TypeError, match="a dict from step to multiplier"):
         stage(optax.linear_schedule(2.0, 1.0, 7))
     strategy = matrix.BandedToeplitz((1.0, 0.5))

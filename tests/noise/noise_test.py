@@ -27,7 +27,7 @@ def _release(params, *, steps=1, multiplier=1.5, batch_size=4, key=0, total=None
     return releases, state
 
 
-def test_standard_deviation_is_multiplier_times_clip_over_batch_size():
+def test_stddev_is_multiplier_times_clip_over_batch_size():
     (release,), _ = _release(jnp.zeros(20_000))
     stddev = 1.5 * 2.0 / 4
     accepts = lambda s: stats.kstest(np.asarray(release) / s, "norm").pvalue > 1e-3  # noqa: E731
@@ -36,7 +36,7 @@ def test_standard_deviation_is_multiplier_times_clip_over_batch_size():
     assert not accepts(stddev * 3 / 2)
 
 
-def test_noise_is_added_to_the_sum_before_it_is_divided():
+def test_noise_is_added_before_dividing_by_batch_size():
     total = jnp.full(20_000, 8.0)
     (release,), _ = _release(total, total=total)
     assert abs(float(jnp.mean(release)) - 2.0) < 5 * 0.75 / 20_000**0.5
@@ -63,7 +63,7 @@ def test_draws_are_float32_under_bfloat16_parameters():
     assert mean.dtype == jnp.bfloat16
 
 
-def test_an_empty_batch_still_releases_noise():
+def test_empty_batch_still_releases_noise():
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), CLIP)
     params = jnp.zeros(100)
     batch = jnp.full((3, 100), jnp.nan)
@@ -98,14 +98,14 @@ def test_ledger_counts_releases_and_is_found_anywhere():
         dpoptax.ledgers(jax.vmap(lambda _: tx.init(params))(jnp.arange(2)))
 
 
-def test_gradients_that_were_not_clipped_are_refused():
+def test_refuses_unclipped_gradients():
     params = {"w": jnp.zeros(3)}
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
     with pytest.raises(TypeError, match=r"needs a `ClippedSum`, got a dict.*dpoptax\.clipped_grad"):
         tx.update(params, tx.init(params))
 
 
-def test_masking_the_noise_is_refused():
+def test_refuses_masking_the_noise():
     params = {"w": jnp.zeros(3), "v": jnp.zeros(2)}
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
     half = dpoptax.extend.trust_clipped({"w": jnp.zeros(3), "v": optax.MaskedNode()}, CLIP)
@@ -138,7 +138,7 @@ def test_bad_arguments(change, error, message):
 
 
 @pytest.mark.parametrize("fixed_point", [False, True])
-def test_noise_that_would_be_flushed_to_zero_beside_a_sum_is_refused(fixed_point):
+def test_refuses_noise_that_would_flush_to_zero(fixed_point):
     clip = dpoptax.l2_clip(2e-38)
     total = dpoptax.extend.trust_clipped(jnp.array([2e-38, 0.0]), clip)
     tx = dpoptax.gaussian_noise(
@@ -149,7 +149,7 @@ def test_noise_that_would_be_flushed_to_zero_beside_a_sum_is_refused(fixed_point
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_derivative_through_the_noise_is_refused(adaptive):
+def test_refuses_differentiating_through_noise(adaptive):
     """Noise is a constant, so the derivative would be that of the clipped sum, which is private."""
     stage = {"noise_multiplier": 1e3, "batch_size": 4, "key": jax.random.key(0)}
     clip = dpoptax.adaptive_clip(1.0) if adaptive else dpoptax.l2_clip(1.0)
@@ -181,7 +181,7 @@ def test_a_derivative_through_the_noise_is_refused(adaptive):
     np.testing.assert_array_equal(release, plain)
 
 
-def test_the_key_is_required():
+def test_key_is_required():
     with pytest.raises(TypeError, match="key"):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8)
 
@@ -190,7 +190,7 @@ def test_the_key_is_required():
 @pytest.mark.optimized
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="tests XLA's behavior on CPU")
 @pytest.mark.parametrize("kind", ["plain", "fixed point", "correlated"])
-def test_noise_that_two_results_read_is_drawn_once(kind):
+def test_noise_with_two_readers_is_drawn_once(kind):
     """A filter's output and its buffer share one draw of noise."""
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
     if kind == "correlated":

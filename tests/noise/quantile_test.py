@@ -70,7 +70,7 @@ def test_follows_the_published_algorithm():
         pytest.param(0.9, 1e4, marks=pytest.mark.slow),
     ],
 )
-def test_the_threshold_finds_its_quantile_from_anywhere(quantile, start):
+def test_threshold_reaches_quantile_from_any_start(quantile, start):
     norms = np.random.default_rng(1).lognormal(size=400)
     grads = jnp.asarray(norms[:, None] * [0.6, 0.8], jnp.float32)
     clip = dpoptax.adaptive_clip(start, quantile=quantile)
@@ -85,7 +85,7 @@ def test_the_threshold_finds_its_quantile_from_anywhere(quantile, start):
     assert abs(share - quantile) < 0.04
 
 
-def test_noise_has_the_scales_of_the_paper():
+def test_noise_scales_match_the_paper():
     sigma, share, batch_size, threshold = 1.5, 0.04, 10, 0.3
     clip = dpoptax.adaptive_clip(threshold, count_share=share, learning_rate=1e-3)
     rows, nobody = np.zeros((1, 20_000), np.float32), np.zeros(1, bool)
@@ -106,7 +106,7 @@ def test_noise_has_the_scales_of_the_paper():
     np.testing.assert_allclose(np.std(shares), sigma_b / batch_size, rtol=0.15)
 
 
-def test_the_ledger_states_the_joint_cost():
+def test_ledger_states_joint_cost():
     clip = dpoptax.adaptive_clip(0.1, count_share=0.04)
     tx = optax.chain(_stage(clip, noise_multiplier=1.5), optax.sgd(0.1))
     (ledger,) = dpoptax.ledgers(tx.init(jnp.zeros(3)))
@@ -118,7 +118,7 @@ def test_the_ledger_states_the_joint_cost():
 
 
 @pytest.mark.parametrize("threshold", [1e-9, 0.3, 1e9])
-def test_no_example_adds_more_than_one_in_gradient_and_count_together(threshold):
+def test_gradient_and_count_have_joint_sensitivity_one(threshold):
     clip = dpoptax.adaptive_clip(0.1, count_share=0.1)
     rng = np.random.default_rng(2)
     scales = 10.0 ** np.arange(-44, 38)[:, None, None]
@@ -143,7 +143,7 @@ def test_non_finite_and_masked_examples_are_not_counted(bad):
 
 
 @pytest.mark.slow
-def test_a_training_loop_moves_a_hopeless_threshold():
+def test_training_loop_corrects_a_bad_threshold():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 32)
     clip = dpoptax.adaptive_clip(1e-6, learning_rate=0.5)
     tx = optax.chain(_stage(clip, noise_multiplier=0.5, batch_size=32), optax.sgd(0.1))
@@ -173,7 +173,7 @@ def test_a_training_loop_moves_a_hopeless_threshold():
 
 
 @pytest.mark.parametrize("name", helpers.slow_but(("mlp",), ("mlp", "tied_embeddings")))
-def test_norms_from_book_keeping_give_the_same_pair(name):
+def test_ghost_clipping_gives_same_gradient_and_count(name):
     network = NETWORKS[name]
     batch = network.batch(2, 6)
     points = bookkeeping_test.points_of(network, 2)
@@ -220,7 +220,7 @@ def test_extreme_and_non_finite_examples_are_counted():
         assert round(signs) % 2 == 1  # five examples
 
 
-def test_counts_of_more_examples_than_are_added_exactly_are_refused():
+def test_refuses_counts_of_too_many_examples():
     """The rounding of such counts is not bounded, except with formed gradients."""
     clip = dpoptax.adaptive_clip(0.1)
     batch = jax.ShapeDtypeStruct((2**16 + 1, 2), jnp.float32)
@@ -236,7 +236,7 @@ def test_counts_of_more_examples_than_are_added_exactly_are_refused():
 
 
 @pytest.mark.slow
-def test_no_per_example_gradient_is_formed():
+def test_forms_no_per_example_gradient():
     clip = dpoptax.adaptive_clip(0.1)
     weights, batch = jnp.zeros((300, 200)), (jnp.ones((64, 300)), jnp.ones((64, 200)))
     points = dataclasses.replace(dpoptax.gradient_points((), weights), reference=jnp.float32(1.0))
@@ -251,7 +251,7 @@ def test_no_per_example_gradient_is_formed():
     assert memory("auto") < 64 * 300 * 200 * 4 / 4 < memory("vmap")
 
 
-def test_per_example_stages_refuse_a_threshold_that_they_cannot_know():
+def test_per_example_stages_refuse_adaptive_clip():
     clip = dpoptax.adaptive_clip(0.1)
     with pytest.raises(ValueError, match=r"clipped_grad.*adaptive_gaussian_noise"):
         dpoptax.clip_and_noise(clip, noise_multiplier=1.0, batch_size=2, key=KEY)
@@ -267,7 +267,7 @@ def test_bfloat16_parameters_get_bfloat16_updates():
     assert mean.dtype == jnp.bfloat16
 
 
-def test_missing_and_foreign_thresholds_are_named():
+def test_errors_name_missing_and_foreign_thresholds():
     clip = dpoptax.adaptive_clip(0.1)
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
     params, batch = jnp.zeros(3), jnp.ones((2, 3))
@@ -302,7 +302,7 @@ def test_bad_arguments(change, message):
         dpoptax.adaptive_clip(**{"initial_l2_clip_norm": 0.1, **change})
 
 
-def test_fixed_point_releases_are_on_a_grid():
+def test_fixed_point_releases_are_on_grid():
     clip = dpoptax.adaptive_clip(0.5, count_share=0.04)
     release = {"noise_multiplier": 1.5, "batch_size": 4.0}
     step = dpoptax.extend.fixed_point_grid(clip, **release)

@@ -28,7 +28,7 @@ def same_bits(actual, expected):
 
 
 def transcribed(key, size):
-    """Box and Muller (1958) in float64, on the words of JAX's threefry-2x32."""
+    """Computes Box and Muller (1958) in float64, on the words of JAX's threefry-2x32."""
     half = -(-size // 2)
     counters = np.concatenate([np.ones(half, np.uint32), np.arange(half, dtype=np.uint32)])
     words = jex_random.threefry_2x32(jax.random.key_data(key), jnp.asarray(counters))
@@ -46,7 +46,7 @@ def radius(first, last):
     return np.sqrt(-2 * np.where(first >> 31, np.log1p(-u), np.log(u)))
 
 
-def test_radii_are_as_precise_near_zero_and_in_the_tail_as_between():
+def test_radii_are_precise_near_zero_and_in_the_tail():
     rng = np.random.default_rng(0)
     places = np.array([0, 0.25, 1 - 0.5**0.5, 0.5, 0.5, 0.75, 1.5 - 0.5**0.5, 1]) * 2**32
     first = np.clip(places[:, None].astype(np.int64) + np.arange(-999, 999), 0, 2**32 - 1).ravel()
@@ -60,14 +60,14 @@ def test_radii_are_as_precise_near_zero_and_in_the_tail_as_between():
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 @pytest.mark.parametrize("seed", [0, 2**31 - 1])
-def test_values_are_those_of_the_formula(size, seed):
+def test_values_match_the_formula(size, seed):
     key = jax.random.fold_in(jax.random.key(seed), size)
     drawn = box_muller.normal(key, (size,))
     np.testing.assert_allclose(drawn, transcribed(key, size), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bits_depend_on_key_and_shape_alone(shape):
+def test_bits_depend_only_on_key_and_shape(shape):
     """Draws agree eagerly, in larger programs, under vmap and in loops."""
     keys = jax.random.split(jax.random.key(3), 2)
     draw = lambda key: box_muller.normal(key, shape)  # noqa: E731
@@ -85,7 +85,7 @@ def test_small_shapes(shape):
     assert np.isfinite(drawn).all()
 
 
-def test_the_two_numbers_of_a_pair_are_independent():
+def test_numbers_of_a_pair_are_independent():
     half = 500_000
     x, y = np.asarray(box_muller.normal(jax.random.key(5), (2 * half,)), float).reshape(2, -1)
     angle, radius = np.arctan2(y, x) / np.pi, x**2 + y**2
@@ -108,7 +108,7 @@ def test_moments_of_many_draws(seed):
         assert abs(np.mean(drawn**power) - moment) < 5 * spread, power
 
 
-def test_noise_is_independent_across_leaves_steps_and_keys_and_of_what_jax_draws():
+def test_noise_is_independent_of_other_draws():
     """JAX's draws have separate counters, because the two words of a hash are dependent."""
     zeros = {"a": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
     step_keys = [jax.random.fold_in(jax.random.key(0), step) for step in range(2)]
@@ -134,7 +134,7 @@ def test_scale_of_noise_on_a_bfloat16_sum():
     assert not accepts(0.95 * 1.5 * 2.0 / 4)
 
 
-def test_what_is_refused():
+def test_refuses_other_generators_and_large_shapes():
     for fixed_point in (False, True):
         with pytest.raises(TypeError, match="must be a threefry key, got one of 'rbg'"):
             noise(key=jax.random.key(0, impl="rbg"), fixed_point=fixed_point)
@@ -152,7 +152,7 @@ def test_float64_noise_has_all_bits_of_float64():
     assert stats.kstest(mean / (1.5 * 2.0 / 4), "norm").pvalue > 1e-3
 
 
-def test_a_run_that_was_begun_with_other_noise_is_refused(monkeypatch):
+def test_refuses_run_started_with_other_noise(monkeypatch):
     """A resumed run must repeat a step with the noise that the step had."""
     zeros = jnp.zeros(3)
     with monkeypatch.context() as before:

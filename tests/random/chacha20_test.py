@@ -57,7 +57,7 @@ VECTORS = [
 
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize(("key", "counter", "nonce", "block"), VECTORS)
-def test_blocks_are_those_of_the_rfc(key, counter, nonce, block, looped):
+def test_blocks_match_the_rfc(key, counter, nonce, block, looped):
     words = chacha20.chacha20(
         jnp.asarray(np.frombuffer(key, "<u4")),
         jnp.full((2, 3), counter, jnp.uint32),
@@ -71,7 +71,7 @@ def test_blocks_are_those_of_the_rfc(key, counter, nonce, block, looped):
 def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
     """Nonces separate the steps, leaves, fingerprint and numbers of a run.
 
-    SHA-512 takes the place of the cipher, which takes seconds without jit.
+    SHA-512 replaces the cipher, which takes seconds without jit.
     """
     seen = []
 
@@ -102,7 +102,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
 @pytest.mark.parametrize(
     "name", slow_but(("floating point", "redrawn", "correlated, fixed point"), STAGES)
 )
-def test_every_stage_accepts_a_system_key(name):
+def test_noise_stages_accept_key_from_system(name):
     tx = STAGES[name](dpoptax.random_key_from_os("chacha20"))
     params = {"a": jnp.zeros((58, 50))}
     total = dpoptax.extend.trust_clipped(params, CLIP)
@@ -126,7 +126,7 @@ def test_every_stage_accepts_a_system_key(name):
     )
 
 
-def test_another_key_is_another_run():
+def test_refuses_replaced_key():
     params, total = jnp.zeros(5), dpoptax.extend.trust_clipped(jnp.zeros(5), CLIP)
     tx = STAGES["fixed point"](KEY)
     state = tx.init(params)
@@ -138,7 +138,7 @@ def test_another_key_is_another_run():
         dpoptax.ledgers(two)
 
 
-def test_an_ensemble_has_a_key_for_each():
+def test_ensemble_has_one_key_per_member():
     many = jax.vmap(lambda i: keys.fold_in(KEY, i))(jnp.arange(3))
     total = dpoptax.extend.trust_clipped(jnp.zeros(4), CLIP)
 
@@ -152,7 +152,7 @@ def test_an_ensemble_has_a_key_for_each():
         np.testing.assert_array_equal(together[i], alone(many[i]))
 
 
-def test_what_has_no_noise_by_it_refuses_such_a_key():
+def test_refuses_key_without_chacha20_support():
     clip = dpoptax.l2_clip(1.0)
     with pytest.raises(TypeError, match="must be a single key"):
         dpoptax.contrib.geodp(0.1, noise_multiplier=1.0, batch_size=4, key=KEY)

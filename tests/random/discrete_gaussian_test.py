@@ -47,7 +47,7 @@ def law_of(table):
 @pytest.mark.parametrize(
     "stddev", [*STDDEVS[:-1], pytest.param(STDDEVS[-1], marks=pytest.mark.slow)]
 )
-def test_a_table_has_the_law_of_a_discrete_gaussian(stddev):
+def test_table_has_law_of_discrete_gaussian(stddev):
     """Checks |Z|; a separate bit gives the sign and has no effect at 0."""
     law = law_of(dg._table(stddev))
     assert sum(law) == 2**95
@@ -63,7 +63,7 @@ def test_a_table_has_the_law_of_a_discrete_gaussian(stddev):
 
 
 @pytest.mark.parametrize(("smoothing", "closest"), [(dg.SMOOTHING, 2.0**-90), (1.0, 2.0**-26)])
-def test_two_draws_add_up_to_a_discrete_gaussian(smoothing, closest, monkeypatch):
+def test_two_draws_sum_to_discrete_gaussian(smoothing, closest, monkeypatch):
     """The law agrees everywhere to 2⁻⁹⁰, but not if the parts are too far from each other."""
     monkeypatch.setattr(dg, "SMOOTHING", smoothing)
     stddev = 64.3
@@ -83,7 +83,7 @@ def test_two_draws_add_up_to_a_discrete_gaussian(smoothing, closest, monkeypatch
     assert (worst > 2.0**-40) == (smoothing == 1.0)
 
 
-def test_gaussian_noise_rounded_at_random_is_discrete_gaussian():
+def test_randomly_rounded_gaussian_is_discrete_gaussian():
     """Post-processing of the Gaussian mechanism: Y ↦ K, P[K = k] ∝ exp(−(k − Y)²/(2 · 1.8²))."""
     rounding = mpmath.mpf(dg.SMOOTHING)
     continuous = mpmath.mpf(6)
@@ -119,7 +119,7 @@ def by_hand(words, stddev):
 
 
 @pytest.mark.parametrize("stddev", STDDEVS)
-def test_words_are_compared_with_all_their_bits(stddev):
+def test_comparison_uses_all_bits(stddev):
     """Checks the threshold of an entry, and one below and above it in each word."""
     bits, columns = dg._table(stddev)
     rng = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def test_words_are_compared_with_all_their_bits(stddev):
 
 @pytest.mark.parametrize("shape", [(), (7,), (5, 1, 9)])
 @pytest.mark.parametrize("stddev", [3.0, 2.0**17.3])
-def test_numbers_are_made_of_three_hashes(shape, stddev):
+def test_each_number_uses_three_hashes(shape, stddev):
     key = jax.random.key(3)
     counters = [
         np.stack([np.full(places(shape).size, s), places(shape).ravel()]) for s in (2, 3, 4)
@@ -155,7 +155,7 @@ def test_numbers_are_made_of_three_hashes(shape, stddev):
     assert got.reshape(-1).tolist() == want
 
 
-def test_draws_have_the_law():
+def test_draws_follow_discrete_gaussian_law():
     draw = jax.jit(lambda key: dg.discrete_gaussian(key, (1_000_000,), 5.0))
     drawn = np.asarray(draw(jax.random.key(1)))
     edges = np.arange(-16, 17)
@@ -169,7 +169,7 @@ def test_draws_have_the_law():
     assert found.pvalue < 1e-4
 
 
-def test_more_numbers_than_there_are_counters_are_refused():
+def test_refuses_more_numbers_than_counters():
     with pytest.raises(ValueError, match="at most 2³² numbers"):
         jax.eval_shape(
             lambda key: dg.discrete_gaussian(key, (2**16, 2**17), 9.0), jax.random.key(0)

@@ -41,13 +41,13 @@ def _programs(layers):
 
 
 @pytest.mark.slow
-def test_more_layers_of_one_shape_are_few_programs_more():
+def test_more_layers_add_hardly_any_programs():
     few, many = len(_programs(10)), len(_programs(18))
     assert many - few < 2, f"10 layers need {few} programs, 18 need {many}"
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.vmap(f, 1)])
-def test_parts_of_stacks(transform):
+def test_unstack_returns_parts_of_arrays(transform):
     def parts(x):
         return unstack(x, x[:3] > 0, x[:1])
 

@@ -66,7 +66,7 @@ def _started(tx):
     [0, True, np.int64(7), np.uint32(7), np.asarray(7), jnp.int32(7), jnp.uint32(7)],
     ids=str,
 )
-def test_a_whole_number_is_refused_with_the_line_to_write(name, whole):
+def test_refuses_integer_key_and_names_remedy(name, whole):
     line = r"`dpoptax\.random_key_from_os\(\)`.*`jax\.random\.key\("
     with pytest.raises(TypeError, match=line):
         TAKERS[name](whole)
@@ -87,12 +87,12 @@ def test_a_whole_number_is_refused_with_the_line_to_write(name, whole):
         ("seed", r"single key, got 'seed'"),
     ],
 )
-def test_what_is_no_key_is_refused(name, wrong, message):
+def test_refuses_other_values_as_key(name, wrong, message):
     with pytest.raises(TypeError, match=message):
         TAKERS[name](wrong)
 
 
-# An audit takes seconds to compile, and checks keys as the others do.
+# An audit takes seconds to compile, and checks keys like the others.
 @pytest.mark.parametrize("name", slow_but(TAKERS.keys() - {"audit"}, TAKERS))
 def test_legacy_keys_equal_typed_keys(name):
     want = TAKERS[name](KEY)
@@ -100,12 +100,12 @@ def test_legacy_keys_equal_typed_keys(name):
         np.testing.assert_array_equal(TAKERS[name](legacy), want)
 
 
-def test_a_number_in_the_message_is_the_one_that_was_given():
+def test_error_contains_the_given_number():
     with pytest.raises(TypeError, match=r"got 12\. .*`jax\.random\.key\(12\)`"):
         dpoptax.gaussian_noise(**RELEASE, key=12)
 
 
-def test_a_traced_number_is_refused_and_a_traced_key_is_not():
+def test_refuses_traced_number_but_not_traced_key():
     noise = lambda key: dpoptax.gaussian_noise(**RELEASE, key=key).init(jnp.zeros(2)).count  # noqa: E731
     assert jax.jit(noise)(KEY) == 0
     assert jax.jit(noise)(jax.random.PRNGKey(0)) == 0
@@ -113,14 +113,14 @@ def test_a_traced_number_is_refused_and_a_traced_key_is_not():
         jax.jit(noise)(7)
 
 
-def test_keys_of_another_generator_are_kept():
+def test_audit_accepts_typed_keys_of_other_generators():
     key = jax.random.key(0, impl="rbg")
     TAKERS["audit"](key)
     with pytest.raises(TypeError, match=r"wrap_key_data\(data, impl="):
         TAKERS["audit"](jax.random.key_data(key))
 
 
-def test_noise_is_made_by_threefry_alone():
+def test_noise_refuses_rbg_keys():
     for name in ("gaussian_noise", "adaptive_gaussian_noise", "correlated_noise", "geodp"):
         with pytest.raises(TypeError, match=r"'rbg'\. .*key\(seed, impl='threefry2x32'\)"):
             TAKERS[name](jax.random.key(0, impl="rbg"))

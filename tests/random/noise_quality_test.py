@@ -39,8 +39,8 @@ def _release(tx, total, steps=1):
 
 @pytest.mark.parametrize("steps", [100, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", STAGES)
-def test_tails_to_five_standard_deviations(stage, steps):
-    """Small releases, because XLA's older code generator is slow on large ones."""
+def test_tails_are_normal_to_five_standard_deviations(stage, steps):
+    """Uses small releases, because XLA's older code generator is slow on large ones."""
     size = 10**4
     count = steps * size
     releases = _release(_noise(**STAGES[stage]), jnp.zeros(size), steps)
@@ -80,7 +80,7 @@ def _delta(mass, width, sigma, delta):
     return np.maximum(moved - math.exp(epsilon) * mass, 0).sum()
 
 
-def test_gaps_in_the_tails_of_jax_random_normal_show_in_delta_and_there_are_none_here():
+def test_tail_gaps_raise_delta_only_for_jax_random_normal():
     """Assumes a resolution of 0.02 standard deviations and one coordinate moved by an example."""
     width = 0.02
     edges = np.arange(-500, 501) * width
@@ -138,7 +138,7 @@ def _is_none(x, y, multiplier, resolution):
         (10**6, 1e-5, 20, 5),
     ],
 )
-def test_no_pair_in_the_tails_tells_what_it_was_added_to(size, resolution, runs, of_circles):
+def test_tail_pairs_do_not_reveal_the_sum(size, resolution, runs, of_circles):
     """Pairs of noise on circles would reveal a move of 1/√d per number at σ = 1; ours do not."""
     told = dict.fromkeys(itertools.product(("circles", "ours"), (False, True)), 0)
     for name, multiplier in (("circles", 0), ("ours", box_muller._SPREAD)):
@@ -206,7 +206,7 @@ def test_no_key_is_used_twice(fixed_point, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_restarted_run_draws_the_same_noise(stage):
+def test_restarted_run_draws_the_same_noise(stage):
     tx, total = _noise(**STAGES[stage]), jnp.zeros(1_000)
     whole = _release(tx, total, steps=4)
     state, update = tx.init(total), jax.jit(tx.update)
@@ -240,7 +240,7 @@ def test_neighboring_draws_of_a_release_are_independent():
         assert abs(squares) < 5 / 1_000_000**0.5, lag
 
 
-def test_fixed_point_releases_lie_on_the_public_grid_whatever_the_sum():
+def test_fixed_point_releases_lie_on_grid_for_any_sum():
     step = _fixed_point.grid(2.0, 1.5, 4)
     assert math.log2(step).is_integer()
     for total in (jnp.zeros(10_000), jnp.linspace(-1 / 3, 1 / 3, 10_000)):
@@ -250,7 +250,7 @@ def test_fixed_point_releases_lie_on_the_public_grid_whatever_the_sum():
         assert len(np.unique(steps % 16)) == 16
 
 
-def test_fixed_point_noise_has_the_stated_scale_and_centre():
+def test_fixed_point_noise_has_stated_mean_and_stddev():
     total = jnp.full(50_000, 5.0 / 3)
     (mean,) = _release(_noise(True), total)
     step = _fixed_point.grid(2.0, 1.5, 4)
@@ -260,7 +260,7 @@ def test_fixed_point_noise_has_the_stated_scale_and_centre():
     assert stats.kstest(tree_noise * 1.05, "norm").pvalue < 1e-3
 
 
-def test_the_grid_leaves_room_for_the_sum_and_for_the_noise():
+def test_grid_leaves_room_for_sum_and_noise():
     for sigma, batch_size in ((0.3, 100_000), (1.0, 256), (50.0, 1)):
         step = _fixed_point.grid(2.0, sigma, batch_size)
         assert 2 * 2.0 * batch_size / step <= 2**30
@@ -272,7 +272,7 @@ def test_the_grid_leaves_room_for_the_sum_and_for_the_noise():
     np.testing.assert_allclose(mean, [largest, -largest, largest], rtol=0.1)
 
 
-def test_fixed_point_noise_that_leaves_the_integers_is_refused():
+def test_refuses_fixed_point_noise_beyond_int32():
     """Clamping noise of σ√d = 10¹⁰ to int32 left a ninth of the stated standard deviation."""
     with pytest.raises(ValueError, match=r"at most .* grid steps.*Decrease `noise_multiplier`"):
         _release(_noise(True, noise_multiplier=1e8), jnp.zeros(10_000))
@@ -284,7 +284,7 @@ def test_fixed_point_noise_that_leaves_the_integers_is_refused():
     assert stats.kstest(np.asarray(mean) / stddev, "norm").pvalue > 1e-3
 
 
-def test_rounding_moves_a_sum_by_at_most_the_stated_sensitivity():
+def test_rounded_sum_moves_by_at_most_stated_sensitivity():
     step = _fixed_point.grid(2.0, 1.5, 4)
     rng = np.random.default_rng(0)
     total = rng.normal(size=1_000).astype(np.float32)
@@ -307,7 +307,7 @@ def test_fixed_point_without_noise_is_exact_and_keeps_dtypes():
     assert mean.dtype == jnp.bfloat16
 
 
-def test_keys_from_the_operating_system():
+def test_system_keys_are_distinct():
     keys = [dpoptax.random_key_from_os() for _ in range(100)]
     data = {tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}
     assert len(data) == 100
@@ -316,7 +316,7 @@ def test_keys_from_the_operating_system():
     assert jnp.std(mean) > 0.3
 
 
-def test_keys_from_seeds_are_few():
+def test_keys_from_seeds_share_their_high_half():
     """The high half of a seed's key is constant, so `random_key_from_os` exists."""
     data = [np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in range(50)]
     assert len({high for high, _ in data}) == 1

@@ -49,7 +49,7 @@ def _zeros(shapes):
         pytest.param("integers", "chacha20", marks=pytest.mark.slow),
     ],
 )
-def test_bits_equal_those_of_separate_draws(noise, key):
+def test_bits_equal_separate_draws(noise, key):
     """Bits agree with draws outside of jit, where each leaf is drawn separately."""
     every = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
     shapes = [*SMALL[::2], *ALONE[:3]] if every else [(7, 5), (129,), ALONE[0]]
@@ -76,13 +76,13 @@ def test_no_number_is_drawn_twice():
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_which_arrays_are_small(shape):
+def test_small_arrays_fit_into_rows(shape):
     assert fits(shape, box_muller.halves)
     assert fits(shape, _INTEGERS.halves)
 
 
 @pytest.mark.parametrize("shape", ALONE, ids=str)
-def test_which_arrays_are_drawn_alone(shape):
+def test_other_arrays_do_not_fit_into_rows(shape):
     """Large arrays, empty arrays, and those that would be mostly padding are drawn separately."""
     assert not fits(shape, box_muller.halves)
 
@@ -100,7 +100,7 @@ def test_unpacking_inverts_packing(dtype, shapes):
     assert all(map(same_bits, jax.jit(rows.unpacked)(matrix), tree))
 
 
-def test_sums_of_several_dtypes_keep_them():
+def test_leaves_keep_their_dtypes():
     tree = {"a": jnp.full(9, 2, jnp.bfloat16), "b": jnp.ones((4, 4)), "c": jnp.full(9, 3.0)}
     noise = tree_noise.Noise(
         lambda _, leaf: jnp.zeros_like(leaf), lambda *_: 0.0, box_muller.halves
@@ -110,7 +110,7 @@ def test_sums_of_several_dtypes_keep_them():
         assert same_bits(leaf, tree[name]), name
 
 
-def test_a_step_for_several_devices_is_traced_on_one():
+def test_multi_device_step_traces_on_one_device():
     mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     split = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=KEYS["threefry"])

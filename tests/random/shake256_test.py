@@ -46,7 +46,7 @@ SAMPLERS = {
 
 
 class Given(Shake256):
-    """A generator that returns given words instead of hashed ones."""
+    """Generates given words instead of hashed ones."""
 
     def __init__(self, *requests):
         super().__init__(SEED)
@@ -64,7 +64,7 @@ def u64(*words):
 
 class TestLaws:
     @pytest.mark.parametrize("probability", [0.3, 1 / 3, 256 / 60_000, 1e-9, 2.0**-70, 1.0])
-    def test_a_coin_compares_64_bits_with_the_probability_itself(self, probability):
+    def test_coin_compares_64_bits_with_the_probability(self, probability):
         """Heads are exactly the words below ⌊2⁶⁴ p⌋, checked in integers."""
         threshold = int(fractions.Fraction(probability) * 2**64)
         near = {threshold + d for d in (-2, -1, 0, 1)} | {0, 1, 2**64 - 1, 2**48, 2**16}
@@ -76,7 +76,7 @@ class TestLaws:
         assert heads.tolist() == [i for i, w in enumerate(words) if w < threshold]
         assert fractions.Fraction(threshold, 2**64) <= fractions.Fraction(probability)
 
-    def test_coins_of_many_chunks(self, monkeypatch):
+    def test_coins_in_many_chunks(self, monkeypatch):
         monkeypatch.setattr(_shake256, "_CHUNK", 100)
         drawn = Shake256(SEED).by_chance(100_050, 0.3, 100_050)
         assert stats.binomtest(len(drawn), 100_050, 0.3).pvalue > ACCEPT
@@ -85,7 +85,7 @@ class TestLaws:
         assert np.all(np.diff(drawn) > 0)
 
     @pytest.mark.parametrize("bound", [1, 2, 3, 2**32 + 1, 2**62 + 1])
-    def test_numbers_below_a_bound_have_equally_many_words_each(self, bound):
+    def test_bounded_numbers_are_exactly_uniform(self, bound):
         """Words beyond the last multiple of the bound are drawn again."""
         last = 2**64 - 2**64 % bound
         words = [w for w in (0, bound - 1, bound, last - 1, last, 2**64 - 1) if w < 2**64]
@@ -94,31 +94,31 @@ class TestLaws:
             expected = word % bound if word < last else bound // 2
             assert draws.below(np.array([bound], np.uint64))[0] == expected
 
-    def test_equal_words_give_no_order(self):
+    def test_equal_words_are_drawn_again(self):
         again = u64(5, 7, 6)
         assert Given(u64(5, 5, 6), again).permutation(3).tolist() == [0, 2, 1]
 
     @pytest.mark.parametrize("kind", ["permutation", "subset"])
-    def test_all_orders_are_alike(self, kind):
+    def test_all_orders_are_equally_likely(self, kind):
         draws = Shake256(SEED)
         make = draws.permutation if kind == "permutation" else lambda n: draws.subset(n, n)
         found = [tuple(make(4).tolist()) for _ in range(6000)]
         orders = list(itertools.permutations(range(4)))
         assert stats.chisquare([found.count(order) for order in orders]).pvalue > ACCEPT
 
-    def test_all_subsets_are_alike(self):
+    def test_all_subsets_are_equally_likely(self):
         draws = Shake256(OTHER)
         found = [frozenset(draws.subset(6, 2).tolist()) for _ in range(6000)]
         subsets = [frozenset(pair) for pair in itertools.combinations(range(6), 2)]
         assert stats.chisquare([found.count(pair) for pair in subsets]).pvalue > ACCEPT
 
-    def test_a_shuffle_is_that_of_fisher_and_yates(self):
+    def test_shuffle_follows_fisher_yates(self):
         picks = u64(2, 0, 1, 0)
         assert Given(picks).subset(4, 4).tolist() == [2, 1, 3, 0]
 
 
 class TestBits:
-    def test_they_are_the_hash_of_seed_key_and_request(self):
+    def test_bits_hash_seed_key_and_request(self):
         draws = shake256(SEED, "Kind", (3, 5))
         numbers = b"".join(n.to_bytes(16, "big") for n in (4, 2, 3, 5))
         for request in (1, 2):
@@ -126,7 +126,7 @@ class TestBits:
             expected = np.frombuffer(hashlib.shake_256(state).digest(24), "<u8")
             np.testing.assert_array_equal(draws.words(3), expected)
 
-    def test_no_two_draws_share_them(self):
+    def test_draws_share_no_bits(self):
         labels, rows = ("A", "AB", "B"), ((), (0,), (1,), (0, 0), (0, 1), (2**64,))
         found = [
             shake256(seed, label, key).words(2).tobytes()
@@ -136,7 +136,7 @@ class TestBits:
         ]
         assert len(set(found)) == len(found)
 
-    def test_nor_does_a_permutation_that_is_kept(self, monkeypatch):
+    def test_cached_permutation_shares_no_bits(self, monkeypatch):
         """An epoch's order once came from the same words as the order within its batches."""
         hashed = []
 
@@ -153,7 +153,7 @@ class TestBits:
 
 class TestSamplers:
     @pytest.mark.parametrize("name", SAMPLERS)
-    def test_a_draw_is_a_function_of_seed_and_step(self, name):
+    def test_draw_depends_only_on_seed_and_step(self, name):
         sampler = SAMPLERS[name]
         first = [sampler.sample(t) for t in range(8)]
         _shake256._kept_permutation.cache_clear()
@@ -167,7 +167,7 @@ class TestSamplers:
         json.dumps(sampler.describe())
 
     @pytest.mark.parametrize("name", SAMPLERS)
-    def test_it_has_the_shape_and_the_price_of_the_other_generator(self, name):
+    def test_shape_and_price_match_pcg64(self, name):
         sampler = SAMPLERS[name]
         other = dataclasses.replace(sampler, seed=0)
         assert other.generator == "PCG64"
@@ -207,7 +207,7 @@ class TestSamplers:
         again = int((drawn[1:] * drawn[:-1]).sum())
         assert stats.binomtest(again, drawn[1:].size, 1 / 16).pvalue > ACCEPT
 
-    def test_more_than_fit_are_cut_to_a_uniform_subset(self):
+    def test_oversized_batch_is_cut_to_uniform_subset(self):
         sampler = sampling.PoissonSampler(20, 10, SEED, max_batch_size=10)
         counts = np.zeros(20)
         for indices, mask in sampler.samples(0, 2000):
@@ -216,7 +216,7 @@ class TestSamplers:
         assert stats.chisquare(counts).pvalue > ACCEPT
 
     @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_sets_of_k_of_t_steps_are_alike_and_records_apart(self, k):
+    def test_step_sets_are_uniform_and_independent(self, k):
         sampler = sampling.RandomAllocationSampler(30, 6 * k, SEED, participations=k)
         assert sampler.period == 5
         found = []
@@ -233,7 +233,7 @@ class TestSamplers:
         same = sum(a == b for a, b in pairs)
         assert stats.binomtest(same, len(pairs), 1 / len(sets)).pvalue > ACCEPT
 
-    def test_epochs_hold_each_record_once(self):
+    def test_epoch_contains_each_record_once(self):
         sampler = SAMPLERS["shuffled"]
         for epoch in range(3):
             seen = [s.indices[s.mask] for s in sampler.samples(4 * epoch, 4 * epoch + 4)]
@@ -245,7 +245,7 @@ class TestSamplers:
         assert turns[:4] == turns[4:]
         assert set.union(*turns) == set(range(40))
 
-    def test_other_lengths_and_minimum_separation_are_refused(self):
+    def test_refuses_bad_seeds_and_minimum_separation(self):
         with pytest.raises(ValueError, match="32 bytes, got 31.*secrets.token_bytes"):
             sampling.PoissonSampler(40, 10, SEED[1:])
         with pytest.raises(ValueError, match="`seed` must be an integer"):
@@ -258,7 +258,7 @@ class TestSamplers:
             assert SEED[:5].hex() not in str(error.value)
 
 
-def test_the_statement_names_both_generators():
+def test_statement_names_both_generators():
     def stated(key, seed):
         sampler = sampling.PoissonSampler(4, 4, seed)
         tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=key)
@@ -279,21 +279,21 @@ def test_the_statement_names_both_generators():
 class TestTrainer:
     CONFIG = dataclasses.replace(CONFIG, generator="chacha20", seed=None)
 
-    def test_plans_have_different_seeds_of_256_bits(self):
+    def test_plans_have_different_256_bit_seeds(self):
         plans = [privacy.make_plan(self.CONFIG, 1438) for _ in range(2)]
         assert plans[0].sampler != plans[1].sampler
         assert plans[0].seed != plans[1].seed
         assert min(plan.seed.bit_length() for plan in plans) > 200
 
     @pytest.mark.slow
-    def test_the_summary_names_the_generator(self, tmp_path):
+    def test_summary_names_the_generator(self, tmp_path):
         result = train_and_evaluate(self.CONFIG, tmp_path, progress=False)
         assert result.summary["generator"] == "SHAKE-256"
         assert result.summary["config"]["generator"] == "chacha20"
         assert result.summary["assumed_secret"] == []
 
     @pytest.mark.slow
-    def test_it_goes_on_with_the_seed_that_it_drew(self, tmp_path):
+    def test_resumed_run_keeps_its_drawn_seed(self, tmp_path):
         whole = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
         with checkpoints.Checkpoints(tmp_path / "run" / "checkpoints") as kept:
             seed = kept.newest_record()["seed"]
@@ -307,7 +307,7 @@ class TestTrainer:
         assert at_once.summary["assumed_secret"] == ["config.seed"]
 
     @pytest.mark.slow
-    def test_its_step_is_that_of_a_loop_of_ones_own(self, tmp_path):
+    def test_step_equals_that_of_a_custom_loop(self, tmp_path):
         """SHAKE-256 draws the batches and ChaCha20 the noise, both from hashes of the seed."""
         config = dataclasses.replace(self.CONFIG, seed=7, method=methods.DPSGD(), steps=1)
         got = train_and_evaluate(config, tmp_path, progress=False).params
@@ -331,7 +331,7 @@ class TestTrainer:
         want = jax.tree.map(lambda p, u: p - u, params, updates)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
-    def test_uses_of_a_seed_are_apart(self):
+    def test_uses_of_a_seed_are_separate(self):
         config = dataclasses.replace(self.CONFIG, seed=5)
         plan = privacy.make_plan(config, 1438)
         run = resolve(config, plan, num_classes=10)
@@ -353,7 +353,7 @@ class TestTrainer:
         ],
         ids=lambda changes: next(iter(changes)),
     )
-    def test_every_stage_of_noise_is_by_it(self, changes):
+    def test_each_noise_stage_uses_chacha20(self, changes):
         config = dataclasses.replace(self.CONFIG, accountant="pld", **changes)
         plan = privacy.make_plan(config, 1438)
         run = resolve(config, plan, num_classes=10)
@@ -371,18 +371,18 @@ class TestTrainer:
             ({"generator": "philox"}, "chacha20"),
         ],
     )
-    def test_what_has_no_such_generator_is_refused(self, changes, match):
+    def test_refuses_configs_without_generator_support(self, changes, match):
         with pytest.raises(ConfigError, match=match):
             dataclasses.replace(self.CONFIG, **changes)
 
     @pytest.mark.slow
-    def test_a_run_does_not_change_its_generator(self, tmp_path):
+    def test_run_cannot_change_its_generator(self, tmp_path):
         train_and_evaluate(CONFIG, tmp_path, progress=False)
         other = dataclasses.replace(CONFIG, generator="chacha20")
         with pytest.raises(ConfigError, match="`generator` must be .* got 'chacha20'"):
             train_and_evaluate(other, tmp_path, progress=False)
 
-    def test_a_sweep_refuses_it(self, tmp_path):
+    def test_sweep_refuses_chacha20(self, tmp_path):
         sweep = Sweep(workdir=tmp_path, grid=("learning_rate=0.5,1",), processes=1)
         with pytest.raises(ConfigError, match="from 63 bits"):
             run_sweep({"a": TrainConfig(generator="chacha20")}, sweep)

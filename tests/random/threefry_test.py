@@ -30,7 +30,7 @@ def test_splits_like_jax(partitionable, count):
     np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(want))
 
 
-def test_places_are_numbered_in_row_major_order():
+def test_places_count_in_row_major_order():
     np.testing.assert_array_equal(
         threefry.places((2, 1, 3)), np.arange(6, dtype=np.uint32).reshape(2, 1, 3)
     )

@@ -45,7 +45,7 @@ COMPILED_GRAD = jax.jit(GRAD_FN)
 
 
 def of_user(params, user):
-    """The loss of a user, treated as one example."""
+    """Computes the loss of a user, treated as one example."""
     return dpoptax.users.per_user_loss(loss_fn)(params, user)
 
 
