@@ -65,7 +65,7 @@ def test_compiled_loop_with_donation(reference):
     assert step._cache_size() == 1
 
 
-def test_scan(reference):
+def test_scan_equals_plain_loop(reference):
     tx, params = _chain(), helpers.mlp_params(0)
     (params, state), _ = jax.lax.scan(
         lambda carry, _: (_step(tx, *carry), None), (params, tx.init(params)), length=2

@@ -113,11 +113,11 @@ def test_default_candidates(batch_size, expected):
 
 
 @pytest.mark.parametrize("candidates", [[], [0], [17]])
-def test_rejects_candidates(candidates):
+def test_refuses_bad_candidates(candidates):
     with pytest.raises(ValueError, match="batch_size=16"):
         tune_microbatch_size(lambda size: None, batch_size=16, candidates=candidates)
 
 
-def test_rejects_rounds():
+def test_refuses_zero_rounds():
     with pytest.raises(ValueError, match="`rounds` must .* got 0"):
         tune_microbatch_size(lambda size: None, batch_size=16, rounds=0)

@@ -128,7 +128,7 @@ def test_equals_per_example_gradients_at_one_and_four_points(name, count):
 
 
 @pytest.mark.parametrize("name", slow_but(("mlp",), [*FEW, "weight_standardisation", "lookups"]))
-def test_equals_per_example_gradients_with_a_hessian_vector_product(name):
+def test_equals_per_example_gradients_with_a_tangent(name):
     network = NETWORKS[name]
     points = points_of(network, 1, tangent=True)
     close(*both(network, dpoptax.l2_clip(0.3), points, _batch(network)))

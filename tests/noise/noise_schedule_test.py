@@ -201,7 +201,7 @@ def test_constant_schedule_equals_its_multiplier():
 
 
 def test_ledger_has_smallest_multiplier():
-    """Derives its grid from the smallest multiplier, and checks that one for underflow."""
+    """The stage derives its grid from it, and checks it for underflow in float32."""
     assert after(STAGE, 0).mechanism.noise_multiplier == 1.1
     with pytest.raises(ValueError, match="flushed to zero"):
         after(stage({0: 1.0, 5: 1e-40}), 1)
