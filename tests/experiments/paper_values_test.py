@@ -271,7 +271,7 @@ def check(config, field, stated):
 @pytest.mark.parametrize(
     ("rows", "values"), [pytest.param(*rest, id=f"{place}: {rest[0]}") for place, *rest in STATED]
 )
-def test_configs_have_what_a_paper_states(rows, values):
+def test_configs_have_values_of_papers(rows, values):
     for name in matching(rows):
         for field, stated in values.items():
             check(ROWS[name], field, stated)
@@ -281,13 +281,13 @@ def test_configs_have_what_a_paper_states(rows, values):
     ("rows", "field", "values"),
     [pytest.param(*rest, id=f"{place}: {rest[0]}, {rest[1]}") for place, *rest in GRIDS],
 )
-def test_configs_have_the_grid_that_a_paper_states(rows, field, values):
+def test_configs_have_grids_of_papers(rows, field, values):
     found = {value(ROWS[name], field) for name in matching(rows)}
     assert found == values
 
 
 @pytest.mark.parametrize("start", GEODP)
-def test_geodp_has_the_rows_of_the_paper_and_no_others(start):
+def test_geodp_has_exactly_the_rows_of_the_paper(start):
     found = [
         (row.noise_multiplier, value(row, "method"), getattr(row.method, "beta", None))
         + (row.batch_size, row.clip)
@@ -299,11 +299,11 @@ def test_geodp_has_the_rows_of_the_paper_and_no_others(start):
     assert (free.noise_multiplier, value(free, "method")) == (0.0, DP)
 
 
-def test_repetitions():
+def test_repetitions_match_papers():
     # DP-PMLF, "Hyper-parameters"; GeoDP, VI-A; DOPPLER, its checklist. DiSK does not state it.
     assert REPETITIONS == {"pmlf": 5, "geodp": 100, "doppler": 1}
 
 
-def test_every_file_states_something():
+def test_every_file_has_stated_values():
     files = {name.split(":")[0] for name in ROWS}
     assert files == {name.split(":")[0] for _, rows, _ in STATED for name in matching(rows)}
