@@ -520,7 +520,7 @@ class TestTruncation:
     def test_default_truncation_is_negligible_at_large_epsilon(
         self, size, batch, steps, epsilon, expected
     ):
-        # Charging e^ε times the probability of a cut used up all of δ, which raised an error.
+        # Charging e^ε times the probability of truncation used up all of δ, which raised an error.
         run = {"epsilon": epsilon, "delta": DELTA, "steps": steps, "accountant": "rdp"}
         sampler = PoissonSampler(size, batch, seed=1)
         found = accounting.calibrate_noise_multiplier(sampler=sampler, **run)
@@ -545,7 +545,7 @@ class TestTruncation:
         "sampler", [PoissonSampler(1000, 50, seed=0), matrix.CyclicPoissonSampler(1000, 50, seed=0)]
     )
     def test_rdp_prices_truncation_that_delta_cannot_cover(self, sampler):
-        # The default cut has probability 5e-12 in this run.
+        # The default truncation has probability 5e-12 in this run.
         run = {"noise_multiplier": 8.0, "delta": 1e-13, "steps": 100}
         found = accounting.epsilon(sampler=sampler, accountant="rdp", **run)
         plain = accounting.epsilon(sampling_probability=0.05, accountant="rdp", **run)
@@ -917,7 +917,7 @@ class TestEpsilonSpent:
         found = accounting.epsilon_spent(states, self.sampler, DELTA, same_batches=False)
         apart = [self.sampler.dp_event(4.0, 7), self.sampler.dp_event(6.0, 3)]
         assert found == event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
-        # With groups in turns, a record may meet only the first stage, in the steps of both stages.
+        # With cyclic groups, all steps of a record may belong to the first stage.
         groups = matrix.CyclicPoissonSampler(10_000, 100, seed=0, cycle_length=4)
         found = accounting.epsilon_spent(states, groups, DELTA, same_batches=False)
         assert found == event_epsilon(groups.dp_event(4.0, 10), DELTA)

@@ -60,7 +60,7 @@ def test_stated_mu_bounds_all_epsilons_and_trade_offs():
     assert np.any(smaller + delta < deltas), "a smaller μ would also hold"
 
 
-def test_mu_without_releases_or_without_noise():
+def test_mu_is_zero_without_releases_and_infinite_without_noise():
     sampler = sampling.PoissonSampler(100, 10, seed=0)
     assert accounting.guarantee(after_steps(sampler, 1.0, 0), sampler).gdp_mu(1e-5) == 0.0
     without_noise = accounting.guarantee(after_steps(sampler, 0.0, 1), sampler)

@@ -169,7 +169,7 @@ def test_rounds_up(value, text):
 
 
 @pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
-def test_refuses_also_that_is_not_a_sequence(also):
+def test_refuses_other_events_that_are_not_a_sequence(also):
     """An iterator of other events is refused: the check would use it up and drop their cost."""
     with pytest.raises(TypeError, match="must be a sequence"):
         accounting.epsilon_spent(spent(gaussian()), SAMPLER, DELTA, also=also)

@@ -65,7 +65,7 @@ def test_overflow_probability_adds_to_delta():
     assert stated == pytest.approx(epsilons[30], rel=1e-2)
 
 
-def test_less_noise_claims_less():
+def test_less_noise_gives_lower_trade_off():
     sampler = games.poisson(64, 16)
     state = _after_steps(sampler, 16.0, 2)
     family = auditing.claimed_family(state, sampler)

@@ -40,7 +40,7 @@ def test_rates_match_distributions():
 
 @pytest.mark.parametrize("grid", [None, 0.25])
 def test_limits_have_stated_coverage(grid):
-    """Their failure probability is near that stated, and ties only reduce it."""
+    """The failure probability is close to the stated one, and ties only reduce it."""
     failures, runs = 0, 600
     for seed in range(runs):
         _, outside = _losses(0.0, 400, seed)

@@ -47,7 +47,7 @@ GEODP = PAPERS / "geodp" / "figure_5.py"
 
 
 ORDINARY = {"images": "linear", "sentences": "roberta_base", "generation": "gpt2"}
-"""For each kind of examples a model that takes them."""
+"""A model for each kind of examples."""
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ SHORT = {
     repr(dataclasses.replace(shortened(row, Path(), model="linear"), learning_rate=0.1)): name
     for name, row in ROWS.items()
 }
-"""A row for each run that is left when the model, the steps, the batch and ε are small ones."""
+"""One row for each run that differs after model, steps, batch and ε are reduced."""
 
 
 COMBINATIONS = {
@@ -149,7 +149,7 @@ COMBINATIONS = {
     ): name
     for name, row in sorted((name, ROWS[name]) for name in SHORT.values())
 }
-"""A row for each combination of what makes the step another program, its numbers aside."""
+"""One row for each combination of settings that changes the program of a step."""
 
 
 OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "images")

@@ -149,7 +149,7 @@ STATED = [
     ("GeoDP, Table II", "geodp/tables_2_3:table_2/*", {"dataset": "mnist", "model": "cnn_2"}),
     ("GeoDP, Table III", "geodp/tables_2_3:table_3/*", {"dataset": "cifar10", "model": "resnet_3"}),
 ]
-"""Place, rows, and what all of them have."""
+"""Place in the paper, rows, and the values that all of them have."""
 
 TABLE_6 = {0.5, 1.0, 2.0, 4.0, 8.0}
 KAPPAS = {0.99, 0.9, 0.8, 0.7, 0.6, 0.5}
@@ -189,7 +189,7 @@ GRIDS = [
     ("DP-PMLF, Table 4", "pmlf/table_4:*", "epsilon", {2.0, 4.0, 6.0, 8.0}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*", "dataset", {"mnist", "cifar10"}),
 ]
-"""Place, rows, a field, and all values that it takes in them."""
+"""Place in the paper, rows, a field, and all of its values in these rows."""
 
 DP, B = "DPSGD", {"small": 8192, "large": 16_384}
 GEODP = {

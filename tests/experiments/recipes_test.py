@@ -15,7 +15,7 @@ from tests.published_data import write_cifar, write_mnist
 
 RECIPES = sorted((Path(__file__).parents[2] / "configs" / "recipes").glob("*.py"))
 DATA = os.environ.get("DPOPTAX_DATA")
-"""Directory with MNIST as it is published."""
+"""Directory with the published files of MNIST."""
 
 STATED = {
     # Name: parameters, epochs, batch, clip, rate and ε, from the sources or from our runs.

@@ -145,7 +145,7 @@ CURVES = {
     ("c", "geodp_1", 0.1, 256): 0.5,
     ("c", "geodp_1", 0.01, 256): 0.31,
 }
-"""Losses at the end of GeoDP's Figure 5 with which all of its claims hold."""
+"""Final losses in GeoDP's Figure 5 for which all of its claims hold."""
 
 
 def _rows_of(curves):

@@ -122,7 +122,7 @@ def test_marks_rate_at_edge_of_its_grid():
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10", "digits"])
-def test_no_recorded_rate_is_at_the_edge_of_its_grid(data):
+def test_no_recorded_rate_is_at_edge_of_its_grid(data):
     runs = tuning.read(RECORDS / f"normalized-{data}.jsonl")
     assert runs
     assert "edge of the grid" not in tuned_section({data: runs})

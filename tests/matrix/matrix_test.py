@@ -157,7 +157,7 @@ def test_refuses_buffers_cast_to_another_dtype(strategy):
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_refuses_buffers_of_other_parameters(strategy):
-    """A state of three numbers is refused for one: it once released three.
+    """A state of three numbers is refused for one: an earlier version released three.
 
     Their differences contained only the noise of the step before.
     """

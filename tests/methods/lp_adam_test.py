@@ -30,7 +30,7 @@ def test_equals_adam_with_momentum_of_adam():
 
 @pytest.mark.slow
 def test_noise_correction_enlarges_update():
-    """White noise of the stated deviation does not leave a signal; the floor of v̂ divides it."""
+    """White noise with the stated deviation leaves no signal, so the floor of v̂ divides."""
     grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
     plain, corrected = (LPAdam("none", noise_corrected=c).direction(1.0) for c in (False, True))
     norms = []

@@ -460,7 +460,7 @@ class TestLedger:
             assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0
 
     def test_alternating_stages_are_priced_at_least_noise(self):
-        """A record may meet only one of the stages, with two groups or with a separation of two."""
+        """With two groups or a separation of two, one stage may have all steps of a record."""
         noises = [
             dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(i))
             for i, sigma in enumerate((8.0, 80.0))

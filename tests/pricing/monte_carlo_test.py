@@ -232,7 +232,7 @@ def test_each_query_has_separate_draws(monkeypatch):
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
 
 
-class TestAgainstWhatIsKnown:
+class TestAgainstKnownPrices:
     @staticmethod
     def prices(sampler, steps, sigma, delta=DELTA):
         run = {"noise_multiplier": sigma, "steps": steps, "delta": delta, "sampler": sampler}

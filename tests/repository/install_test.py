@@ -159,7 +159,7 @@ def test_unknown_name_raises_attribute_error():
 
 
 @pytest.mark.slow
-def test_missing_extra_is_named():
+def test_missing_extra_is_reported():
     recording = "types.SimpleNamespace(released=[], stddev=1.0)"
     uses = {
         "import dpoptax.auditing": "`dpoptax.auditing` needs jax_privacy",

@@ -127,7 +127,7 @@ class TestDraws:
 
 
 class TestPrice:
-    def test_pld_and_rdp_use_poisson_price_of_free_records(self):
+    def test_pld_and_rdp_use_poisson_price_of_eligible_records(self):
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
         assert sampler.participation_probability == pytest.approx(50 / 850)
         run = {"noise_multiplier": 1.0, "steps": 20, "delta": DELTA}

@@ -30,7 +30,7 @@ from tests.training.data_files_test import TRAIN_CONFIG
 pooch = pytest.importorskip("pooch")
 
 TRAIN_SIZE = {"cifar10": 50, "cifar100": 10}
-"""Of the small data sets; that of the others is 20."""
+"""Numbers of training examples of the small data sets; all others have 20."""
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -228,7 +228,7 @@ def test_imagenet_must_be_fetched_by_hand(tmp_path):
         fetching.fetch("imagenet", tmp_path)
 
 
-def test_missing_library_is_named(tmp_path, monkeypatch):
+def test_missing_library_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*trainset.csv into"):
         fetching.fetch("e2e", tmp_path)

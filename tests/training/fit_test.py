@@ -219,7 +219,7 @@ def test_fits_with_adaptive_clip():
 
 @pytest.mark.slow
 def test_fixed_point_noise_by_cipher_resumes(tmp_path):
-    """The key of the loss is another cipher key's, and neither is given again."""
+    """The loss uses a separate cipher key; a resumed run needs neither key again."""
 
     def loss_fn(params, example, key):
         return linear_loss(params, example) * jax.random.uniform(key)
@@ -242,12 +242,12 @@ def stopped_run(tmp_path_factory):
     """The folder of a run with checkpoints 0, 2 and 4 that has shown steps 0 to 5."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(KeyboardInterrupt):
-        TestStops().run(folder, 6, key=KEY)
+        TestResuming().run(folder, 6, key=KEY)
     return folder
 
 
-class TestStops:
-    """Runs that are stopped and go on."""
+class TestResuming:
+    """Stopped runs resume."""
 
     def run(self, folder, stop_at=None, **options):
         """Fits in a folder; the evaluation of step `stop_at` raises."""

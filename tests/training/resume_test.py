@@ -284,7 +284,7 @@ def test_run_without_seed_resumes_with_its_drawn_seed(tmp_path):
     assert outcome(result) == outcome(run(tmp_path / "again", seed=seed))
 
 
-def test_a_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
+def test_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
     assert undisturbed[0].summary["assumed_secret"] == ["config.seed"]
     again = run(undisturbed[1], seed=None)
     assert outcome(again) == outcome(undisturbed[0])

@@ -135,13 +135,13 @@ class AdaptiveAndCorrelated(methods.AdaptiveClip):
 
 
 def test_refuses_adaptive_method_with_strategy():
-    """Its noise would be independent, and the run would be priced for correlated noise."""
+    """Independent noise would be priced as correlated noise."""
     with pytest.raises(settings.ConfigError, match="must not be adaptive with correlated noise"):
         build_chain(TrainConfig(method=AdaptiveAndCorrelated()), 1.0, Keys.of(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("method", [Halved(), Silent()], ids=["halved", "silent"])
 def test_refuses_method_with_unexplained_noise(method):
-    """The budget and the shown ε would not describe it."""
+    """Neither the budget nor the shown ε would describe this noise."""
     with pytest.raises(settings.ConfigError, match=f"Remove {type(method).__name__}.noise"):
         build_chain(TrainConfig(method=method), 1.0, Keys.of(jax.random.key(0)))

@@ -162,7 +162,7 @@ CORRELATED = dataclasses.replace(
 
 
 def test_refuses_trials_with_other_strategy_than_priced(tmp_path, monkeypatch):
-    """The multiplier was given, so it is the same."""
+    """Both strategies have the same given noise multiplier."""
     given = {"grid": ("learning_rate=0.5,1",)}
     run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
     monkeypatch.setattr(Bands, "by", 0.25)

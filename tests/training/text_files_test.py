@@ -44,7 +44,7 @@ def text_of(folder, row):
 
 @pytest.mark.parametrize("below", [".", "GLUE"])
 @pytest.mark.parametrize("task", sorted(GLUE_FILES))
-def test_glue(tmp_path, encoder, task, below):
+def test_reads_glue(tmp_path, encoder, task, below):
     tables = write_glue(tmp_path / below, task)
     folder = tmp_path / below / (GLUE_FILES[task] if below == "GLUE" else ".")
     dataset = load_published(task, folder, Tokens(encoder, 64))
@@ -111,7 +111,7 @@ def test_tokenizer_formats_agree(tmp_path, encoder):
     )
 
 
-def test_e2e(tmp_path, decoder):
+def test_reads_e2e(tmp_path, decoder):
     splits = write_e2e(tmp_path / "e2e-dataset")
     dataset = load_published("e2e", tmp_path, Tokens(decoder, 96))
     assert PUBLISHED["e2e"].kind == "generation"
@@ -123,7 +123,7 @@ def test_e2e(tmp_path, decoder):
     assert " | near : Café 0" in text_of(decoder, dataset.train["inputs"][0])
 
 
-def test_dart(tmp_path, decoder):
+def test_reads_dart(tmp_path, decoder):
     splits = write_dart(tmp_path)
     dataset = load_published("dart", tmp_path, Tokens(decoder, 96))
     for split, entries in zip((dataset.train, dataset.test), splits.values(), strict=True):
@@ -134,7 +134,7 @@ def test_dart(tmp_path, decoder):
     assert text_of(decoder, dataset.train["inputs"][1]).startswith(source)
 
 
-def test_class_folders(tmp_path):
+def test_reads_class_folders(tmp_path):
     names = write_imagenet(tmp_path / "imagenet")
     dataset = load_published("imagenet", tmp_path)
     assert (dataset.train_size, len(dataset.test), dataset.num_classes) == (20, 8, len(names))
@@ -161,7 +161,7 @@ QQP_LINE = "9\t18\t19\ta broken\nrow"
         ("mnli", lambda text: text.encode().replace(b"\n", b"\n\xff", 3), r"not a UTF-8 text"),
     ],
 )
-def test_damaged_table_is_named(tmp_path, encoder, task, damage, message):
+def test_damaged_table_is_reported(tmp_path, encoder, task, damage, message):
     write_glue(tmp_path, task)
     path = tmp_path / GLUE_FILES[task] / "train.tsv"
     damaged = damage(path.read_text(encoding="utf-8"))
@@ -188,7 +188,7 @@ def test_skips_broken_rows_of_qqp(tmp_path, encoder):
         ("dart/dart-v1.1.1-full-train.json", '[{"tripleset": []}]', r"KeyError: 'annotations'"),
     ],
 )
-def test_damaged_generation_file_is_named(tmp_path, decoder, name, content, message):
+def test_damaged_generation_file_is_reported(tmp_path, decoder, name, content, message):
     write_e2e(tmp_path / "e2e")
     write_dart(tmp_path / "dart")
     (tmp_path / name).write_text(content)
@@ -196,7 +196,7 @@ def test_damaged_generation_file_is_named(tmp_path, decoder, name, content, mess
         load_published(name.split("/")[0], tmp_path, Tokens(decoder, 16))
 
 
-def test_damaged_image_is_named_on_read(tmp_path):
+def test_damaged_image_is_reported_on_read(tmp_path):
     write_imagenet(tmp_path)
     source = load_published("imagenet", tmp_path).train
     source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])

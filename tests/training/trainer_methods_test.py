@@ -413,7 +413,7 @@ def test_audit_tests_the_stated_epsilon(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"method": Augmented()}], ids=["l2", "augmented"])
 def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
-    """It sees each release, the same initialization, and no canary whose coin left it out."""
+    """The audit uses the same initialization and batches, without the excluded canaries."""
     rng, size = np.random.default_rng(0), 128  # gradients of random images are nearly orthogonal
     images = rng.normal(size=(size, 16, 16, 1)).astype(np.float32)
     split = {"inputs": images, "labels": rng.integers(10, size=size).astype(np.int32)}

@@ -355,7 +355,7 @@ def test_cnn_trains():
     assert run(tiny(model="cnn", method=NonPrivate(), steps=1)).summary["num_params"] > 5000
 
 
-def test_fixed_size_sampling_has_its_own_price():
+def test_prices_fixed_size_sampling():
     given = {"noise_multiplier": 3.0, "epsilon": None}
     poisson, fixed = (
         make_plan(tiny(sampling=name, **given), 1438) for name in ("poisson", "fixed_size")

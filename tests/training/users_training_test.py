@@ -146,7 +146,7 @@ def test_reads_user_records_from_arrays_and_sources():
 
 
 @pytest.mark.parametrize("generator", ["threefry", "chacha20"])
-def test_cipher_seed_is_derived_before_drawing_records(digits, generator):
+def test_record_seed_depends_on_generator(digits, generator):
     config = config_of_users(seed=7, generator=generator)
     plan = make_plan(config, digits.units("user"))
     run = resolve(config, plan, num_classes=10)
