@@ -122,7 +122,7 @@ class TestPublishedValues:
 
 class TestIndependentComputations:
     @pytest.mark.parametrize(("noise_multiplier", "steps"), [(0.8, 1), (5, 30)])
-    def test_full_batches_against_the_analytic_gaussian_mechanism(self, noise_multiplier, steps):
+    def test_full_batches_match_analytic_gaussian_mechanism(self, noise_multiplier, steps):
         # Balle and Wang (2018), Theorem 8: T releases of multiplier s are one release of s /
         # sqrt(T).
         mu = math.sqrt(steps) / noise_multiplier
@@ -140,7 +140,7 @@ class TestIndependentComputations:
         assert found == pytest.approx(expected, rel=1e-4)
 
     @pytest.mark.parametrize(("noise_multiplier", "q"), [(0.6, 0.01), (2.0, 0.5)])
-    def test_one_poisson_step_against_quadrature(self, noise_multiplier, q):
+    def test_poisson_step_matches_quadrature(self, noise_multiplier, q):
         found = accounting.epsilon(
             noise_multiplier=noise_multiplier, sampling_probability=q, steps=1, delta=DELTA
         )
@@ -155,7 +155,7 @@ class TestIndependentComputations:
     @pytest.mark.parametrize(
         ("noise_multiplier", "batch"), [(1.5, 10), pytest.param(2.0, 80, marks=pytest.mark.slow)]
     )
-    def test_one_fixed_size_step_against_quadrature(self, noise_multiplier, batch):
+    def test_fixed_size_step_matches_quadrature(self, noise_multiplier, batch):
         sampler = FixedSizeSampler(100, batch, seed=0)
         with pytest.warns(UserWarning, match="not below 1/N"):
             found = accounting.epsilon(
@@ -175,7 +175,7 @@ class TestIndependentComputations:
             )
             assert shown <= 0.02 * (1 + 1e-3)
 
-    def test_full_batches_under_replace_one_cost_twice_the_sensitivity(self):
+    def test_replace_one_doubles_sensitivity_of_full_batches(self):
         sampler = FixedSizeSampler(1000, 1000, seed=0)
         for accountant in ("pld", "rdp"):
             replaced = accounting.epsilon(
@@ -259,7 +259,7 @@ class TestCurve:
     @pytest.mark.parametrize(
         "sampler", [PoissonSampler(1438, 256, seed=0), FixedSizeSampler(1000, 100, seed=0)]
     )
-    def test_never_below_epsilon_and_rising(self, sampler, accountant):
+    def test_never_below_epsilon_and_nondecreasing(self, sampler, accountant):
         run = {"noise_multiplier": 12.0, "delta": DELTA, "sampler": sampler}
         counts = [0, *range(1, 40, 9)]
         bounds = curve_of(steps=counts, accountant=accountant, **run)
@@ -278,7 +278,7 @@ class TestCurve:
         assert curve_of(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
         assert curve_of(steps=[], **run).shape == (0,)
 
-    def test_few_prices_for_many_counts(self, monkeypatch):
+    def test_prices_few_points_for_many_steps(self, monkeypatch):
         asked = []
         priced = accountants.epsilon_of
 
@@ -290,7 +290,7 @@ class TestCurve:
         curve_of(noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301))
         assert len(asked) <= 10
 
-    def test_shuffled_epochs_have_none(self):
+    def test_refuses_shuffled_epochs(self):
         sampler = ShuffledSampler(1000, 100, seed=0)
         with pytest.raises(ValueError, match="no privacy event"):
             curve_of(noise_multiplier=2, delta=DELTA, steps=[1], sampler=sampler)
@@ -313,7 +313,7 @@ class TestRenyiDivergences:
             (1e-6, 1.0, 1.1, 9.4505270711470796e-14),
         ],
     )
-    def test_they_are_bounds_as_close_as_rounding_allows(self, q, sigma, order, expected):
+    def test_match_values_integrated_with_mpmath(self, q, sigma, order, expected):
         found = divergences_of(
             noise_multiplier=sigma, sampling_probability=q, steps=1, orders=order
         )
@@ -322,7 +322,7 @@ class TestRenyiDivergences:
 
     @pytest.mark.parametrize("q", [1e-3, 0.1, 0.5, 0.99])
     @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-    def test_against_quadrature(self, q, sigma):
+    def test_match_quadrature(self, q, sigma):
         orders = np.array([1.1, 1.9, 3.3, 6.5])
         for order, found in zip(
             orders,
@@ -335,14 +335,14 @@ class TestRenyiDivergences:
             log_moment = np.log1p(integrate.simpson(stats.norm.pdf(x, 0, sigma) * excess, x=x))
             assert found == pytest.approx(log_moment / (order - 1), rel=1e-6)
 
-    def test_with_little_noise_a_chord_bounds_them(self):
+    def test_chord_bounds_fractional_orders_with_little_noise(self):
         run = {"noise_multiplier": 0.005, "sampling_probability": 0.1, "steps": 1}
         below, found, above = divergences_of(orders=[2, 2.5, 3], **run) * [1, 1.5, 2]
         assert found == pytest.approx((below + above) / 2)
         assert divergences_of(orders=1.5, **run) == pytest.approx(below)
 
     @pytest.mark.parametrize(("q", "sigma"), [(0.01, 2.5), (0.5, 0.3), (1.0, 1.0)])
-    def test_of_order_infinity_they_are_infinite(self, q, sigma):
+    def test_infinite_at_order_infinity(self, q, sigma):
         run = {"noise_multiplier": sigma, "sampling_probability": q}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -359,7 +359,7 @@ class TestRenyiDivergences:
             (FixedSizeSampler(1000, 50, seed=0), "replace-one"),
         ],
     )
-    def test_events_of_other_samples_have_them_too(self, sampler, relation):
+    def test_truncated_and_fixed_size_samples_have_divergences(self, sampler, relation):
         event = sampler.dp_event(1.0, 3)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -373,7 +373,7 @@ class TestRenyiDivergences:
         ("q", "sigma", "steps", "expected"),
         [(0.05, 0.7, 3000, 51.35), (0.2, 1.0, 500, 40.94), (0.05, 0.3, 1, 15.061)],
     )
-    def test_epsilon_of_little_noise(self, q, sigma, steps, expected):
+    def test_epsilon_with_little_noise(self, q, sigma, steps, expected):
         # The series of dp_accounting gives 55.31 and 43.36 for the first two.
         found = accounting.epsilon(
             noise_multiplier=sigma,
@@ -384,7 +384,7 @@ class TestRenyiDivergences:
         )
         assert found == pytest.approx(expected, abs=6e-3)
 
-    def test_several_gaussians_on_one_sample_are_one(self):
+    def test_gaussians_on_one_sample_combine_into_one(self):
         one = dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(0.7))
         both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(0.7 * math.sqrt(2))] * 2)
         found = [
@@ -397,7 +397,7 @@ class TestRenyiDivergences:
         ("sigma", "q", "steps", "delta"),
         [(1e6, 1e-4, 10**9, 1e-9), (1e8, 0.1, 10**12, 1e-12), (3e6, 0.01, 10**12, 1e-5)],
     )
-    def test_divergences_below_the_rounding_are_not_taken_for_none(self, sigma, q, steps, delta):
+    def test_tiny_divergences_are_not_rounded_to_zero(self, sigma, q, steps, delta):
         """Checks so many steps that they add up to a Gaussian of mean about q √steps/σ."""
         mean = q * math.sqrt(steps) / sigma
         found = accounting.epsilon(
@@ -413,7 +413,7 @@ class TestRenyiDivergences:
             < delta
         )
 
-    def test_a_curve_is_computed_once_for_all_numbers_of_steps(self, monkeypatch):
+    def test_curve_is_computed_once_for_all_step_counts(self, monkeypatch):
         computed = []
         log_moments = renyi._log_moments
 
@@ -444,7 +444,7 @@ class TestOneStep:
             dpa.TruncatedSubsampledGaussianDpEvent(1000, 0.1, 130, 6.7654),
         ],
     )
-    def test_it_is_built_once_and_the_price_is_dp_accounting_s(self, event):
+    def test_step_is_built_once_and_matches_dp_accounting(self, event):
         built = one_release.loss_of.cache_info().misses
         for steps in (3, 20):
             whole = dpa.SelfComposedDpEvent(event, steps)
@@ -463,7 +463,7 @@ class TestOneStep:
             (dpa.TruncatedSubsampledGaussianDpEvent(1000, 0.1, 0, 1.0), 0.0),
         ],
     )
-    def test_without_noise_or_draws_there_is_none(self, event, expected):
+    def test_no_noise_is_infinite_and_no_draws_cost_nothing(self, event, expected):
         whole = dpa.SelfComposedDpEvent(event, 3)
         assert event_epsilon(whole, DELTA, accountant="pld") == expected
 
@@ -471,7 +471,7 @@ class TestOneStep:
 class TestTruncation:
     run = {"noise_multiplier": 2.2, "steps": 1000, "delta": DELTA}
 
-    def test_default_padding_does_not_show(self):
+    def test_default_padding_barely_changes_epsilon(self):
         sampler = PoissonSampler(50_000, 256, seed=0)
         for accountant in ("pld", "rdp"):
             plain = accounting.epsilon(
@@ -480,13 +480,13 @@ class TestTruncation:
             truncated = accounting.epsilon(**self.run, sampler=sampler, accountant=accountant)
             assert plain < truncated < plain * (1 + 2e-4)
 
-    def test_cheap_price_agrees_with_the_exact_one(self):
+    def test_fast_price_matches_exact_price(self):
         sampler = PoissonSampler(50_000, 256, seed=0)
         exact = dpa.pld.PLDAccountant().compose(sampler.dp_event(2.2, 1000)).get_epsilon(DELTA)
         assert accounting.epsilon(**self.run, sampler=sampler) == pytest.approx(exact, rel=2e-4)
 
     @pytest.mark.usefixtures("coarse_prices")
-    def test_a_tight_cut_is_paid_for(self):
+    def test_tight_truncation_raises_epsilon(self):
         sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=300)
         plain = accounting.epsilon(**self.run, sampling_probability=256 / 50_000)
         pld, rdp = (
@@ -495,7 +495,7 @@ class TestTruncation:
         )
         assert 1.02 * plain < pld < rdp
 
-    def test_a_small_probability_of_being_cut_is_taken_out_of_delta(self):
+    def test_rare_truncation_is_subtracted_from_delta(self):
         q = 256 / 50_000
         event = PoissonSampler(50_000, 256, seed=0, max_batch_size=335).dp_event(1.1, 1000)
         paid = 1000 * q * stats.binom.sf(334, 50_000, q)
@@ -517,10 +517,10 @@ class TestTruncation:
             (1000, 50, 10, 12, 0.46800),
         ],
     )
-    def test_the_default_cut_does_not_matter_at_large_epsilons(
+    def test_default_truncation_is_negligible_at_large_epsilon(
         self, size, batch, steps, epsilon, expected
     ):
-        # Charging e^ε times the probability of a cut used up all of δ, which raised an error.
+        # Charging e^ε times the probability of truncation used up all of δ, which raised an error.
         run = {"epsilon": epsilon, "delta": DELTA, "steps": steps, "accountant": "rdp"}
         sampler = PoissonSampler(size, batch, seed=1)
         found = accounting.calibrate_noise_multiplier(sampler=sampler, **run)
@@ -532,7 +532,7 @@ class TestTruncation:
         "sampler", [PoissonSampler(1000, 50, seed=0), matrix.CyclicPoissonSampler(1000, 50, seed=0)]
     )
     @pytest.mark.parametrize("sigma", [0.3, 0.1])
-    def test_of_one_step_with_little_noise_neither(self, sampler, sigma):
+    def test_default_truncation_is_negligible_with_little_noise(self, sampler, sigma):
         run = {"noise_multiplier": sigma, "delta": DELTA, "steps": 1, "accountant": "rdp"}
         found = accounting.epsilon(sampler=sampler, **run)
         assert found == pytest.approx(
@@ -544,8 +544,8 @@ class TestTruncation:
     @pytest.mark.parametrize(
         "sampler", [PoissonSampler(1000, 50, seed=0), matrix.CyclicPoissonSampler(1000, 50, seed=0)]
     )
-    def test_where_delta_cannot_pay_for_the_cut_rdp_prices_it(self, sampler):
-        # The default cut has probability 5e-12 in this run.
+    def test_rdp_prices_truncation_that_delta_cannot_cover(self, sampler):
+        # The default truncation has probability 5e-12 in this run.
         run = {"noise_multiplier": 8.0, "delta": 1e-13, "steps": 100}
         found = accounting.epsilon(sampler=sampler, accountant="rdp", **run)
         plain = accounting.epsilon(sampling_probability=0.05, accountant="rdp", **run)
@@ -553,7 +553,7 @@ class TestTruncation:
         assert accounting.epsilon(sampler=sampler, **run) < found
 
     @pytest.mark.parametrize("largest", slow_but((1,), (1, 2, 4, 6)))
-    def test_a_cut_draw_shows_no_more_than_its_price(self, largest):
+    def test_truncated_draw_reveals_no_more_than_priced(self, largest):
         """Checks the exact pair of batches: the others add −1, and the record adds 1 or 0."""
         size, q, sigma = 100, 0.01, 0.7
         k = np.arange(size)
@@ -645,7 +645,7 @@ class TestEdges:
         ("noise_multiplier", "steps", "q"),
         [(0.001, 1000, 0.999), (0.05, 10**9, 0.01), (50, 10**15, 0.01)],
     )
-    def test_of_a_run_that_hides_nothing_is_infinity(self, noise_multiplier, steps, q):
+    def test_epsilon_is_infinite_if_losses_exceed_the_grid(self, noise_multiplier, steps, q):
         """An infinite ε is returned without an error, although the grid cannot span the losses."""
         run = {"noise_multiplier": noise_multiplier, "steps": steps, "sampling_probability": q}
         assert accounting.epsilon(**run, delta=DELTA) == math.inf
@@ -675,17 +675,17 @@ class TestEdges:
             ({"accountant": "gdp"}, "`accountant` must be one of .* got 'gdp'"),
         ],
     )
-    def test_bad_input_is_named(self, arguments, message):
+    def test_refuses_bad_input(self, arguments, message):
         good = {"noise_multiplier": 1, "sampling_probability": 0.1, "steps": 9, "delta": DELTA}
         with pytest.raises(ValueError, match=message):
             accounting.epsilon(**{**good, **arguments})
 
-    def test_a_target_that_is_a_text_is_named(self):
+    def test_refuses_string_target(self):
         run = {"delta": DELTA, "sampling_probability": 0.1, "steps": 9}
         with pytest.raises(ValueError, match="`epsilon` must be a real number, got '3'"):
             accounting.calibrate_noise_multiplier(epsilon="3", **run)
 
-    def test_an_error_does_not_print_data(self):
+    def test_errors_do_not_print_data(self):
         with pytest.raises(ValueError, match=r"`dataset_size` .* got <ndarray of shape \(99, 2\)>"):
             PoissonSampler(np.ones((99, 2)), 1, seed=0)
 
@@ -693,7 +693,7 @@ class TestEdges:
         with pytest.raises(ValueError, match=r"`orders` must all be greater than 1, got \[1, 2\]"):
             divergences_of(noise_multiplier=1, sampling_probability=0.1, steps=1, orders=[1, 2])
 
-    def test_delta_of_one_over_n_is_warned_about(self):
+    def test_warns_if_delta_is_not_below_one_over_n(self):
         sampler = PoissonSampler(1000, 10, seed=0)
         run = {"noise_multiplier": 6.0, "sampler": sampler, "steps": 5}
         with pytest.warns(UserWarning, match=r"delta=0.001 is not below 1/N = 0.001") as caught:
@@ -714,7 +714,7 @@ class TestEdges:
             warnings.simplefilter("error")
             accounting.epsilon(**run, delta=9e-4)
 
-    def test_events_without_a_price_are_refused(self):
+    def test_refuses_unsupported_events(self):
         gaussian = dpa.GaussianDpEvent(1.0)
         with pytest.raises(
             ValueError, match="`neighboring_relation` must be one of .* got 'bounded'"
@@ -773,7 +773,7 @@ class TestCalibration:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("max_batch_size", [300])
-    def test_truncated_sampling_is_calibrated_with_its_truncation(self, max_batch_size):
+    def test_calibration_accounts_for_truncation(self, max_batch_size):
         sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=max_batch_size)
         run = {"delta": DELTA, "steps": 300, "sampler": sampler}
         found = accounting.calibrate_noise_multiplier(epsilon=1, **run)
@@ -785,7 +785,7 @@ class TestCalibration:
         [{"sampling_probability": 0.01}, {"sampler": FixedSizeSampler(10_000, 100, seed=0)}],
         ids=str,
     )
-    def test_steps_are_the_last_that_fit(self, design, accountant):
+    def test_steps_are_the_most_that_fit(self, design, accountant):
         run = {"noise_multiplier": 4.4, "delta": DELTA, "accountant": accountant, **design}
         steps = accounting.calibrate_steps(epsilon=1.5, **run)
         assert accounting.epsilon(steps=steps, **run) <= 1.5
@@ -801,13 +801,13 @@ class TestCalibration:
 
         assert spent(size) <= 2 < spent(size + 1)
 
-    def test_a_run_of_the_batch_size_is_within_the_budget(self):
+    def test_calibrated_batch_size_stays_within_budget(self):
         """Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable."""
         run = {"noise_multiplier": 5.0, "delta": 9e-7, "steps": 100}
         size = accounting.calibrate_batch_size(epsilon=1.0, dataset_size=10**6, **run)
         assert accounting.epsilon(sampler=PoissonSampler(10**6, size, seed=0), **run) <= 1.0
 
-    def test_generous_budget_takes_every_record(self):
+    def test_generous_budget_allows_full_batches(self):
         assert (
             accounting.calibrate_batch_size(
                 epsilon=10, delta=1e-4, noise_multiplier=5, dataset_size=1000, steps=3
@@ -894,7 +894,7 @@ class TestEpsilonSpent:
                 accountant=accountant,
             )
 
-    def test_two_ledgers_share_their_batches(self):
+    def test_two_ledgers_share_batches(self):
         both = accounting.epsilon_spent(
             (self.state(7, 4.0), self.state(7, 6.0, key=1)), self.sampler, DELTA
         )
@@ -912,12 +912,12 @@ class TestEpsilonSpent:
         assert found == expected
         assert self.spent(4.0, 7) < found < self.spent(joint, 7)
 
-    def test_ledgers_that_took_turns_are_composed(self):
+    def test_alternating_ledgers_are_composed(self):
         states = (self.state(7, 4.0), self.state(3, 6.0, key=1))
         found = accounting.epsilon_spent(states, self.sampler, DELTA, same_batches=False)
         apart = [self.sampler.dp_event(4.0, 7), self.sampler.dp_event(6.0, 3)]
         assert found == event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
-        # With groups in turns, a record may meet only the first stage, in the steps of both stages.
+        # With cyclic groups, all steps of a record may belong to the first stage.
         groups = matrix.CyclicPoissonSampler(10_000, 100, seed=0, cycle_length=4)
         found = accounting.epsilon_spent(states, groups, DELTA, same_batches=False)
         assert found == event_epsilon(groups.dp_event(4.0, 10), DELTA)
@@ -925,26 +925,26 @@ class TestEpsilonSpent:
             accounting.epsilon_spent(states, groups, DELTA)
 
     @pytest.mark.usefixtures("coarse_prices")
-    def test_turns_show_more_than_the_same_batches_where_delta_is_large(self):
+    def test_alternating_batches_cost_more_at_large_delta(self):
         sampler = PoissonSampler(10, 1, seed=0)
         states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
         price = functools.partial(accounting.epsilon_spent, states, sampler, 0.099)
         assert price() < 0.01 < 0.1 < price(same_batches=False)
 
     @pytest.mark.slow
-    def test_their_trade_off_is_below_that_of_the_same_batches(self):
+    def test_alternating_batches_have_lower_trade_off(self):
         sampler = PoissonSampler(10, 1, seed=0)
         states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
         together = accounting.guarantee(states, sampler).trade_off
         apart = accounting.guarantee(states, sampler, same_batches=False).trade_off
         assert apart(0.2) < together(0.2) - 0.01
 
-    def test_no_noise_is_no_privacy(self):
+    def test_no_noise_means_infinite_epsilon(self):
         assert accounting.epsilon_spent(self.state(1, 0.0), self.sampler, DELTA) == math.inf
         states = (self.state(2, 0.0), self.state(2, key=1))
         assert accounting.epsilon_spent(states, self.sampler, DELTA) == math.inf
 
-    def test_refusals(self, monkeypatch):
+    def test_refuses_bad_states_and_samplers(self, monkeypatch):
         with pytest.raises(ValueError, match="no noise ledger"):
             accounting.epsilon_spent((), self.sampler, DELTA)
         other = PoissonSampler(10_000, 128, seed=0)
@@ -965,7 +965,7 @@ class TestEpsilonSpent:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("probability", [0.1, 1.0])
-def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, probability):
+def test_extreme_multipliers_give_sound_epsilon(accountant, probability):
     spent = [
         accounting.epsilon(
             noise_multiplier=multiplier,
@@ -983,7 +983,7 @@ def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, prob
 
 class TestPricing:
     @pytest.mark.parametrize(("sigma", "largest"), [(6.0, None), (6.0, 130)])
-    def test_epsilon_is_that_of_dp_accountings_own_accountant(self, sigma, largest):
+    def test_epsilon_matches_dp_accounting(self, sigma, largest):
         # In the second case truncation is noticeable and is priced separately.
         sampler = PoissonSampler(5000, 100, seed=0, max_batch_size=largest)
         event = sampler.dp_event(sigma, 50)
@@ -997,9 +997,7 @@ class TestPricing:
     @pytest.mark.parametrize(
         ("size", "batch", "sigma", "steps"), [(1000, 50, 0.5, 10), (50_000, 256, 0.9, 46_875)]
     )
-    def test_a_sampler_is_priced_as_fast_as_its_probability(
-        self, monkeypatch, size, batch, sigma, steps
-    ):
+    def test_sampler_builds_one_privacy_loss(self, monkeypatch, size, batch, sigma, steps):
         """Checks that one privacy loss is built, not the larger loss of a truncated draw."""
         built, loss_of = [], one_release.loss_of
 
@@ -1012,7 +1010,7 @@ class TestPricing:
         accounting.epsilon(noise_multiplier=sigma, sampler=sampler, steps=steps, delta=DELTA)
         assert [type(event) for event in built] == [dpa.PoissonSampledDpEvent]
 
-    def test_a_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
+    def test_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
         run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.123}
         sigma = accounting.calibrate_noise_multiplier(epsilon=0.2, **run)
         monkeypatch.setattr(accountants, "_pld_epsilon", None)
@@ -1020,7 +1018,7 @@ class TestPricing:
 
 
 @pytest.mark.parametrize("wrong", [1e-5, PoissonSampler])
-def test_what_is_no_sampler_is_refused_as_such(wrong):
+def test_refuses_sampler_of_wrong_type(wrong):
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(0))
     run = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 3}
     with pytest.raises(TypeError, match="`sampler` must be the sampler that draws the batches"):

@@ -42,7 +42,7 @@ def test_full_batches_are_gaussian(sigma, steps):
     np.testing.assert_array_equal(planned.trade_off(RATES), curve)
 
 
-def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():
+def test_stated_mu_bounds_all_epsilons_and_trade_offs():
     sampler, delta = sampling.PoissonSampler(1000, 50, seed=0), 1e-5
     made = accounting.guarantee(after_steps(sampler, 4.0, 30), sampler)
     mu = made.gdp_mu(delta)
@@ -60,7 +60,7 @@ def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():
     assert np.any(smaller + delta < deltas), "a smaller μ would also hold"
 
 
-def test_nothing_released_and_nothing_private():
+def test_mu_is_zero_without_releases_and_infinite_without_noise():
     sampler = sampling.PoissonSampler(100, 10, seed=0)
     assert accounting.guarantee(after_steps(sampler, 1.0, 0), sampler).gdp_mu(1e-5) == 0.0
     without_noise = accounting.guarantee(after_steps(sampler, 0.0, 1), sampler)
@@ -68,14 +68,14 @@ def test_nothing_released_and_nothing_private():
     np.testing.assert_array_equal(without_noise.trade_off(RATES), 0.0)
 
 
-def test_what_else_was_released_counts():
+def test_mu_includes_other_events():
     sampler = sampling.PoissonSampler(100, 100, seed=0)
     state, also = after_steps(sampler, 2.0, 1), [dp_accounting.GaussianDpEvent(2.0)]
     both = accounting.guarantee(state, sampler, also=also).gdp_mu(1e-6)
     assert both == pytest.approx(math.sqrt(2) / 2, rel=0.002)
 
 
-def test_deltas_of_a_profile_are_those_at_which_its_epsilons_are_stated():
+def test_profile_deltas_match_stated_epsilons():
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(2.0)), 200
     )
@@ -90,7 +90,7 @@ def test_deltas_of_a_profile_are_those_at_which_its_epsilons_are_stated():
         assert stated == pytest.approx(epsilon, rel=1e-3)
 
 
-def test_small_deltas_have_the_rounding_of_what_composes_them():
+def test_small_deltas_keep_precision_of_composition():
     """dp_accounting's deltas are off by 1e-16 per step and may fall below the proven value."""
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
@@ -102,7 +102,7 @@ def test_small_deltas_have_the_rounding_of_what_composes_them():
     assert delta == pytest.approx(1e-20, rel=1e-3)
 
 
-def test_draws_beyond_the_largest_batch_are_paid_by_delta():
+def test_overflow_of_batches_is_charged_to_delta():
     sampler = sampling.RandomAllocationSampler(64, 8, seed=0, max_batch_size=12)
     state = after_steps(sampler, 2.0, 8)
     with pytest.raises(ValueError, match="the sampler's largest batch is full.*Pass a larger"):

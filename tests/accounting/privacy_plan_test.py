@@ -39,7 +39,7 @@ def state_of(tx, steps):
 
 
 @pytest.mark.parametrize("name", slow_but(("poisson", "cyclic"), SAMPLERS))
-def test_a_plan_equals_its_parts(name):
+def test_plan_equals_its_parts(name):
     sampler = SAMPLERS[name]
     plan = dpoptax.PrivacyPlan(
         **SIZES, epsilon=2.0, delta=1e-5, sampler=sampler, seed=7, accountant="rdp"
@@ -70,13 +70,13 @@ def test_a_plan_equals_its_parts(name):
     assert made.epsilon(1e-5) == accounting.epsilon_spent(state, by_hand, 1e-5, accountant="rdp")
 
 
-def test_all_batches_are_drawn_once():
+def test_plan_yields_each_step_once():
     plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=1)
     assert [step for step, *_ in plan] == list(range(20))
     assert [step for step, *_ in plan] == list(range(20))
 
 
-def test_a_plan_costs_as_much_as_all_its_releases():
+def test_plan_costs_as_much_as_all_its_releases():
     plan = dpoptax.PrivacyPlan(**{**SIZES, "steps": 3}, noise_multiplier=6.0, delta=1e-6)
     state = state_of(plan.noise(jax.random.key(0)), 3)
     assert plan.guarantee().event == plan.guarantee(state).event
@@ -85,7 +85,7 @@ def test_a_plan_costs_as_much_as_all_its_releases():
     assert "3 of the Gaussian mechanism" in str(plan.guarantee(state))
 
 
-def test_seeds_come_from_the_operating_system(monkeypatch):
+def test_seeds_come_from_operating_system(monkeypatch):
     plans = [dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0) for _ in range(2)]
     assert plans[0].sampler.seed != plans[1].sampler.seed
     assert any(plan.sampler.seed >= 2**100 for plan in plans)
@@ -97,7 +97,7 @@ def test_seeds_come_from_the_operating_system(monkeypatch):
     assert ciphered.sampler.generator == "SHAKE-256"
 
 
-def test_a_schedule_is_calibrated_or_given():
+def test_schedule_is_calibrated_or_given():
     relative = {0: 2.0, 10: 1.0}
     plan = dpoptax.PrivacyPlan(
         **SIZES, epsilon=2.0, delta=1e-5, schedule=relative, accountant="rdp"
@@ -117,7 +117,7 @@ def test_a_schedule_is_calibrated_or_given():
     assert "8 from step 0 on, 4 from step 10 on, σC/B = 0.16 C to 0.08 C" in str(given)
 
 
-def test_noise_may_be_correlated():
+def test_supports_correlated_noise():
     options = {**SIZES, "sampler": SAMPLERS["cyclic"], "strategy": STRATEGY, "seed": 0}
     plan = dpoptax.PrivacyPlan(**options, epsilon=0.5, delta=1e-5)
     priced = STRATEGY.under(plan.sampler)
@@ -138,13 +138,13 @@ def test_noise_may_be_correlated():
         dpoptax.PrivacyPlan(**SIZES, strategy=STRATEGY, noise_multiplier=1.0)
 
 
-def test_noise_in_fixed_point():
+def test_supports_fixed_point_noise():
     plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0)
     state = state_of(plan.noise(jax.random.key(0), fixed_point=True), 1)
     assert "for every bit of a release" in str(plan.guarantee(state))
 
 
-def test_users_are_the_unit_where_they_are_drawn():
+def test_unit_is_user_if_sampler_draws_users():
     table = users.UserTable(np.arange(3000) % 1000, records_per_user=2, seed=0)
     sampler = table.sampler(sampling.PoissonSampler, batch_size=50, seed=0)
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=20, noise_multiplier=6.0)
@@ -154,7 +154,7 @@ def test_users_are_the_unit_where_they_are_drawn():
     assert plan.guarantee(state_of(plan.noise(jax.random.key(0)), 1)).unit == "user"
 
 
-def test_other_events_are_part_of_it():
+def test_guarantee_includes_other_events():
     other = dpa.GaussianDpEvent(3.0)
     alone, both = (
         dpoptax.PrivacyPlan(**SIZES, epsilon=2.0, delta=1e-5, accountant="rdp", also=also)
@@ -168,7 +168,7 @@ def test_other_events_are_part_of_it():
     )
 
 
-def test_another_number_of_steps_keeps_sampler_and_noise():
+def test_replacing_steps_keeps_sampler_and_noise():
     plan = dpoptax.PrivacyPlan(**SIZES, epsilon=2.0, delta=1e-5, accountant="rdp")
     longer = dataclasses.replace(plan, steps=40)
     assert longer.sampler == plan.sampler
@@ -178,7 +178,7 @@ def test_another_number_of_steps_keeps_sampler_and_noise():
         plan.steps = 40
 
 
-def test_it_prints_itself():
+def test_str_describes_plan():
     plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=4.5, delta=1e-6)
     assert plan.expected_epochs == 1.0
     for part in (
@@ -218,13 +218,13 @@ POISSON = sampling.PoissonSampler(1000, 50, seed=0)
         ({"accountant": "gdp"}, ValueError, "accountant"),
     ],
 )
-def test_bad_plans_are_refused(changes, error, match):
+def test_refuses_bad_plans(changes, error, match):
     with pytest.raises(error, match=match):
         dpoptax.PrivacyPlan(**{**SIZES, "noise_multiplier": 1.0, **changes})
 
 
 @pytest.mark.slow
-def test_the_plan_is_imported_when_it_is_used():
+def test_plan_is_imported_lazily():
     """The plan imports dp_accounting only when needed, because that import is slow."""
     code = (
         "import sys, dpoptax; assert 'dp_accounting' not in sys.modules; "
@@ -234,7 +234,7 @@ def test_the_plan_is_imported_when_it_is_used():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_loop_on_a_plan_trains():
+def test_loop_over_plan_trains():
     data = jnp.asarray(np.random.default_rng(0).normal(size=(200, 4)) + 3.0, jnp.float32)
     plan = dpoptax.PrivacyPlan(
         dataset_size=200, batch_size=50, steps=20, epsilon=8.0, delta=1e-4, accountant="rdp"

@@ -24,7 +24,7 @@ def epsilon(event, accountant="rdp"):
 
 @pytest.mark.parametrize("distribution", selection.SHAPES)
 @pytest.mark.parametrize("mean", [1.5, 10.0, 300.0])
-def test_one_candidate_costs_what_dp_accounting_says(distribution, mean):
+def test_single_candidate_matches_dp_accounting(distribution, mean):
     # Uses our divergences of a run, because dp_accounting's are wrong at non-integer orders.
     orders = rdp.RdpAccountant().orders
     run = accountants.rdp_curve(RUN, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -37,7 +37,7 @@ def test_one_candidate_costs_what_dp_accounting_says(distribution, mean):
 
 
 @pytest.mark.parametrize("distribution", selection.SHAPES)
-def test_random_repetitions_take_their_mean_of_cuts_out_of_delta(distribution):
+def test_expected_truncations_are_subtracted_from_delta(distribution):
     cut = PoissonSampler(1000, 50, seed=0, max_batch_size=90).dp_event(1.5, 100)
     plain, paid = events.without_truncation(cut)
     assert 1e-2 * DELTA < 10 * paid < DELTA
@@ -52,7 +52,7 @@ def test_random_repetitions_take_their_mean_of_cuts_out_of_delta(distribution):
     assert found == pytest.approx(want, rel=1e-12)
 
 
-def test_random_candidates_cost_the_costliest():
+def test_random_candidates_cost_as_much_as_the_costliest():
     both = selection.best_of_random([CHEAPER, RUN], mean=10, distribution="geometric")
     alone = selection.best_of_random([RUN], mean=10, distribution="geometric")
     assert epsilon(both) == epsilon(alone)
@@ -70,21 +70,21 @@ def test_crossing_curves_cost_more_than_either():
     assert epsilon(mixed) > max(single)
 
 
-def test_the_best_of_a_random_number_is_cheaper_than_all_of_as_many():
+def test_best_of_random_is_cheaper_than_all_of():
     for mean, share in ((10, 0.7), (100, 0.3)):
         best = selection.best_of_random([RUN], mean=mean, distribution="geometric")
         assert epsilon(RUN) < epsilon(best) < 4 * epsilon(RUN)
         assert epsilon(best) < share * epsilon(selection.all_of([RUN] * mean))
 
 
-def test_all_of_several_is_their_composition():
+def test_all_of_is_composition():
     event = selection.all_of([RUN, CHEAPER, RUN])
     expected = dpa.ComposedDpEvent([RUN, RUN, CHEAPER])
     for accountant in ("rdp", "pld"):
         assert epsilon(event, accountant) == pytest.approx(epsilon(expected, accountant), rel=1e-6)
 
 
-def test_truncated_batches_cost_delta_for_the_mean_number_of_trials():
+def test_default_truncation_barely_changes_best_of_random():
     event = PoissonSampler(10_000, 200, seed=0).dp_event(2.0, 50)
     plain = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.02, dpa.GaussianDpEvent(2.0)), 50)
     found, without = (
@@ -94,7 +94,7 @@ def test_truncated_batches_cost_delta_for_the_mean_number_of_trials():
     assert without <= found < 1.001 * without
 
 
-def test_under_replace_one_the_sensitivity_of_a_trial_is_doubled():
+def test_replace_one_doubles_sensitivity_of_trials():
     def priced(multiplier, relation):
         one = dpa.GaussianDpEvent(multiplier)
         event = selection.best_of_random([one], mean=5, distribution="geometric")
@@ -103,7 +103,7 @@ def test_under_replace_one_the_sensitivity_of_a_trial_is_doubled():
     assert priced(6.0, "replace-one") == priced(3.0, "add-or-remove-one")
 
 
-def test_the_pld_accountant_says_that_it_cannot_price_it():
+def test_pld_accountant_refuses_best_of_random():
     event = selection.best_of_random([RUN], mean=3, distribution="geometric")
     with pytest.raises(ValueError, match="accountant='rdp'"):
         epsilon(event, "pld")
@@ -111,14 +111,14 @@ def test_the_pld_accountant_says_that_it_cannot_price_it():
 
 @pytest.mark.parametrize("distribution", selection.SHAPES)
 @pytest.mark.parametrize("mean", [1.0, 2.0, 30.0])
-def test_numbers_of_trials_have_their_mean(distribution, mean):
+def test_drawn_numbers_have_requested_mean(distribution, mean):
     draws = np.array([selection.draw_number(mean, distribution, seed) for seed in range(3000)])
     assert abs(draws.mean() - mean) < 5 * max(draws.std(), 1e-9) / math.sqrt(draws.size)
     assert draws.min() == (0 if distribution == "poisson" and mean < 10 else draws.min())
     assert distribution == "poisson" or draws.min() >= 1
 
 
-def test_an_exact_pair_of_neighbours_obeys_the_bound():
+def test_randomized_response_obeys_bound():
     """The best of a geometric number of randomized responses, in closed form, obeys the bound.
 
     A trial answers 1 with probability p, else 0. The best of K trials is 1 unless all are 0, so
@@ -143,7 +143,7 @@ def test_an_exact_pair_of_neighbours_obeys_the_bound():
         ({"mean": 2, "distribution": "uniform"}, "`distribution` must be .* got 'uniform'"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_refuses_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         selection.best_of_random([RUN], **arguments)
     with pytest.raises(ValueError, match=message):
@@ -152,7 +152,7 @@ def test_bad_arguments_are_named(arguments, message):
         selection.all_of([])
 
 
-def test_what_is_no_event_is_refused():
+def test_refuses_trials_that_are_not_events():
     with pytest.raises(TypeError, match="A trial must be an event, got 3.0"):
         selection.all_of([3.0, 3.0])
     with pytest.raises(TypeError, match="must be a list"):
@@ -160,7 +160,7 @@ def test_what_is_no_event_is_refused():
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_a_trial_may_be_a_composition(kind):
+def test_trial_may_be_a_composition(kind):
     """Compositions of dp_accounting hold an unhashable list and must still be counted."""
     trial = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent(kind([RUN, CHEAPER])), 2)
     flat = [RUN, CHEAPER] * 4
@@ -171,7 +171,7 @@ def test_a_trial_may_be_a_composition(kind):
     assert epsilon(best) > epsilon(RUN)
 
 
-def test_trials_that_can_be_read_but_once_are_priced_all_the_same():
+def test_prices_iterator_of_trials():
     """The check does not use up an iterator of trials; an empty one would give ε = 0."""
     assert selection.all_of(iter([RUN, RUN])) == selection.all_of([RUN, RUN])
     among = {"mean": 2, "distribution": "geometric"}

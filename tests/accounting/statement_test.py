@@ -31,7 +31,7 @@ def gaussian(noise_multiplier=4.0, **options):
     )
 
 
-def test_it_says_what_the_accounting_says():
+def test_statement_agrees_with_accounting():
     state = spent(gaussian())
     found = accounting.guarantee(state, SAMPLER, delta=DELTA)
     values, text = found.to_dict(), str(found)
@@ -65,11 +65,11 @@ def test_it_says_what_the_accounting_says():
         ),
     ],
 )
-def test_it_says_how_there_is_noise(options, match):
+def test_statement_describes_noise(options, match):
     assert match in str(accounting.guarantee(spent(gaussian(**options)), SAMPLER))
 
 
-def test_it_says_whose_data_and_which_neighbours():
+def test_statement_names_unit_and_neighboring_relation():
     """The sampler of a table of users is stated per user, not per example."""
     table = users.UserTable(range(1000), records_per_user=1, seed=0)
     state = spent(gaussian())
@@ -86,7 +86,7 @@ def test_it_says_whose_data_and_which_neighbours():
         dataclasses.replace(fixed, unit="record")
 
 
-def test_it_says_how_noise_is_correlated():
+def test_statement_describes_correlated_noise():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
         strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
@@ -97,7 +97,7 @@ def test_it_says_how_noise_is_correlated():
     assert "one example replaced by one that adds nothing" in str(found)
 
 
-def test_what_else_was_released_is_part_of_it():
+def test_guarantee_includes_other_events():
     other = dpa.GaussianDpEvent(8.0)
     state = spent(gaussian())
     found = accounting.guarantee(state, SAMPLER, delta=DELTA, also=[other])
@@ -110,20 +110,20 @@ def test_what_else_was_released_is_part_of_it():
     assert after == found.epsilon(DELTA) > before > event_epsilon(other, DELTA) * (1 - 1e-9)
 
 
-def test_what_can_be_read_but_once_is_no_list_of_releases():
+def test_refuses_iterator_of_other_events():
     """An iterator of events is refused: after one pass it is empty and costs nothing."""
     for price in (accounting.guarantee, accounting.epsilon_spent):
         with pytest.raises(TypeError, match="must be a sequence of dp_accounting events"):
             price(spent(gaussian()), SAMPLER, delta=DELTA, also=iter([dpa.GaussianDpEvent(0.5)]))
 
 
-def test_nothing_is_promised_without_noise():
+def test_statement_without_noise_is_not_private():
     found = accounting.guarantee(spent(gaussian(0.0)), SAMPLER, delta=1.0000001e-5)
     assert found.epsilon(DELTA) == math.inf
     assert str(found).startswith("not private: no ε holds at δ = 1.00001e-05")
 
 
-def test_a_machine_can_read_it():
+def test_to_dict_is_json_without_seed():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
         strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
@@ -141,7 +141,7 @@ def test_a_machine_can_read_it():
     assert "12345" not in text
 
 
-def test_less_is_said_than_holds_where_digits_are_left_out():
+def test_statement_rounds_conservatively():
     """The statement rounds δ up and σ down."""
     noise = {0: 5.23456789, 2: 5.9999999}
     for multiplier, said in ((noise, "5.23456 from step 0 on, 5.99999"), (5.2345678, "5.23456")):
@@ -164,12 +164,12 @@ def test_less_is_said_than_holds_where_digits_are_left_out():
         (math.inf, "inf"),
     ],
 )
-def test_numbers_are_rounded_up(value, text):
+def test_rounds_up(value, text):
     assert _statement.round_up(value) == text
 
 
 @pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
-def test_others_that_can_be_read_but_once_are_refused(also):
+def test_refuses_other_events_that_are_not_a_sequence(also):
     """An iterator of other events is refused: the check would use it up and drop their cost."""
     with pytest.raises(TypeError, match="must be a sequence"):
         accounting.epsilon_spent(spent(gaussian()), SAMPLER, DELTA, also=also)
@@ -179,7 +179,7 @@ def test_others_that_can_be_read_but_once_are_refused(also):
         )
 
 
-def test_a_composition_that_can_be_read_but_once_is_refused():
+def test_refuses_composition_of_an_iterator():
     """A composition from an iterator is refused: pricing it a second time would give ε = 0."""
     once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(8.0) for _ in range(2))
     for accountant in ("pld", "rdp"):
@@ -189,7 +189,7 @@ def test_a_composition_that_can_be_read_but_once_is_refused():
         accounting.guarantee(spent(gaussian()), SAMPLER, also=[once]).gdp_mu(DELTA)
 
 
-def test_a_planned_run_has_the_guarantee_that_it_will_have():
+def test_planned_guarantee_equals_later_guarantee():
     made = accounting.guarantee(spent(gaussian()), SAMPLER)
     planned = accounting.planned_guarantee(noise_multiplier=4.0, steps=3, sampler=SAMPLER)
     assert planned.event == made.event
@@ -211,7 +211,7 @@ def test_a_planned_run_has_the_guarantee_that_it_will_have():
 
 
 @pytest.mark.parametrize(("size", "delta"), [(50, 1e-5), (99_999, 1e-5), (10**6, 1e-7)])
-def test_the_statement_has_a_delta_below_one_over_n(size, delta):
+def test_stated_delta_is_below_one_over_n(size, delta):
     sampler = sampling.PoissonSampler(size, 10, seed=0)
     planned = accounting.planned_guarantee(noise_multiplier=1.0, steps=1, sampler=sampler)
     assert planned.stated_delta == pytest.approx(delta)
@@ -254,7 +254,7 @@ def test_delta_at_zero_and_without_privacy():
         gaussian_event.delta(-1)
 
 
-def test_a_curve_ends_where_its_run_does():
+def test_epsilon_curve_ends_with_its_run():
     made = accounting.guarantee(spent(gaussian()), SAMPLER)
     assert made.epsilon_curve([3], DELTA) == made.epsilon(DELTA)
     assert made.epsilon_curve([2], DELTA) == accounting.epsilon(

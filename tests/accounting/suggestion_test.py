@@ -16,7 +16,7 @@ def suggestion():
     return accounting.suggest_plan(**GIVEN)
 
 
-def test_every_option_spends_epsilon_and_the_budget(suggestion):
+def test_every_option_spends_epsilon_and_budget(suggestion):
     for option in suggestion.options:
         plan = dpoptax.PrivacyPlan(
             dataset_size=5000,
@@ -32,7 +32,7 @@ def test_every_option_spends_epsilon_and_the_budget(suggestion):
         assert option.noise_batch_ratio == option.noise_multiplier / option.batch_size
 
 
-def test_the_excess_is_over_full_batches(suggestion):
+def test_excess_is_relative_to_full_batches(suggestion):
     option = suggestion.options[2]
     full = accounting.calibrate_noise_multiplier(
         epsilon=2.0, delta=1e-5, steps=option.steps, sampling_probability=1.0, accountant="rdp"
@@ -40,7 +40,7 @@ def test_the_excess_is_over_full_batches(suggestion):
     assert option.excess == pytest.approx(option.noise_batch_ratio / (full / 5000) - 1, abs=1e-3)
 
 
-def test_the_smallest_batch_near_the_limit_is_chosen(suggestion):
+def test_chooses_smallest_batch_near_limit(suggestion):
     excesses = [option.excess for option in suggestion.options]
     assert excesses == sorted(excesses)
     assert suggestion.chosen.excess <= 0.1
@@ -51,7 +51,7 @@ def test_the_smallest_batch_near_the_limit_is_chosen(suggestion):
 
 
 @pytest.mark.slow
-def test_the_least_noise_is_chosen_if_the_budget_is_small():
+def test_chooses_least_noise_if_budget_is_small():
     small = accounting.suggest_plan(**GIVEN | {"dataset_size": 1_000_000, "delta": 1e-7})
     assert small.chosen == small.options[0]
     assert small.chosen.noise_batch_ratio == min(o.noise_batch_ratio for o in small.options)
@@ -60,7 +60,7 @@ def test_the_least_noise_is_chosen_if_the_budget_is_small():
 
 
 @pytest.mark.slow
-def test_the_figure_is_written(suggestion, tmp_path):
+def test_writes_figure(suggestion, tmp_path):
     suggestion.plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -87,7 +87,7 @@ def chosen(capsys, *options):
 
 
 @pytest.mark.slow
-def test_the_command_suggests_with_and_without_a_config(capsys, tmp_path):
+def test_command_suggests_with_and_without_config(capsys, tmp_path):
     path = tmp_path / "config.py"
     path.write_text(
         "from dpoptax.training.config import TrainConfig\n"

@@ -23,7 +23,7 @@ def _after_steps(sampler, noise_multiplier, steps):
     ("noise_multiplier", "steps"),
     [(1.0, 1), (8.0, 4), pytest.param(0.5, 1, marks=pytest.mark.slow)],
 )
-def test_the_claim_of_full_batches_is_the_gaussian_one(noise_multiplier, steps):
+def test_full_batches_claim_gaussian_trade_off(noise_multiplier, steps):
     sampler = games.poisson()
     state = _after_steps(sampler, noise_multiplier, steps)
     claimed = auditing.claimed_family(state, sampler).trade_off(1.0)(RATES)
@@ -33,7 +33,7 @@ def test_the_claim_of_full_batches_is_the_gaussian_one(noise_multiplier, steps):
     np.testing.assert_allclose(claimed, exact, atol=2e-3)
 
 
-def test_the_claim_of_a_sampled_step_is_below_both_of_its_tests():
+def test_sampled_claim_is_below_both_threshold_tests():
     """Checks threshold tests of (1 − q) N(0, 1) + q N(1/σ, 1) against N(0, 1), both ways."""
     sampler, q = games.poisson(64, 16), 0.25
     claimed = auditing.claimed_family(_after_steps(sampler, 2.0, 1), sampler).trade_off(1.0)
@@ -52,7 +52,7 @@ def test_the_claim_of_a_sampled_step_is_below_both_of_its_tests():
     np.testing.assert_allclose(claimed(RATES), exact, atol=3e-3)
 
 
-def test_full_batches_of_an_allocation_add_their_probability_to_delta():
+def test_overflow_probability_adds_to_delta():
     event, full = (
         events.RandomAllocationDpEvent(2.0, period=4, steps=4, overflow=p) for p in (0.0, 1e-6)
     )
@@ -65,7 +65,7 @@ def test_full_batches_of_an_allocation_add_their_probability_to_delta():
     assert stated == pytest.approx(epsilons[30], rel=1e-2)
 
 
-def test_less_noise_claims_less():
+def test_less_noise_gives_lower_trade_off():
     sampler = games.poisson(64, 16)
     state = _after_steps(sampler, 16.0, 2)
     family = auditing.claimed_family(state, sampler)
@@ -88,7 +88,7 @@ def test_less_noise_claims_less():
     ],
     ids=lambda f: f.name,
 )
-def test_a_trade_off_is_convex_falling_and_its_own_inverse(f):
+def test_trade_off_is_convex_falling_and_self_inverse(f):
     values = f(RATES)
     assert np.all(np.diff(values) <= 0)
     assert np.all(np.diff(values, 2) >= -1e-12)
@@ -100,7 +100,7 @@ def test_a_trade_off_is_convex_falling_and_its_own_inverse(f):
 @pytest.mark.parametrize(
     "mu", [0.5, 2.0, *(pytest.param(mu, marks=pytest.mark.slow) for mu in (10.0, 20.0))]
 )
-def test_few_false_positives_are_not_taken_for_none(mu):
+def test_tiny_false_positive_rates_are_not_rounded_to_zero(mu):
     """A claim with little noise stays far below 1 even where 1 − α rounds to 1 in float64."""
     alpha = np.array([0.0, 1e-300, 1e-20, 5e-17, 1e-15, 1e-10])
     exact = special.ndtr(-special.ndtri(alpha) - mu)
@@ -113,18 +113,18 @@ def test_few_false_positives_are_not_taken_for_none(mu):
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, np.nan, [0.5, 2.0]])
-def test_rates_that_are_no_probabilities_are_refused(rate):
+def test_refuses_rates_outside_unit_interval(rate):
     claim = gaussian_trade_off(1.0)
     for function in (claim, claim.least):
         with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
             function(rate)
 
 
-def test_an_infinite_epsilon_claims_nothing():
+def test_infinite_epsilon_claims_nothing():
     assert np.all(auditing.approximate_trade_off(np.inf, 1e-5)(RATES) == 0)
 
 
-def test_the_band_is_clopper_and_pearsons():
+def test_bands_match_clopper_pearson():
     rng = np.random.default_rng(0)
     inside, outside = rng.normal(1, size=200), rng.normal(size=300)
     thresholds = [-9.0, 0.3, 1.0, 9.0]
@@ -143,7 +143,7 @@ def test_the_band_is_clopper_and_pearsons():
             np.testing.assert_allclose(bounds[:, k], exact, atol=1e-12)
 
 
-def test_bands_hold_the_true_errors_as_often_as_they_say():
+def test_bands_have_stated_coverage():
     rng = np.random.default_rng(1)
     thresholds = np.linspace(-1, 2, 8)
     held = 0
@@ -160,7 +160,7 @@ def test_bands_hold_the_true_errors_as_often_as_they_say():
     assert held >= 180
 
 
-def test_a_curve_keeps_a_true_claim_and_refutes_a_false_one():
+def test_curve_keeps_true_claim_and_refutes_false_one():
     rng = np.random.default_rng(2)
     inside, outside = rng.normal(1, size=50_000), rng.normal(size=50_000)
     curve = auditing.trade_off_curve(inside, outside, np.linspace(-1.5, 2.5, 24))
@@ -172,7 +172,7 @@ def test_a_curve_keeps_a_true_claim_and_refutes_a_false_one():
     assert auditing.gaussian_family().refuted(turned.refutes) == 0
 
 
-def test_any_mechanisms_bound_is_below_that_of_its_kind():
+def test_general_bound_is_below_gaussian_bound():
     rng = np.random.default_rng(3)
     curve = auditing.trade_off_curve(
         rng.normal(1, size=50_000), rng.normal(size=50_000), np.linspace(-1.5, 4, 24)
@@ -185,7 +185,7 @@ def test_any_mechanisms_bound_is_below_that_of_its_kind():
         auditing.approximate_family(1e-5).epsilon(1.0, 1e-2)
 
 
-def test_a_bootstrap_is_as_wide_as_canaries_vary():
+def test_bootstrap_width_matches_spread_of_canaries():
     """For independent canaries the width matches the spread of their means, 1/√n on each side."""
     rng = np.random.default_rng(4)
     included = np.arange(400) % 2 == 0
@@ -198,7 +198,7 @@ def test_a_bootstrap_is_as_wide_as_canaries_vary():
     assert 0.7 < canaries.auc < 0.82
 
 
-def test_the_area_under_the_curve_is_that_of_all_pairs():
+def test_auc_equals_mean_over_all_pairs():
     rng = np.random.default_rng(5)
     scores, included = rng.integers(0, 5, 60) * 1.0, rng.random(60) < 0.4
     inside, outside = scores[included][:, None], scores[~included]
@@ -208,7 +208,7 @@ def test_the_area_under_the_curve_is_that_of_all_pairs():
         _ = auditing.CanaryScores(scores, np.ones(60, bool)).auc
 
 
-def test_bad_confidence():
+def test_refuses_bad_confidence():
     with pytest.raises(ValueError, match=r"`confidence` must .* got 1\.0"):
         auditing.trade_off_curve([1.0], [0.0], [0.5], confidence=1.0)
     with pytest.raises(ValueError, match="`inside`, .* got 0, 1 and 1"):

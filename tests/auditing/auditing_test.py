@@ -44,7 +44,7 @@ def full_batch_audit():
     return _audit_of_a_release("DP-SGD", *QUICK)
 
 
-def test_one_full_batch_release_keeps_its_claim_and_is_seen(full_batch_audit):
+def test_audit_confirms_full_batch_release(full_batch_audit):
     _assert_seen(full_batch_audit)
     claim = games.claim(delta=full_batch_audit.delta)
     assert full_batch_audit.claimed_epsilon == pytest.approx(claim, rel=1e-3)
@@ -52,13 +52,13 @@ def test_one_full_batch_release_keeps_its_claim_and_is_seen(full_batch_audit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", games.FILTERS)
-def test_a_long_audit_of_a_release_keeps_its_claim_and_sees_it(name):
+def test_long_audit_confirms_release(name):
     _assert_seen(_audit_of_a_release(name, *LONG))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", games.CLIPS)
-def test_every_clip_keeps_its_claim_and_is_seen(name):
+def test_audit_confirms_every_clip(name):
     trials, delta = LONG
     game = auditing.canary_gradient(
         games.noise(games.poisson()), games.CLIPS[name](0.5), games.PARAMS, games.poisson()
@@ -67,7 +67,7 @@ def test_every_clip_keeps_its_claim_and_is_seen(name):
 
 
 @pytest.mark.slow
-def test_the_proven_geodp_keeps_its_claim_and_is_seen():
+def test_audit_confirms_proven_geodp():
     trials, delta = LONG
     _assert_seen(auditing.audit(games.hyperspherical(), key=KEY, trials=trials, delta=delta))
 
@@ -79,7 +79,7 @@ RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 8), (2.0, 1.0, 8)]
 @pytest.mark.parametrize("name", games.FILTERS)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
-def test_no_run_exceeds_its_claim(name, run, threat_model):
+def test_runs_do_not_exceed_claim(name, run, threat_model):
     (noise_multiplier, probability, steps), delta = run, 1e-3
     sampler = games.poisson(64, int(64 * probability))
     tx = games.method(name, sampler, noise_multiplier)
@@ -99,7 +99,7 @@ def test_no_run_exceeds_its_claim(name, run, threat_model):
 
 
 @pytest.mark.slow
-def test_filters_do_not_hide_the_releases():
+def test_filters_do_not_hide_releases():
     """A linear filter is invertible, so the bound equals that of the noise stage, draw by draw."""
     bounds = []
     for name in ("DP-SGD", "DOPPLER", "DiSK"):
@@ -140,7 +140,7 @@ def test_scores_without_signal_prove_nothing(threat_model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threat_model", slow_but(("white-box",), ("white-box", "last-iterate")))
-def test_one_run_sees_a_part_and_keeps_the_claim(threat_model):
+def test_one_run_audit_reaches_part_of_claim(threat_model):
     sampler = games.poisson(2_000)
     tx = games.noise(sampler)
     game = auditing.canary_gradients(tx, dpoptax.l2_clip(1.0), 2_000, sampler)
@@ -153,7 +153,7 @@ def test_one_run_sees_a_part_and_keeps_the_claim(threat_model):
 
 
 @pytest.mark.slow
-def test_one_run_catches_a_run_without_noise():
+def test_one_run_audit_catches_missing_noise():
     sampler = games.poisson(500)
     tx = games.noise(sampler, 0.05)
     game = auditing.canary_gradients(tx, games.CLIP, 500, sampler)
@@ -170,7 +170,7 @@ def examples():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler_type", [sampling.PoissonSampler, sampling.FixedSizeSampler])
-def test_canary_examples_of_a_live_network_sampler_and_optimizer(sampler_type, examples):
+def test_audits_canary_examples_of_a_network(sampler_type, examples):
     params, dataset = examples
     sampler = sampler_type(24, 8, seed=0, multiple_of=4)
     tx = optax.chain(games.method("DiSK", sampler, 0.5), optax.sgd(0.1))
@@ -182,7 +182,7 @@ def test_canary_examples_of_a_live_network_sampler_and_optimizer(sampler_type, e
 
 
 @pytest.mark.slow
-def test_canary_examples_under_full_batches(examples):
+def test_audits_canary_examples_in_full_batches(examples):
     params, dataset = examples
     sampler = games.poisson(24)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.01))
@@ -198,7 +198,7 @@ def _searched(clip=games.CLIP, noise_multiplier=1.0, **effort):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("automatic_clip",), games.CLIPS))
-def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
+def test_audit_confirms_claim_for_worst_example(name):
     game, ratio = _searched(games.CLIPS[name](0.5), starts=14, steps=5)
     assert 0.99 < ratio < 1 + 1e-4
     trials, delta = QUICK
@@ -206,7 +206,7 @@ def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
 
 
 @pytest.mark.slow
-def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
+def test_worst_example_catches_wrong_norm_bound(monkeypatch):
     """Plants a norm that is not a bound: terms cancel in the norm, but not in the sum."""
 
     def unproven(segments, sizes):
@@ -227,7 +227,7 @@ def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_search_among_examples_with_labels():
+def test_worst_example_search_keeps_integer_labels():
     params = helpers.mlp_params(0)
     points, batch = dpoptax.gradient_points((), params), helpers.mlp_batch(0, 6)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, games.CLIP)
@@ -240,12 +240,12 @@ def test_a_search_among_examples_with_labels():
         auditing.worst_example(grad_fn, points, (batch[1], batch[1]))
 
 
-def test_a_sum_that_is_not_finite_is_an_infinite_move():
+def test_non_finite_sum_is_an_infinite_move():
     total = lambda batch, mask: jnp.where(mask[-1], jnp.inf, 1.0)  # noqa: E731
     assert _worst_example.moved(total, jnp.ones((2, 1)), np.ones(1)) == np.inf
 
 
-def test_a_violation_is_said():
+def test_result_reports_violation():
     result = auditing.AuditResult(1.0, 2.0, 1e-5, 0.999, 100, "white-box", "largest", 0.1)
     assert result.violated
     assert "VIOLATED" in str(result)
@@ -260,7 +260,7 @@ def test_a_violation_is_said():
         ({"threat_model": "black-box"}, "`threat_model` must .* got 'black-box'"),
     ],
 )
-def test_bad_audits(change, message):
+def test_refuses_bad_audits(change, message):
     game = auditing.canary_gradient(
         games.noise(games.poisson()), games.CLIP, games.PARAMS, games.poisson()
     )
@@ -269,7 +269,7 @@ def test_bad_audits(change, message):
 
 
 @pytest.mark.parametrize("canary", slow_but((0.0,), (0.0, np.inf, np.nan)))
-def test_an_audit_of_canaries_that_add_nothing_is_refused(canary):
+def test_refuses_canaries_that_add_nothing(canary):
     """Canaries that add nothing are refused: their bound would be 0 for any noise, or none."""
     sampler = games.poisson(64)
     one = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
@@ -284,7 +284,7 @@ def test_an_audit_of_canaries_that_add_nothing_is_refused(canary):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
-def test_an_audit_of_a_run_that_diverges_is_refused(threat_model):
+def test_refuses_audit_of_diverging_run(threat_model):
     sampler = games.poisson(64)
     tx = optax.chain(games.noise(sampler), optax.scale(1e38), optax.scale(1e10))
     one = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler)
@@ -308,7 +308,7 @@ def test_an_audit_of_a_run_that_diverges_is_refused(threat_model):
         (sampling.MinSeparationSampler(8, 2, seed=0, separation=2), 1, False),
     ],
 )
-def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands, exact):
+def test_only_exact_claims_have_a_family(sampler, bands, exact):
     """Correlated noise and balls in bins do not claim the Gaussian mechanism that prices them.
 
     Their errors may refute a Gaussian mechanism whose ε at the audit's δ is larger.
@@ -331,14 +331,14 @@ def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands,
     assert claim.trade_off is not None
 
 
-def test_bounds_by_a_family_need_a_claim_with_a_family(full_batch_audit):
+def test_family_bounds_need_claim_with_a_family(full_batch_audit):
     methods = [bound.method for bound in full_batch_audit.bounds]
     assert methods == ["one threshold", "f-DP of the claim"]
     without = dataclasses.replace(full_batch_audit, family=None)
     assert [bound.method for bound in without.bounds] == ["one threshold"]
 
 
-def test_no_batches_of_a_fixed_size_have_the_pair_that_they_are_priced_by():
+def test_fixed_size_price_is_not_attained():
     """Checks the worst gradients on a line by quadrature, for one of two records at σ = 1."""
     event = sampling.FixedSizeSampler(2, 1, seed=0).dp_event(1.0, 1)
     relation = checks.relation_named("replace-one")
@@ -353,7 +353,7 @@ def test_no_batches_of_a_fixed_size_have_the_pair_that_they_are_priced_by():
         assert worst < 0.75 * priced
 
 
-def test_a_canary_that_its_dtype_cannot_hold_is_refused():
+def test_refuses_canary_that_overflows_its_dtype():
     tx, sampler = games.noise(games.poisson()), games.poisson()
     narrow = {"w": jnp.zeros(2), "v": jnp.zeros(2, jnp.float16)}
     with pytest.raises(ValueError, match="`params` must hold a canary of 100000.* got float16"):
@@ -361,14 +361,14 @@ def test_a_canary_that_its_dtype_cannot_hold_is_refused():
 
 
 @pytest.mark.slow
-def test_a_canary_of_several_dtypes_is_seen():
+def test_audit_detects_canary_of_mixed_dtypes():
     tx, sampler = games.noise(games.poisson()), games.poisson()
     narrow = {"w": jnp.zeros(2), "v": jnp.zeros(2, jnp.float16)}
     game = auditing.canary_gradient(tx, dpoptax.l2_clip(1.0), narrow, sampler)
     assert auditing.audit(game, key=KEY, trials=2000, delta=1e-2).epsilon_lower_bound > 0.1
 
 
-def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
+def test_audit_runs_have_different_keys_and_seeds():
     """Seeds have more than 32 bits; with 32 bits, about twenty pairs of runs would agree."""
 
     def key_of_run(key):
@@ -398,7 +398,7 @@ def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
     assert all(isinstance(seed, bytes) for seed in seeds_of_runs(bytes(32)))
 
 
-def test_bad_games():
+def test_refuses_bad_games():
     sampler = games.poisson(64, 8)
     game = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
     with pytest.raises(ValueError, match="`steps` must .* got 0"):
@@ -416,7 +416,7 @@ def test_bad_games():
         auditing.canary_gradient(games.noise(sampler), games.CLIP, jnp.zeros(0), sampler)
 
 
-def test_a_sampler_that_may_draw_otherwise_is_asked_for_its_draws():
+def test_calls_sample_of_user_defined_sampler():
     class Asked(Exception):  # noqa: N818
         pass
 

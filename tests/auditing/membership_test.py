@@ -18,7 +18,7 @@ def _losses(mu, count=20_000, seed=0):
 
 
 @pytest.mark.parametrize(("claimed", "refuted"), [(2.0, False), (1.5, True)])
-def test_a_claim_is_refuted_if_the_losses_tell_more(claimed, refuted):
+def test_refutes_claim_if_losses_reveal_more(claimed, refuted):
     guarantee = accounting.Guarantee(dpa.GaussianDpEvent(1 / claimed))
     report = auditing.membership_report(*_losses(2.0), guarantee=guarantee)
     assert report.refuted is refuted
@@ -28,7 +28,7 @@ def test_a_claim_is_refuted_if_the_losses_tell_more(claimed, refuted):
     np.testing.assert_allclose(report.claimed_bounds, exact, rtol=0.03)
 
 
-def test_rates_are_those_of_the_distributions():
+def test_rates_match_distributions():
     report = auditing.membership_report(*_losses(2.0))
     thresholds = report.losses_out[[20, 200]]
     expected = stats.norm.cdf(thresholds + 2.0)
@@ -39,8 +39,8 @@ def test_rates_are_those_of_the_distributions():
 
 
 @pytest.mark.parametrize("grid", [None, 0.25])
-def test_limits_hold_as_often_as_stated(grid):
-    """Their failure probability is near that stated, and ties only reduce it."""
+def test_limits_have_stated_coverage(grid):
+    """The failure probability is close to the stated one, and ties only reduce it."""
     failures, runs = 0, 600
     for seed in range(runs):
         _, outside = _losses(0.0, 400, seed)
@@ -57,7 +57,7 @@ def test_limits_hold_as_often_as_stated(grid):
     assert grid or failures >= stats.binom.ppf(0.001, runs, 0.1)
 
 
-def test_the_curve_is_that_of_scikit_learn():
+def test_curve_matches_scikit_learn():
     inside, outside = (np.round(losses, 1) for losses in _losses(1.0, 300))
     report = auditing.membership_report(inside, outside)
     labels = np.repeat([1, 0], 300)
@@ -69,7 +69,7 @@ def test_the_curve_is_that_of_scikit_learn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claimed", [None, 1.0])
-def test_the_figure_is_written(tmp_path, claimed):
+def test_writes_figure(tmp_path, claimed):
     guarantee = claimed and auditing.gaussian_trade_off(claimed)
     report = auditing.membership_report(*_losses(1.0, 300), guarantee=guarantee)
     assert ("no guarantee was given" in str(report)) is (claimed is None)

@@ -47,13 +47,13 @@ def _as_it_is():
 
 
 @pytest.mark.slow
-def test_the_step_as_it_is_passes():
+def test_correct_step_passes():
     assert _passes(_as_it_is())
     assert _passes(_audit(_full_batch(background=0.0)))
 
 
 @pytest.mark.parametrize("mistaken", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_noise_rescaled_as_in_opacus_disk_is_caught(mistaken):
+def test_catches_noise_rescaled_as_in_opacus_disk(mistaken):
     sampler, kappa, gamma = games.poisson(8), 0.7, 0.1
     c = (1 - kappa) / (kappa * gamma)
     rescaled = 1 / math.hypot(c, 1 - c)
@@ -68,7 +68,7 @@ def test_noise_rescaled_as_in_opacus_disk_is_caught(mistaken):
 
 
 @pytest.mark.slow
-def test_noise_a_fifth_too_small_is_caught_by_the_curve_of_errors():
+def test_trade_off_curve_catches_noise_a_fifth_too_small():
     """The trade-off curve refutes the whole claim; one threshold proves less than the claim."""
     sampler = games.poisson(8)
     effort = {"trials": 100_000, "delta": 1e-3}
@@ -84,7 +84,7 @@ def test_noise_a_fifth_too_small_is_caught_by_the_curve_of_errors():
 
 
 @pytest.mark.slow
-def test_clipping_after_averaging_is_caught():
+def test_catches_clipping_after_averaging():
     def clip_the_mean(_):
         def grad_fn(points, batch, mask=None):
             grads = jax.vmap(jax.grad(auditing.linear_loss), (None, 0))(points.points[0], batch)
@@ -103,7 +103,7 @@ def test_clipping_after_averaging_is_caught():
 
 
 @pytest.mark.slow
-def test_clipping_each_point_instead_of_their_combination_is_caught():
+def test_catches_clipping_each_point_separately():
     """The canary's gradients at the two points of DiSK differ in sign half of the time."""
     sampler = games.poisson(8)
 
@@ -127,7 +127,7 @@ def test_clipping_each_point_instead_of_their_combination_is_caught():
 
 
 @pytest.mark.slow
-def test_division_by_the_realised_batch_size_is_caught():
+def test_catches_division_by_realized_batch_size():
     def divide(grad_fn):
         def mutated(points, batch, mask=None):
             clipped = grad_fn(points, batch, mask)
@@ -142,7 +142,7 @@ def test_division_by_the_realised_batch_size_is_caught():
 
 
 @pytest.mark.slow
-def test_a_key_reused_over_steps_is_caught():
+def test_catches_key_reused_over_steps():
     """Two releases with equal noise, one with the canary, differ by exactly the canary."""
     sampler = games.poisson(8, 4)
     noise = games.noise(sampler)
@@ -162,7 +162,7 @@ def test_a_key_reused_over_steps_is_caught():
 
 
 @pytest.mark.slow
-def test_a_key_reused_over_leaves_is_caught(monkeypatch):
+def test_catches_key_reused_over_leaves(monkeypatch):
     def one_key(tree, stddev, key, **options):
         return jax.tree.map(lambda x: x + stddev * jax.random.normal(key, x.shape), tree)
 
@@ -172,7 +172,7 @@ def test_a_key_reused_over_leaves_is_caught(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_key_that_is_not_the_states_is_caught(monkeypatch):
+def test_catches_key_that_ignores_the_state(monkeypatch):
     """Noise that is the same in every run does not protect anything."""
     right = gaussian.add_noise
 
@@ -210,7 +210,7 @@ def _noise_before_psum(scale, own_keys):
 
 
 @pytest.mark.slow
-def test_noise_before_the_psum_is_caught():
+def test_detects_noise_added_before_psum():
     """Noise with one key adds up to SHARDS times the claim, which only weakens the audit."""
     assert _passes(_audit(_full_batch(_noise_before_psum(1 / math.sqrt(SHARDS), own_keys=True))))
     one_key = _audit(_full_batch(_noise_before_psum(1.0, own_keys=False)))
@@ -219,13 +219,13 @@ def test_noise_before_the_psum_is_caught():
 
 
 @pytest.mark.slow
-def test_noise_split_wrongly_among_shards_is_caught():
+def test_catches_noise_split_wrongly_among_shards():
     """Noise of σ/n on each of n shards, with separate keys, sums to only σ/√n."""
     assert _audit(_full_batch(_noise_before_psum(1 / SHARDS, own_keys=True))).violated
 
 
 @pytest.mark.slow
-def test_poisson_accounting_over_shuffled_batches_is_caught():
+def test_catches_poisson_accounting_of_shuffled_batches():
     records, noise_multiplier, delta = 20, 0.8, 0.05
     claim = games.claim(noise_multiplier, 1 / records, records, delta)
 
@@ -259,7 +259,7 @@ def _turned_around(transform):
 
 
 @pytest.mark.slow
-def test_the_published_geodp_is_caught():
+def test_catches_published_geodp():
     def geodp(sampler):
         return dpoptax.contrib.geodp(
             1.0, noise_multiplier=1.0, batch_size=sampler.batch_size, key=jax.random.key(0)
@@ -279,7 +279,7 @@ def test_the_published_geodp_is_caught():
 @pytest.mark.slow
 @functools.cache
 @pytest.mark.parametrize("fixed_point", [False, True])
-def test_the_last_bits_of_float_noise_are_caught_and_fixed_point_hides_them(fixed_point):
+def test_fixed_point_hides_last_bits_of_float_noise(fixed_point):
     """The attacker counts small entries that no sum with the example can have (Mironov 2012).
 
     Each entry of the clipped example is c = 1/√32, a multiple of 2⁻²⁶. Where c + n is small, n is

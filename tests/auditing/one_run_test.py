@@ -61,7 +61,7 @@ def _most(correct, guesses, canaries, pairs):
 
 @pytest.mark.parametrize("pairs", CLAIMS.values(), ids=CLAIMS)
 @pytest.mark.parametrize(("guesses", "canaries"), [(3, 3), (4, 6), (20, 20), (12, 40)])
-def test_no_private_run_is_right_more_often(guesses, canaries, pairs):
+def test_p_values_bound_any_private_run(guesses, canaries, pairs):
     for correct in range(1, guesses + 1):
         most = _most(correct, guesses, canaries, pairs)
         assert p_value_fdp(correct, guesses, canaries, _claim(pairs)) >= most - 1e-8
@@ -70,7 +70,7 @@ def test_no_private_run_is_right_more_often(guesses, canaries, pairs):
             assert p_value_dp(correct, guesses, canaries, epsilon, delta) >= single - 1e-8
 
 
-def test_the_exact_probability_is_reached():
+def test_p_values_are_exact_in_known_cases():
     """The recursion of Mahloujifar et al. is exact if all guesses are right.
 
     The bound of Steinke et al. is exact at δ = 0.
@@ -83,7 +83,7 @@ def test_the_exact_probability_is_reached():
         assert p_value_dp(correct, 4, 6, 1.0) == pytest.approx(exact, rel=1e-6)
 
 
-def test_the_printed_formula_is_no_bound_below_the_mean():
+def test_published_formula_fails_below_mean():
     """Below the mean, 1 is returned: a (½, 0.1)-private run can always have one correct guess."""
     right = 1 / (1 + math.exp(-0.5))
     none = (1 - right) ** 3
@@ -110,14 +110,12 @@ def _steinke(correct, guesses, canaries, delta):
         (100_000, 1510, 1439, 1e-5, 2.675),
     ],
 )
-def test_the_bounds_that_steinke_nasr_and_jagielski_print(
-    canaries, guesses, correct, delta, printed
-):
+def test_matches_published_bounds_of_steinke_et_al(canaries, guesses, correct, delta, printed):
     """Compares at 95 % confidence; the paper rounds one number and truncates another."""
     assert _steinke(correct, guesses, canaries, delta) == pytest.approx(printed, abs=1e-3)
 
 
-def test_the_p_value_that_steinke_nasr_and_jagielski_print():
+def test_matches_published_p_value_of_steinke_et_al():
     assert p_value_dp(75, 100, 100, math.log(3)) == pytest.approx(0.553, abs=5e-4)
 
 
@@ -139,7 +137,7 @@ def _audit_rh_with_cap(inverse_blow_up, canaries, correct, guesses, threshold):
 @pytest.mark.parametrize(
     ("correct", "guesses", "canaries"), [(82, 100, 100), (740, 1000, 1000), (98, 100, 1000)]
 )
-def test_the_gaussian_bound_is_that_of_mahloujifar_melis_and_chaudhuri(correct, guesses, canaries):
+def test_gaussian_bound_matches_mahloujifar_et_al(correct, guesses, canaries):
     def permitted(mu):
         def inverse(x):
             return stats.norm.cdf(stats.norm.ppf(x) - mu)
@@ -161,7 +159,7 @@ def test_the_gaussian_bound_is_that_of_mahloujifar_melis_and_chaudhuri(correct, 
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3])
-def test_the_approximate_bound_is_that_of_another_library(delta):
+def test_approximate_bound_matches_jax_privacy(delta):
     included = np.r_[np.arange(100) < 93, np.zeros(100, bool)]
     scores = np.arange(200)[::-1]
     library = CanaryScoreAuditor(scores[included], scores[~included]).epsilon_one_run(
@@ -170,7 +168,7 @@ def test_the_approximate_bound_is_that_of_another_library(delta):
     assert _steinke(93, 100, 200, delta) == pytest.approx(library, abs=1e-5)
 
 
-def test_a_p_value_and_what_is_refuted_say_the_same():
+def test_refutes_agrees_with_p_value():
     seen = auditing.OneRunGuesses(300, (100,), (90,), 0.99)
     for mu in (1.0, 1.5, 2.0, 2.5):
         f = auditing.gaussian_trade_off(mu)
@@ -183,7 +181,7 @@ def _gaussian_guesses(rng, mu, canaries, confidence=0.95):
     return auditing.guesses_about(scores, included, confidence)
 
 
-def test_bounds_of_a_gaussian_mechanism_keep_the_claim_and_catch_half_the_noise():
+def test_gaussian_bounds_keep_claim_and_catch_missing_noise():
     """Uses a synthetic mechanism: one coordinate per canary with unit noise, plus μ if included."""
     rng = np.random.default_rng(0)
     claimed, family = 1.0, auditing.gaussian_family()
@@ -198,7 +196,7 @@ def test_bounds_of_a_gaussian_mechanism_keep_the_claim_and_catch_half_the_noise(
     assert all(_gaussian_guesses(rng, 3 * claimed, 1000).refutes(claim) for _ in range(4))
 
 
-def test_bounds_of_randomised_response_keep_the_claim_and_catch_too_honest_answers():
+def test_randomized_response_bounds_keep_claim():
     """Uses Steinke et al.'s ideal case: randomized response for every bit, and a guess for each."""
     rng = np.random.default_rng(1)
     for epsilon in (0.5, 2.0, 4.0):
@@ -212,7 +210,7 @@ def test_bounds_of_randomised_response_keep_the_claim_and_catch_too_honest_answe
 
 
 @pytest.mark.slow
-def test_an_epsilon_that_is_claimed_is_not_refuted_as_that_of_a_gaussian_mechanism():
+def test_claimed_epsilon_is_not_refuted_by_gaussian_bound():
     """Signs are randomized response: ε = log(p/(1 − p)) at any δ, unlike for a Gaussian."""
     sampler, right = games.poisson(1_000), stats.norm.cdf(1.0)
     signs = optax.stateless(lambda updates, _: jnp.sign(updates - 0.5 / 1_000))
@@ -227,7 +225,7 @@ def test_an_epsilon_that_is_claimed_is_not_refuted_as_that_of_a_gaussian_mechani
 
 
 @pytest.mark.slow
-def test_one_run_catches_a_third_of_the_noise_by_the_claimed_curve():
+def test_claimed_curve_catches_a_third_of_the_noise():
     sampler = games.poisson(2_000)
     honest, broken = (
         auditing.audit_one_run(
@@ -250,7 +248,7 @@ def test_one_run_catches_a_third_of_the_noise_by_the_claimed_curve():
     assert steinke.epsilon <= any_mechanism.epsilon < claimed.epsilon
 
 
-def test_guesses_are_the_highest_and_the_lowest():
+def test_guesses_are_highest_and_lowest_scores():
     included = np.r_[np.zeros(50, bool), np.ones(50, bool)]
     found = auditing.guesses_about(np.arange(100.0), included, 0.9)
     assert found.guesses == found.correct == (16, 25, 50)
@@ -261,14 +259,14 @@ def test_guesses_are_the_highest_and_the_lowest():
 @pytest.mark.parametrize(
     "numbers", [(2, 1, 3), (1, 4, 3), (0, 0, 3), (-1, 2, 3), (1.5, 2, 3)], ids=str
 )
-def test_counts_that_are_none(numbers):
+def test_refuses_bad_counts(numbers):
     with pytest.raises(ValueError, match="correct"):
         p_value_dp(*numbers, 1.0)
     with pytest.raises(ValueError, match="correct"):
         p_value_fdp(*numbers, auditing.gaussian_trade_off(1.0))
 
 
-def test_bad_claims():
+def test_refuses_bad_claims():
     with pytest.raises(ValueError, match=r"`mu` must .* got -1\.0"):
         auditing.gaussian_trade_off(-1.0)
     with pytest.raises(ValueError, match=r"`epsilon` must .* got -1\.0"):

@@ -34,21 +34,21 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), CASES_AND_SIZES, ids=str)
-def test_a_private_step_takes_few_passes(name, size):
+def test_private_step_takes_few_passes(name, size):
     case = dataclasses.replace(CASES[name], batch_size=size)
     # The default on TPU; here the default is that of a CPU.
     assert ratio(case, Options(precision="bfloat16")) <= LIMIT
 
 
 @pytest.mark.slow
-def test_per_example_gradients_take_the_passes_of_the_plain_step():
+def test_per_example_gradients_take_as_many_passes_as_plain_step():
     case = dataclasses.replace(CASES["gpt2"], batch_size=8)
     assert 1.0 <= ratio(case, Options(method="vmap")) < 1.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [resnet_18, vit_s, lambda: gpt2(1024, layers=2)])
-def test_ways_to_the_norm_hardly_depend_on_the_cost_of_memory(model, monkeypatch):
+def test_norm_methods_barely_depend_on_memory_cost(model, monkeypatch):
     model = model()
     program = read_program(
         model.loss_fn, model.params, model.example, None, has_aux=False, has_tangent=False
@@ -85,7 +85,7 @@ def test_passes_follow_dtype_and_precision(precision, dtype, factor):
     assert found == 2 * 2 * 3 * 5 * factor
 
 
-def test_loops_branches_and_unused_products_are_counted_as_they_run():
+def test_counts_loops_branches_and_unused_products():
     square = lambda x: x @ x  # noqa: E731
     cube = lambda x: x @ x @ x  # noqa: E731
 
@@ -101,7 +101,7 @@ def test_loops_branches_and_unused_products_are_counted_as_they_run():
 
 
 @pytest.mark.parametrize(("platform", "products"), [("tpu", 1), ("cpu", 2), ("cuda", 3)])
-def test_only_the_branch_of_the_platform_is_counted(platform, products):
+def test_counts_only_the_branch_of_the_platform(platform, products):
     def power(n):
         return lambda x: functools.reduce(jnp.matmul, [x] * (n + 1))
 
@@ -115,7 +115,7 @@ def test_only_the_branch_of_the_platform_is_counted(platform, products):
     assert passes(function, _matrix(7, 4, 4), platform=platform) == products * 7 * 2 * 4**3
 
 
-def test_products_on_padding_are_not_counted():
+def test_does_not_count_products_on_padding():
     def convolve(x, kernel):
         numbers = ("NWC", "WIO", "NWC")
         return lax.conv_general_dilated(x, kernel, (2,), "SAME", dimension_numbers=numbers)
@@ -160,7 +160,7 @@ ENTRY %main (x.1: f32[8,4]) -> (s32[], f32[8,4]) {
 """
 
 
-def test_loops_slices_and_vector_memory_in_compiled_programs():
+def test_counts_loops_slices_and_memory_of_compiled_programs():
     found = hlo.cost(HLO)
     assert found.passes == 6 * (2 * 8 * 8 * 4) * 6
     row, whole = 4 * 4, 8 * 4 * 4
@@ -168,7 +168,7 @@ def test_loops_slices_and_vector_memory_in_compiled_programs():
     assert found.collectives == {"all-reduce*": (6, 6 * whole)}
 
 
-def test_the_command_lists_its_cases_and_rejects_others(capsys):
+def test_command_lists_cases_and_rejects_others(capsys):
     command.main(["--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(CASES)
     with pytest.raises(SystemExit):
@@ -177,7 +177,7 @@ def test_the_command_lists_its_cases_and_rejects_others(capsys):
 
 
 @pytest.mark.slow
-def test_a_step_that_does_not_fit_is_a_row_of_the_table():
+def test_step_that_does_not_fit_has_a_table_row():
     text = "RESOURCE_EXHAUSTED: Ran out of memory. Used 20.51G of 15.75G hbm. Exceeded"
     plain, failed = command.Measured(1.0, 3.0), command.Measured(error=command._reason(text))
     expected = "| gpt2 | private | – | – | – | 0 | needs 20.51G of 15.75G |"
@@ -188,7 +188,7 @@ def test_a_step_that_does_not_fit_is_a_row_of_the_table():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_compiled_steps_take_the_passes_that_are_counted_in_the_trace(name, monkeypatch, tmp_path):
+def test_compiled_passes_match_traced_passes(name, monkeypatch, tmp_path):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: uv run --group tpu pytest -m slow -k tpu")
     monkeypatch.setitem(CASES, name, SMALL[name])

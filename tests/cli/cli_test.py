@@ -74,7 +74,7 @@ def test_every_digits_config_trains(name, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_fields_are_overridden_in_either_spelling(config, tmp_path):
+def test_options_accept_dashes_and_underscores(config, tmp_path):
     path = config(method="Doppler()")
     options = ["--learning_rate", "0.25", "--l2-clip-norm", "0.5", "--method.preset", "momentum"]
     assert main(["train", path, *options, "--workdir", str(tmp_path / "run")]) == 0
@@ -84,7 +84,7 @@ def test_fields_are_overridden_in_either_spelling(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_command_gives_the_same_parameters(config, tmp_path):
+def test_same_command_gives_same_parameters(config, tmp_path):
     hashes = set()
     for _ in range(2):
         assert main(["train", config(), "--seed", "3", "--workdir", str(tmp_path / "run")]) == 0
@@ -92,7 +92,7 @@ def test_the_same_command_gives_the_same_parameters(config, tmp_path):
     assert len(hashes) == 1
 
 
-def test_each_run_draws_a_seed_and_a_given_one_warns(config, tmp_path, capsys):
+def test_runs_draw_a_seed_and_warn_about_a_given_one(config, tmp_path, capsys):
     hashes = []
     for name in ("first", "second"):
         assert main(["train", config(), "--workdir", str(tmp_path / name)]) == 0
@@ -121,7 +121,7 @@ def test_each_run_draws_a_seed_and_a_given_one_warns(config, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("option", ["--learning-rat", "--method.preset", "--privacy"])
-def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
+def test_rejects_unknown_option(config, tmp_path, capsys, option):
     with pytest.raises(SystemExit) as exit_info:
         main(["train", config(), option, "1", "--workdir", str(tmp_path / "run")])
     assert exit_info.value.code == 2
@@ -152,7 +152,7 @@ def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
         (["--sampling", "shuffled"], "Use sampling='poisson'"),
     ],
 )
-def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, message):
+def test_bad_value_gives_one_clear_message(config, tmp_path, capsys, options, message):
     workdir = tmp_path / "run"
     assert message in error_of(capsys, "train", config(), *options, "--workdir", str(workdir))
     assert not (workdir / "summary.json").exists()
@@ -166,14 +166,14 @@ def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, mes
         ("compare", "--method", "Set the method in the config file"),
     ],
 )
-def test_a_method_is_no_option_of_a_command(config, tmp_path, capsys, command, option, remedy):
+def test_rejects_method_as_an_option(config, tmp_path, capsys, command, option, remedy):
     given = [config(), "--workdir", str(tmp_path / "run"), option, "3"]
     message = error_of(capsys, command, *given)
     assert f"`dpoptax {command}` has no option {option.partition('=')[0]}. " in message
     assert remedy in message
 
 
-def test_an_unknown_preset_lists_the_known_ones(config, tmp_path, capsys):
+def test_unknown_preset_lists_known_presets(config, tmp_path, capsys):
     path = config(method="Doppler()")
     message = error_of(
         capsys, "train", path, "--method.preset", "low", "--workdir", str(tmp_path / "run")
@@ -198,7 +198,7 @@ def test_an_unknown_preset_lists_the_known_ones(config, tmp_path, capsys):
         (CONFIG.format(method="DPSGD()", more=", delta=2"), "`delta` must be"),
     ],
 )
-def test_a_broken_config_file_is_one_clear_message(tmp_path, capsys, text, message):
+def test_broken_config_file_gives_one_clear_message(tmp_path, capsys, text, message):
     path = tmp_path / "broken.py"
     path.write_text(text)
     found = error_of(capsys, "train", str(path), "--workdir", str(tmp_path / "run"))
@@ -206,7 +206,7 @@ def test_a_broken_config_file_is_one_clear_message(tmp_path, capsys, text, messa
     assert "broken.py" in found
 
 
-def test_wrong_paths_are_one_clear_message(config, tmp_path, capsys):
+def test_wrong_path_gives_one_clear_message(config, tmp_path, capsys):
     assert "must be a Python file" in error_of(capsys, "train", "missing.py", "--workdir", "x")
     assert "Put options after the path." in error_of(capsys, "train", "--workdir", "x", config())
     occupied = tmp_path / "occupied"
@@ -214,7 +214,7 @@ def test_wrong_paths_are_one_clear_message(config, tmp_path, capsys):
     assert "occupied" in error_of(capsys, "train", config(), "--workdir", str(occupied))
 
 
-def test_a_careless_delta_warns_once(config, tmp_path, capsys):
+def test_warns_once_about_large_delta(config, tmp_path, capsys):
     options = ["--delta", "0.01", "--noise-multiplier", "1", "--epsilon", "None"]
     assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "1/N" in line]
@@ -222,7 +222,7 @@ def test_a_careless_delta_warns_once(config, tmp_path, capsys):
     assert warnings[0].startswith("dpoptax: warning: delta=0.01 is not below 1/N")
 
 
-def test_a_run_that_its_budget_stops_says_so(config, tmp_path, capsys):
+def test_reports_run_stopped_by_budget(config, tmp_path, capsys):
     options = ["--noise-multiplier", "1", "--epsilon", "1.7"]
     assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr()
@@ -252,7 +252,7 @@ def test_help_version_and_unknown_commands(config, capsys):
     assert "`command` must be one of audit, compare, plan" in error_of(capsys, "tarin")
 
 
-def test_the_console_script_is_installed():
+def test_console_script_is_installed():
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="dpoptax")
     assert script.load() is main
 
@@ -276,7 +276,7 @@ def compared(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
+def test_comparison_table_has_every_method_at_one_epsilon(compared):
     _, workdir, results = compared
     assert json.loads((workdir / "results.json").read_text())["methods"][0]["name"] == "DP-SGD"
     private, plain = results.methods
@@ -304,7 +304,7 @@ def test_learning_rate_is_selected_by_validation_accuracy(compared):
 
 
 @pytest.mark.slow
-def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
+def test_train_repeats_a_reported_run(compared, tmp_path):
     paths, _, results = compared
     options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
     options += ["--l2-clip-norm", "0.5", "--optimizer", "momentum"]
@@ -316,7 +316,7 @@ def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_path, monkeypatch):
+def test_comparison_resumes_and_trains_only_new_runs(tmp_path, monkeypatch):
     configs = {
         rate: TrainConfig(
             method=NonPrivate(), model="linear", steps=2, batch_size=64, learning_rate=rate
@@ -360,14 +360,14 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
 
 
 @pytest.mark.slow
-def test_comparison_figure_shows_something(compared):
+def test_comparison_figure_is_not_blank(compared):
     image = matplotlib.image.imread(compared[1] / "comparison.png")
     assert image.shape[1] > 1000
     assert image.std() > 0.05
 
 
 @pytest.mark.slow
-def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
+def test_command_compares_with_default_grid(config, tmp_path, capsys):
     paths = [config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
     options = ["--seeds", "1", "--steps", "2", "--workdir", str(tmp_path / "out")]
     assert main(["compare", *paths, *options]) == 0
@@ -396,7 +396,7 @@ def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
         ("", ["--epsilon", "-2"], "`epsilon` must be positive and finite, got -2.0."),
     ],
 )
-def test_what_cannot_be_compared_is_one_clear_message(
+def test_incomparable_configs_give_one_clear_message(
     config, tmp_path, capsys, more, options, message
 ):
     paths = [config("dp_sgd"), config("other", "Doppler()", more)]
@@ -404,14 +404,14 @@ def test_what_cannot_be_compared_is_one_clear_message(
     assert message in error_of(capsys, "compare", *paths, *options, "--workdir", workdir)
 
 
-def test_a_config_given_twice_is_refused(config, tmp_path, capsys):
+def test_refuses_config_given_twice(config, tmp_path, capsys):
     paths = [config("dp_sgd"), config("dp_sgd")]
     assert "must name each config once" in error_of(
         capsys, "compare", *paths, "--workdir", str(tmp_path / "out")
     )
 
 
-def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(config, tmp_path, monkeypatch):
+def test_bugs_are_not_reported_as_user_errors(config, tmp_path, monkeypatch):
     monkeypatch.setattr(dataset_module.DatasetSpec, "load", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", config(), "--workdir", str(tmp_path / "run")])

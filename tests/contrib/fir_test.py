@@ -34,7 +34,7 @@ def _autoregressive(rho):
 
 
 @pytest.mark.parametrize("rho", [0.95, 0.8, 0.0])
-def test_the_coefficients_of_a_known_correlation_are_found(rho):
+def test_finds_coefficients_of_known_correlation(rho):
     b, _ = _coefficients(_autoregressive(rho), stddev=1.0)
     correlation = np.maximum(rho ** np.arange(5) - 0.5, 0.0)
     want = dpoptax.filters.optimal_fir(correlation).b
@@ -42,7 +42,7 @@ def test_the_coefficients_of_a_known_correlation_are_found(rho):
     np.testing.assert_allclose(b.sum(1), 1.0, rtol=1e-5)
 
 
-def test_a_gradient_that_stands_still_is_averaged_under_much_noise():
+def test_averages_constant_gradient_under_strong_noise():
     still = np.broadcast_to(np.random.default_rng(2).normal(size=DIM), (STEPS, DIM))
     b, out = _coefficients(still, stddev=3.0)
     np.testing.assert_allclose(b[0], [1, 0, 0, 0, 0])
@@ -51,7 +51,7 @@ def test_a_gradient_that_stands_still_is_averaged_under_much_noise():
     assert error == pytest.approx(9.0 / 5, rel=0.15)
 
 
-def test_the_output_is_the_filter_s():
+def test_output_applies_estimated_coefficients():
     signal = _autoregressive(0.9)
     b, out = _coefficients(signal, stddev=1e-6)
     t = 50

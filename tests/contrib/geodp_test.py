@@ -31,7 +31,7 @@ def make_sum(total, l2_clip_norm=1.0):
 
 
 @pytest.mark.slow
-def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
+def test_geodp_matches_paper_for_fifty_steps():
     clip, beta, sigma, eta, size = 0.5, 0.3, 0.8, 0.2, 6
     tx = optax.chain(
         dpoptax.contrib.geodp(beta, noise_multiplier=sigma, batch_size=size, key=KEY),
@@ -61,7 +61,7 @@ def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
 
 
 @pytest.mark.slow
-def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
+def test_geodp_without_noise_returns_mean_in_params_dtype():
     params = {"w": jnp.zeros((3, 2), jnp.bfloat16), "b": jnp.zeros(2)}
     total = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.array([-1.0, -2.0])}
     tx = dpoptax.contrib.geodp(1.0, noise_multiplier=0.0, batch_size=2, key=KEY)
@@ -72,7 +72,7 @@ def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
     np.testing.assert_allclose(mean["w"].astype(jnp.float32), np.arange(6.0).reshape(3, 2) / 2)
 
 
-def test_geodp_counts_releases_that_no_accountant_accepts():
+def test_accountants_refuse_releases_of_geodp():
     tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
     state = tx.init(jnp.zeros(3))
     releases, update = [], jax.jit(tx.update)
@@ -100,7 +100,7 @@ def neighbours(d=20, batch_size=256):
     return [np.vstack([rest, x]) for x in (one, -one, np.eye(d)[1])]
 
 
-def test_the_published_noise_does_not_hide_one_example():
+def test_published_noise_does_not_hide_one_example():
     """One example turns the first angle by π, or 54 standard deviations at d = 20 and B = 256."""
     d, batch_size, beta, sigma = 20, 256, 1.0, 1.0
     first, opposite, _ = (x.mean(axis=0) for x in neighbours(d, batch_size))
@@ -111,7 +111,7 @@ def test_the_published_noise_does_not_hide_one_example():
 
 
 @pytest.mark.slow
-def test_a_threshold_on_the_published_release_tells_neighbours_apart():
+def test_threshold_test_distinguishes_neighbors():
     """Comparing two coordinates is correct in every trial, although ε = 4.4 is claimed."""
     trials = 2000
     tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=256, key=KEY)
@@ -191,12 +191,12 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
         ),
     ],
 )
-def test_bad_arguments_are_named(make, error, message):
+def test_refuses_bad_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_geodp_refuses_what_it_cannot_noise():
+def test_geodp_refuses_unsupported_updates():
     tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
     state = tx.init(None)
     with pytest.raises(TypeError, match="ClippedSum"):
@@ -258,12 +258,12 @@ def test_every_encoding_has_norm_at_most_one(name, d, follow):
     assert norms.max() > 0.01  # tiny where the bounds far exceed the angles
 
 
-def test_rounding_above_the_bound_is_taken_off():
+def test_factors_remove_rounding_above_bound():
     clip = CLIPS["l2"]
     np.testing.assert_array_equal(clip.factors(jnp.float32([0.5, 1.0, 2.0])), [1.0, 1.0, 0.5])
 
 
-def test_adding_one_example_changes_the_sum_by_at_most_the_sensitivity():
+def test_adding_one_example_moves_sum_by_at_most_sensitivity():
     clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
     grads = extreme_gradients(12)
     everyone = np.ones(len(grads), bool)
@@ -273,7 +273,7 @@ def test_adding_one_example_changes_the_sum_by_at_most_the_sensitivity():
         assert np.linalg.norm(difference) <= 1 + 1e-4
 
 
-def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
+def test_zero_and_non_finite_gradients_add_exactly_zero():
     clip = CLIPS["l2"]
     reference = jnp.ones(5)
     rows = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
@@ -288,7 +288,7 @@ def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
 
 @pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize("follow", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_encoding_equals_the_formula(name, follow):
+def test_encoding_matches_formula(name, follow):
     clip, d = CLIPS[name], 6
     rng = np.random.default_rng(2)
     grads = 0.5 * rng.normal(size=(30, d))
@@ -320,7 +320,7 @@ def test_encoding_equals_the_formula(name, follow):
 
 
 @pytest.mark.slow
-def test_one_example_within_the_bounds_comes_back():
+def test_example_within_bounds_is_recovered():
     clip = dpoptax.contrib.hyperspherical_clip(5.0, beta=1.0)
     grads = {"a": jnp.array([[[0.3, -0.2], [1.0, 0.0]]]), "b": jnp.array([[-2.0]])}
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
@@ -329,7 +329,7 @@ def test_one_example_within_the_bounds_comes_back():
     jax.tree.map(lambda m, g: np.testing.assert_allclose(m, g[0], atol=1e-5), mean, grads)
 
 
-def test_decoding_undoes_the_encoding_around_a_reference():
+def test_decoding_inverts_encoding_around_reference():
     clip = dpoptax.contrib.hyperspherical_clip(5.0, angle_norm=10.0)
     grads = np.random.default_rng(4).normal(size=(3, 7)).astype(np.float32)
     reference = jnp.arange(-3.0, 4.0)
@@ -339,7 +339,7 @@ def test_decoding_undoes_the_encoding_around_a_reference():
         np.testing.assert_allclose(decode(row), gradient, atol=2e-5)
 
 
-def test_long_gradients_come_back_with_the_clip_norm():
+def test_long_gradients_decode_to_clip_norm():
     clip = dpoptax.contrib.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
     params = jnp.zeros(2)
@@ -347,7 +347,7 @@ def test_long_gradients_come_back_with_the_clip_norm():
     np.testing.assert_allclose(mean, [0.3, 0.4], rtol=1e-5)
 
 
-def test_one_parameter_has_a_sign_and_no_angle():
+def test_one_parameter_has_sign_and_no_angle():
     clip = dpoptax.contrib.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=KEY)
     params = jnp.zeros(1)
@@ -357,7 +357,7 @@ def test_one_parameter_has_a_sign_and_no_angle():
     assert not jnp.isfinite(infinite).any()
 
 
-def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
+def test_noise_on_magnitude_and_angles_matches_docstring():
     clip = dpoptax.contrib.hyperspherical_clip(2.0, angle_norm=0.5, magnitude_weight=0.6)
     sigma, size = 0.01, 10
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=size, key=KEY)
@@ -380,12 +380,12 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
         assert values.std() == pytest.approx(stddev, rel=0.05)
 
 
-def test_a_magnitude_that_noise_made_negative_is_no_step_backwards():
+def test_negative_magnitude_decodes_to_zero():
     clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
     np.testing.assert_array_equal(clip.decode(jnp.array([-0.2, 0.1, 0.1]), None), 0.0)
 
 
-def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
+def test_clipped_grad_equals_per_example_form():
     clip = CLIPS["l2"]
     params = helpers.mlp_params(0, (4, 3))
     batch = helpers.mlp_batch(0, 10, (4, 3))
@@ -405,7 +405,7 @@ def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
 
 
 @pytest.mark.slow
-def test_a_run_follows_its_last_release():
+def test_reference_is_the_last_release():
     clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=2.0)
     tx = optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=6, key=KEY),
@@ -437,7 +437,7 @@ def test_a_run_follows_its_last_release():
     assert dpoptax.ledgers(state)[0].mechanism.unproven is None
 
 
-def test_track_reference_refuses_private_sums_and_two_references():
+def test_track_reference_refuses_sums_and_second_reference():
     tx = dpoptax.extend.track_reference()
     with pytest.raises(TypeError, match="after the noise stage"):
         tx.update(make_sum([1.0]), tx.init(jnp.zeros(1)))

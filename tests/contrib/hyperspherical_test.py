@@ -61,7 +61,7 @@ SPECIAL = special_vectors()
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_coordinates_equal_the_papers_formulas(name):
+def test_coordinates_match_paper(name):
     norm, angles = to_coordinates(SPECIAL[name])
     expected_norm, theta = oracle.to_spherical(SPECIAL[name].astype(np.float64))
     np.testing.assert_allclose(norm, expected_norm, rtol=1e-6)
@@ -81,7 +81,7 @@ def test_round_trip(name):
     assert relative_error(back, SPECIAL[name]) < 1e-6
 
 
-def test_a_vanishing_tail_comes_back_as_zero():
+def test_zero_tail_round_trips_to_zero():
     back = round_trip(jnp.float32([3.0, -1.0] + 7 * [0.0]))
     np.testing.assert_array_equal(back[2:], 0)
 
@@ -103,7 +103,7 @@ def test_round_trip_of_a_million_dimensions(distribution):
 
 
 @pytest.mark.parametrize("d", slow_but((2, 50), (2, 3, 4, 50)))
-def test_any_angle_decodes_as_in_the_paper(d):
+def test_decodes_any_angle_as_in_paper(d):
     rng = np.random.default_rng(d)
     theta = rng.normal(scale=5.0, size=d - 1)  # far outside [0, π], with sines of either sign
     angles = np.concatenate([np.pi / 2 - theta[:-1], theta[-1:]])
@@ -111,7 +111,7 @@ def test_any_angle_decodes_as_in_the_paper(d):
     np.testing.assert_allclose(decoded, oracle.to_rectangular(-2.5, theta), atol=5e-6)
 
 
-def test_no_sequential_loop():
+def test_compiles_without_sequential_loop():
     v = jnp.ones(4096)
     assert "while" not in round_trip.lower(v).as_text()
 
@@ -126,7 +126,7 @@ def test_batched_and_mapped_coordinates_agree():
     np.testing.assert_allclose(round_trip(batch), jax.jit(jax.vmap(round_trip))(batch), atol=1e-6)
 
 
-def test_one_dimension_has_no_angle_and_a_signed_norm():
+def test_one_dimension_has_signed_norm_and_no_angle():
     norm, angles = to_hyperspherical(jnp.float32([-3.0]))
     assert angles.shape == (0,)
     np.testing.assert_array_equal(from_hyperspherical(norm, angles), [-3.0])

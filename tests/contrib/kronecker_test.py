@@ -18,7 +18,7 @@ def _root(moment, damping):
     return (vectors * ((values + damping) / (1 + damping)) ** -0.5) @ vectors.T
 
 
-def test_factors_are_the_inverse_roots_of_inputs_and_derivatives():
+def test_factors_are_inverse_roots_of_second_moments():
     params, (x, y) = mlp_params(0), mlp_batch(0, 30)
     find = functools.partial(dpoptax.contrib.kronecker_factors, mlp_loss, damping=0.2)
     found = jax.jit(find)(params, (x, y))
@@ -39,7 +39,7 @@ def test_factors_are_the_inverse_roots_of_inputs_and_derivatives():
     assert isinstance(found[0]["b"], dpoptax.extend.Diagonal)
 
 
-def test_rows_of_a_convolution_are_in_the_order_of_its_kernel():
+def test_rows_of_convolution_follow_kernel_order():
     rng = np.random.default_rng(0)
     kernel = floats(np.zeros((3, 2, 4)))
     x = floats(rng.normal(size=(40, 8, 2)) * [1.0, 5.0])
@@ -62,7 +62,7 @@ def test_rows_of_a_convolution_are_in_the_order_of_its_kernel():
 
 
 @pytest.mark.slow
-def test_looked_up_tables_stay_as_they_are_and_the_rest_goes_through_a_step():
+def test_lookup_tables_stay_diagonal_under_factors():
     params = {"table": jnp.ones((7, 3)), "w": jnp.ones((3, 2))}
 
     def loss(params, token):

@@ -47,7 +47,7 @@ def _tree(shape, stddev, seed):
 
 @pytest.mark.parametrize("name", slow_but(("conv",), SHAPES))
 @pytest.mark.parametrize("decay", [0.0, 0.8])
-def test_singular_values_are_shrunk_as_the_paper_says(name, decay):
+def test_singular_value_shrinkage_matches_paper(name, decay):
     shape, stddev = SHAPES[name], 0.3
     gradients = [_tree(shape, stddev, seed) for seed in range(4)]
     got = _run(dpoptax.contrib.singular_value_shrinkage(stddev, decay=decay), gradients)
@@ -63,7 +63,7 @@ def test_singular_values_are_shrunk_as_the_paper_says(name, decay):
 
 @pytest.mark.parametrize("per_leaf", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.8])
-def test_james_stein_is_the_estimator_s_positive_part(per_leaf, decay):
+def test_james_stein_matches_positive_part_estimator(per_leaf, decay):
     rng = np.random.default_rng(0)
     scales = {"loud": 3.0, "even": 1.0, "quiet": 0.05}
     gradients = [
@@ -87,7 +87,7 @@ def test_james_stein_is_the_estimator_s_positive_part(per_leaf, decay):
     assert cut > 0 if per_leaf else cut == 0
 
 
-def test_few_coordinates_are_left_alone():
+def test_does_not_shrink_few_coordinates():
     g = [jnp.array([0.1, -0.1]), jnp.array(0.2), jnp.zeros((0, 3)), jnp.zeros(2)]
     for tx in (dpoptax.contrib.james_stein(1.0), dpoptax.contrib.singular_value_shrinkage(1.0)):
         (out,) = _run(tx, [g])
@@ -111,7 +111,7 @@ def _errors(tx, signal, stddev, draws=200):
     ("make", "bound"),
     [(dpoptax.contrib.singular_value_shrinkage, 0.35), (dpoptax.contrib.james_stein, 1.0)],
 )
-def test_the_mean_squared_error_of_low_rank_signals_is_less(make, bound, strength):
+def test_reduces_error_on_low_rank_signals(make, bound, strength):
     stddev = 0.2
     signal = _noisy((30, 50), stddev, strength=strength)[0]
     (error, spread), (raw, _) = _errors(make(stddev), signal, stddev)
@@ -121,7 +121,7 @@ def test_the_mean_squared_error_of_low_rank_signals_is_less(make, bound, strengt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.0, 1.5, 6.0])
-def test_the_error_is_the_one_that_theory_gives_for_the_best_shrinker(strength):
+def test_error_matches_theory_of_optimal_shrinker(strength):
     # Gavish and Donoho, section 4.1: Σ x²(1 − c²), or all of x² below the edge.
     stddev, shape = 1.0, (80, 120)
     edge = stddev * (np.sqrt(shape[0]) + np.sqrt(shape[1]))
@@ -138,7 +138,7 @@ def test_the_error_is_the_one_that_theory_gives_for_the_best_shrinker(strength):
     assert abs(total - best) < 0.05 * best + 6 * spread * signal.size + 20 * edge
 
 
-def test_a_running_mean_finds_signal_that_no_release_shows():
+def test_running_mean_recovers_signal_below_noise_edge():
     stddev, shape = 1.0, (20, 30)
     signal = _noisy(shape, stddev, strength=0.5)[0]
     rng = np.random.default_rng(5)
@@ -164,7 +164,7 @@ def test_a_running_mean_finds_signal_that_no_release_shows():
         dpoptax.contrib.scale_by_shrunk_muon,
     ],
 )
-def test_what_was_refused_stays_nan(make):
+def test_nan_gradients_stay_nan(make):
     g = {"w": jnp.full((4, 3), jnp.nan), "b": jnp.full(5, jnp.nan)}
     tx = make(0.1)
     for out in _run(tx, [g, g]):
@@ -180,13 +180,13 @@ def test_what_was_refused_stays_nan(make):
     ],
 )
 @pytest.mark.parametrize("scale", [0.0, 1e-15, 1e15])
-def test_any_scale(make, scale):
+def test_finite_at_any_scale(make, scale):
     g = {"w": scale * jnp.eye(4, 3), "b": scale * jnp.arange(5.0)}
     out = _run(make(0.1 * scale), [g])[0] if scale else _run(make(0.1), [g])[0]
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(out))
 
 
-def test_without_noise_nothing_is_shrunk():
+def test_does_not_shrink_without_noise():
     g = _tree((6, 9), 0.3, 0)
     for tx in (dpoptax.contrib.singular_value_shrinkage(0.0), dpoptax.contrib.james_stein(0.0)):
         (out,) = _run(tx, [g])
@@ -194,7 +194,7 @@ def test_without_noise_nothing_is_shrunk():
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shrunk_muon_is_its_formula(name):
+def test_shrunk_muon_matches_formula(name):
     shape, stddev, decay = SHAPES[name], 0.3, 0.8
     gradients = [_tree(shape, stddev, seed) for seed in range(4)]
     got = _run(dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=decay), gradients)
@@ -211,7 +211,7 @@ def test_shrunk_muon_is_its_formula(name):
 
 
 @pytest.mark.slow
-def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
+def test_shrunk_muon_without_noise_matches_optax():
     params = {"kernel": jnp.zeros((5, 9))}
     gradients = [
         {"kernel": jax.random.normal(jax.random.fold_in(jax.random.key(0), i), (5, 9))}
@@ -228,7 +228,7 @@ def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
 
 
 @pytest.mark.slow
-def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
+def test_cosine_weights_beat_constant_weights():
     # They come nearer to the signal's polar factor than Muon's weights of 1 or any other constant.
     stddev, shape = 1.0, (40, 60)
     rng = np.random.default_rng(0)
@@ -250,7 +250,7 @@ def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
 
 
 @pytest.mark.slow
-def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
+def test_shrinks_pure_noise_and_keeps_ledger():
     release = {"noise_multiplier": 1.0, "batch_size": 64}
     clip = dpoptax.l2_clip(1.0)
     stddev = dpoptax.extend.noise_stddev(clip, **release)

@@ -68,7 +68,7 @@ def benchmark():
     return [*found, run("non_private", NonPrivate(), 0.99)]
 
 
-def test_runs_on_batches_in_order_are_compared_among_themselves():
+def test_groups_runs_in_order_separately():
     ordered = [
         run("dp_sgd", DPSGD(), 0.9, sampling="in_order"),
         run("correlated", CorrelatedNoise(), 0.95, sampling="in_order"),
@@ -87,7 +87,7 @@ def test_runs_on_batches_in_order_are_compared_among_themselves():
     }
 
 
-def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_their_own():
+def test_groups_runs_by_delta_unit_and_neighboring_relation():
     """Each run is in its own group; previously all shared one row, under the ε of another run."""
     free = run("non_private", NonPrivate(), 0.99)
     found = [
@@ -111,7 +111,7 @@ def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_t
     assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1.67e-05"] == [98.0]
 
 
-def test_what_has_no_proof_is_beside_what_has_one_at_the_only_delta():
+def test_unproven_run_joins_group_with_the_only_delta():
     found = [run("dp_sgd", DPSGD(), 0.97), run("geodp", GeoDP(), 0.1)]
     (entries,) = page_groups.grouped(found).values()
     assert [entry.label for entry in entries] == ["DP-SGD", "GeoDP"]
@@ -122,7 +122,7 @@ def test_what_has_no_proof_is_beside_what_has_one_at_the_only_delta():
     ]  # fmt: skip
 
 
-def test_rows_whose_neighbours_are_others_say_so(tmp_path):
+def test_marks_rows_with_other_neighboring_relation(tmp_path):
     """One row replaces an example by one that adds nothing; the other removes the example."""
     found = [
         run("dp_sgd", DPSGD(), 0.97),
@@ -139,7 +139,7 @@ def test_rows_whose_neighbours_are_others_say_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
+def test_record_adds_each_run_once(tmp_path):
     configs = {
         f"digits/{name}": dataclasses.replace(SMALL, method=method)
         for name, method in (("dp_sgd", DPSGD()), ("geodp", GeoDP()), ("plain", NonPrivate()))
@@ -173,12 +173,12 @@ def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
     assert path.read_text() == before
 
 
-def test_more_trial_seeds_than_seeds_are_refused(tmp_path):
+def test_refuses_more_trial_seeds_than_seeds(tmp_path):
     with pytest.raises(ConfigError, match="`trial_seeds` must be between 1 and seeds=2, got 3"):
         Comparison(tmp_path, seeds=2, trial_seeds=3)
 
 
-def test_differences_are_paired_by_seed_and_have_students_interval():
+def test_differences_are_paired_with_student_interval():
     ((_, entries), *_) = page_groups.grouped(benchmark()).items()
     by_label = {entry.label: entry for entry in entries}
     assert list(by_label) == [
@@ -194,7 +194,7 @@ def test_differences_are_paired_by_seed_and_have_students_interval():
     assert [by_label[label].gradients for label in ("DiSK", "DiSK, one gradient")] == [2, 1]
 
 
-def test_the_rate_of_the_best_trial_counts_and_the_last_of_a_repeated_run():
+def test_uses_best_trial_rate_and_last_repeated_run():
     tried = [
         run("dp_sgd", DPSGD(), accuracy, rate=rate, split="held-out")
         for rate, accuracy in ((1.0, 0.8), (2.0, 0.9), (4.0, 0.7))
@@ -205,7 +205,7 @@ def test_the_rate_of_the_best_trial_counts_and_the_last_of_a_repeated_run():
     np.testing.assert_allclose(entry.mean, 91)
 
 
-def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_path, capsys):
+def test_command_writes_page_with_recorded_numbers(tmp_path, capsys):
     folder = tmp_path / "images"
     with pytest.raises(FileNotFoundError):
         (folder / "x.jsonl").read_text()
@@ -236,13 +236,13 @@ class OwnDisk(Disk):
     """A method defined by a user."""
 
 
-def test_records_of_a_method_of_ones_own_are_refused_by_name(tmp_path):
+def test_refuses_records_of_user_defined_method(tmp_path):
     lines.append(tmp_path / "images" / "x.jsonl", [run("own", OwnDisk(), 0.9)])
     with pytest.raises(ConfigError, match="mnist/own must be of a method of dpoptax"):
         write_page(tmp_path / "images")
 
 
-def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp_path):
+def test_network_without_features_is_named_and_drawn(tmp_path):
     own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
     lines.append(
         tmp_path / "images" / "x.jsonl",
@@ -271,7 +271,7 @@ def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp
     assert "DP-SGD, linear on scattering, 30 steps, δ = 1e-05" in drawn
 
 
-def test_methods_on_each_kind_of_features_have_lines_of_their_own():
+def test_each_kind_of_features_has_separate_lines():
     found = [
         run("dp_sgd", DPSGD(), accuracy, features=features)
         for features, accuracy in (("scattering", 0.9), ("dictionary", 0.8))
@@ -292,7 +292,7 @@ def test_methods_on_each_kind_of_features_have_lines_of_their_own():
     assert drawn["not private, linear on dictionary, 30 steps"].get_ydata()[0] == 99.0
 
 
-def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_path):
+def test_distinguishes_batch_sizes_and_models(tmp_path):
     """Each setting has its own heading and row; previously the last run replaced the others."""
     found = [
         run("dp_sgd", DPSGD(), 0.9),
@@ -320,7 +320,7 @@ def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_pa
     ]  # fmt: skip
 
 
-def test_more_lines_than_colours_are_all_drawn():
+def test_draws_more_lines_than_colors():
     found = [run("dp_sgd", DPSGD(), 0.9, batch_size=2**n) for n in range(9)]
     axes = Figure().subplots()
     page_figures.draw_accuracies(axes, page_groups.grouped(found), {}, "mnist")
@@ -328,7 +328,7 @@ def test_more_lines_than_colours_are_all_drawn():
 
 
 @pytest.mark.parametrize("others", [[], [1e-5, 1e-6]], ids=["alone", "beside several"])
-def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, others):
+def test_records_without_delta_are_not_compared(tmp_path, others):
     """GeoDP's records have no proven ε, so they cannot be the point of a recipe."""
     found = [dataclasses.replace(run("dp_sgd", DPSGD(), 0.97), delta=delta) for delta in others]
     found.append(run("geodp", GeoDP(), 0.1))
@@ -348,7 +348,7 @@ def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, ot
     assert "recipe, here" not in {line.get_label() for line in axes.get_lines()}
 
 
-def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
+def test_malformed_line_is_reported_by_number(tmp_path):
     path = tmp_path / "x.jsonl"
     lines.append(path, benchmark()[:1])
     good = json.loads(path.read_text())
@@ -359,7 +359,7 @@ def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
 
 
 @pytest.mark.parametrize("spent", [1.5, None, float("nan")])
-def test_a_run_that_spent_more_than_it_counts_as_is_no_record(tmp_path, spent):
+def test_refuses_run_that_overspent_its_epsilon(tmp_path, spent):
     """A run that spent more than the ε of its comparison is refused, because the page states it."""
     path = tmp_path / "x.jsonl"
     lines.append(path, benchmark()[:1])
@@ -369,7 +369,7 @@ def test_a_run_that_spent_more_than_it_counts_as_is_no_record(tmp_path, spent):
         lines.read(path)
 
 
-def test_the_benchmark_has_every_method_once_with_the_same_budget():
+def test_benchmark_has_every_method_once_with_same_budget():
     found = load_configs(ROOT / "configs" / "benchmark" / "scattering_linear.py")
     rows = {name: config for name, config in found.items() if name.startswith("mnist/")}
     assert len(rows) == 14

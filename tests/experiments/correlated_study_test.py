@@ -47,7 +47,7 @@ def _error(strategy, sampler, filt, curvature):
 
 
 @pytest.mark.parametrize("filt", [None, SMOOTH, dpoptax.filters.preset("doppler-second-order")])
-def test_iterate_noise_is_that_of_the_transforms(filt):
+def test_iterate_noise_matches_transforms(filt):
     strategy, coordinates = FOUR, 5000
     tx = optax.chain(
         dpoptax.correlated_noise(
@@ -69,7 +69,7 @@ def test_iterate_noise_is_that_of_the_transforms(filt):
     np.testing.assert_allclose(np.var(x), want, rtol=0.08)
 
 
-def test_under_amplification_the_pair_gains_little_and_only_on_flat_problems():
+def test_amplified_pair_gains_little_and_only_if_flat():
     flat, steep = 0.001, 0.1
     alone = _error(INDEPENDENT, POISSON, None, flat)
     sampler = matrix.CyclicPoissonSampler(RECORDS, BATCH, 0, cycle_length=4)
@@ -89,7 +89,7 @@ def test_under_amplification_the_pair_gains_little_and_only_on_flat_problems():
 
 
 @pytest.mark.parametrize("curvature", [0.001, 0.01, 0.1])
-def test_without_amplification_the_pair_beats_each_alone(curvature):
+def test_pair_beats_each_alone_without_amplification(curvature):
     independent = _error(INDEPENDENT, FIXED, None, curvature)
     filtered = _error(INDEPENDENT, FIXED, SMOOTH, curvature)
     correlated = _error(_banded(GROUPS), FIXED, None, curvature)

@@ -45,7 +45,7 @@ def oracle_parts(wanted, shape):
     ("wanted", "shape"),
     [(SMALL, (8, 9, 3)), (SMALL, (7, 7, 1)), (Dictionary(5, 4, 3), (10, 8, 3))],
 )
-def test_features_are_those_of_the_formula(wanted, shape):
+def test_features_match_formula(wanted, shape):
     drawn, parts = oracle_parts(wanted, shape)
     raw = np.asarray(wanted._pooled(drawn)(drawn), float)
     flat = raw.reshape(-1, raw.shape[-1])
@@ -65,7 +65,7 @@ def test_features_are_those_of_the_formula(wanted, shape):
         np.testing.assert_allclose(have, want, atol=2e-4)
 
 
-def test_filters_are_whitened_patches_and_their_mirror_images(monkeypatch):
+def test_filters_are_whitened_patches_and_mirror_images(monkeypatch):
     monkeypatch.setattr(dictionary, "_PATCHES", 20_000)
     wanted, shape = Dictionary(filters=9, patch=3, grid=2), (12, 12, 3)
     drawn = dead_leaves(40, shape)
@@ -83,7 +83,7 @@ def test_filters_are_whitened_patches_and_their_mirror_images(monkeypatch):
     np.testing.assert_allclose(np.linalg.norm(unwhitened, axis=1), 1, atol=0.05)
 
 
-def test_an_image_and_its_mirror_image_have_the_same_features():
+def test_mirror_images_have_same_features():
     given = images(3, 9, 11, 3)
     found = features(SMALL, given)
     np.testing.assert_allclose(found, features(SMALL, given[:, :, ::-1]), atol=1e-4)
@@ -91,7 +91,7 @@ def test_an_image_and_its_mirror_image_have_the_same_features():
     np.testing.assert_allclose((found**2).mean((1, 2, 3)), 1, atol=1e-5)
 
 
-def test_an_example_has_its_features_whatever_the_others_are():
+def test_features_do_not_depend_on_other_examples():
     given = images(5, 8, 8, 1)
     others = np.concatenate([np.full_like(given[:2], np.nan), given[2:3], 1e6 * given[3:]])
     np.testing.assert_array_equal(features(SMALL, given)[2], features(SMALL, others)[2])
@@ -99,13 +99,13 @@ def test_an_example_has_its_features_whatever_the_others_are():
     assert np.isfinite(alone).all()
 
 
-def test_a_second_start_has_the_same_dictionary():
+def test_dictionary_is_reproducible():
     given = images(2, 8, 8, 3)
     np.testing.assert_array_equal(features(SMALL, given), features(SMALL, given))
 
 
 @pytest.mark.parametrize(("channels", "least", "largest"), [(3, -2, 2), (1, 0, 1)])
-def test_dead_leaves_fill_the_range_of_data_sets_with_edges_at_all_scales(channels, least, largest):
+def test_dead_leaves_have_range_and_spectrum_of_photographs(channels, least, largest):
     drawn = dead_leaves(60, (32, 32, channels))
     assert drawn.shape == (60, 32, 32, channels)
     assert drawn.dtype == np.float32
@@ -137,6 +137,6 @@ def test_dead_leaves_fill_the_range_of_data_sets_with_edges_at_all_scales(channe
         ),
     ],
 )
-def test_what_has_no_features_is_refused(wanted, shape, message):
+def test_refuses_unsupported_images(wanted, shape, message):
     with pytest.raises(ConfigError, match=message):
         wanted.shape(shape)

@@ -14,7 +14,7 @@ def moves(transform, params, updates):
     return transform.update(updates, transform.init(params), params)[0]
 
 
-def test_the_digits_are_split_without_overlap():
+def test_digits_are_split_without_overlap():
     split = split_digits(50)
     sizes = [len(labels) for _, labels in split]
     assert sizes == [50, 1247, 250, 250]
@@ -24,7 +24,7 @@ def test_the_digits_are_split_without_overlap():
 
 
 @pytest.mark.slow
-def test_the_public_gradient_is_mixed_or_taken_in_turns():
+def test_public_gradient_is_mixed_or_alternated():
     columns = split_digits(20).public
     params = initial_params(jax.random.key(0))
     updates = jax.tree.map(jnp.ones_like, params)
@@ -38,7 +38,7 @@ def test_the_public_gradient_is_mixed_or_taken_in_turns():
 
 
 @pytest.mark.slow
-def test_the_best_setting_is_tested_on_other_seeds():
+def test_best_setting_is_tested_on_other_seeds():
     split = split_digits(200)
     start = public.pretrained(jax.tree.map(jnp.asarray, split.public), 100)
     arm = Arm({"public_rate": (1e-4, 1.0)}, None, lambda _: optax.identity(), start)
@@ -49,7 +49,7 @@ def test_the_best_setting_is_tested_on_other_seeds():
 
 
 @pytest.mark.slow
-def test_the_pages_have_a_row_for_each_arm(monkeypatch):
+def test_pages_have_a_row_for_each_arm(monkeypatch):
     page = batches.batches_page(trials=1, seeds=2, epochs=1)
     assert "| 32 " in page
     assert "`suggest_plan` chooses B = " in page

@@ -57,14 +57,14 @@ def size(tree):
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
     ],
 )
-def test_sizes(name, shape, classes, count):
+def test_parameter_counts(name, shape, classes, count):
     assert size(shapes(MODELS[name](classes), shape)) == count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
-def test_every_model_takes_every_small_image(name, shape):
+def test_every_model_accepts_small_images(name, shape):
     if name == "vit_small_16":
         shape = LARGE
     # Initialization and application share one trace, because tracing is slow.
@@ -81,7 +81,7 @@ def test_every_model_takes_every_small_image(name, shape):
         ("resnet_18", 1 + 2 * 8),
     ],
 )
-def test_how_many_relu_a_residual_network_has(name, count, monkeypatch):
+def test_residual_networks_have_published_number_of_relus(name, count, monkeypatch):
     calls = []
     monkeypatch.setattr(networks.nn, "relu", lambda hidden: calls.append(1) or jax.nn.relu(hidden))
     shapes(MODELS[name](10), COLOUR)
@@ -89,7 +89,7 @@ def test_how_many_relu_a_residual_network_has(name, count, monkeypatch):
 
 
 @pytest.mark.parametrize("standardised_scale", [1e-3, 1.0, 50.0])
-def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
+def test_standardized_kernel_keeps_scale_of_input(standardised_scale):
     conv = networks.StandardisedConv(64)
     inputs = jax.random.normal(jax.random.key(0), (16, 16, 32))
     params = conv.init(jax.random.key(1), inputs)
@@ -103,7 +103,7 @@ def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TINY))
-def test_one_private_step_of_exact_clipped_gradients(name):
+def test_private_step_uses_exact_clipped_gradients(name):
     model, shape = TINY[name]
     rng = np.random.default_rng(0)
     batch = {

@@ -69,7 +69,7 @@ def collections(variables):
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_every_layer_is_that_of_the_reference(name, lora):
+def test_every_layer_matches_reference(name, lora):
     model, variables, reference = start(name, **lora)
 
     def run(inputs):
@@ -92,7 +92,7 @@ def test_every_layer_is_that_of_the_reference(name, lora):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_lora_trains_its_corrections_and_the_head_only(name):
+def test_lora_trains_only_corrections_and_head(name):
     model, variables, reference = start(name, lora_rank=2, lora_alpha=6.0)
     _, whole, _ = start(name)
     paths = {
@@ -125,7 +125,7 @@ def batch_of(name, reference):
 
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_no_gradient_per_example_is_formed(name, lora):
+def test_forms_no_per_example_gradients(name, lora):
     model, variables, reference = start(name, **lora)
     first = jax.tree.map(lambda x: x[0], batch_of(name, reference))
     explained = dpoptax.explain(example_loss(model, variables.frozen), variables.params, first)
@@ -135,7 +135,7 @@ def test_no_gradient_per_example_is_formed(name, lora):
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_clipped_sums_are_those_of_gradients_per_example(name, lora):
+def test_clipped_sums_match_per_example_gradients(name, lora):
     model, variables, reference = start(name, **lora)
     loss, batch = example_loss(model, variables.frozen), batch_of(name, reference)
     points = dpoptax.GradientPoints((variables.params,), (1.0,))
@@ -146,7 +146,7 @@ def test_clipped_sums_are_those_of_gradients_per_example(name, lora):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *sums)
 
 
-def test_the_loss_of_a_row_is_the_mean_over_its_labels():
+def test_row_loss_is_mean_over_labels():
     model, variables, reference = start("gpt2")
     inputs, logits = reference["inputs"][0], reference["logits"][0]
     labels = jnp.full(9, -1).at[4].set(7).at[6].set(2)
@@ -159,7 +159,7 @@ def test_the_loss_of_a_row_is_the_mean_over_its_labels():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
-def test_a_run_starts_from_the_checkpoint():
+def test_run_starts_from_checkpoint():
     config = ExperimentConfig(
         model="gpt2", dataset="e2e", pretrained=DATA / "gpt2", sequence_length=9, lora_rank=2
     )
@@ -181,7 +181,7 @@ def test_a_run_starts_from_the_checkpoint():
         ("vit_small_published", 21_666_434),
     ],
 )
-def test_sizes_as_published(name, count):
+def test_parameter_counts_match_published_models(name, count):
     kind = PUBLISHED_MODELS[name].kind
     model = ExperimentConfig(model=name, dataset=DATASETS[kind]).build_model(2)
     shapes = jax.eval_shape(
@@ -212,7 +212,7 @@ def copy(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_a_checkpoint_of_the_body_alone_loads(name, copy):
+def test_loads_checkpoint_without_head(name, copy):
     """Checks the format of the first checkpoints: no prefix, gamma and beta, other heads."""
     folder = copy(name)
 
@@ -238,7 +238,7 @@ def test_a_checkpoint_of_the_body_alone_loads(name, copy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_what_is_saved_is_what_was_loaded(name, tmp_path):
+def test_saved_model_equals_loaded_model(name, tmp_path):
     model, variables, _ = start(name)
     save_model(tmp_path / "copy", model, collections(variables))
     saved, published = (
@@ -260,7 +260,7 @@ def test_what_is_saved_is_what_was_loaded(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_corrections_are_merged_where_they_are_saved(name, tmp_path):
+def test_saving_merges_lora_corrections(name, tmp_path):
     model, variables, reference = start(name, lora_rank=2, lora_alpha=5.0)
     moved = jax.tree.map(lambda leaf: leaf + 0.1, variables.params)
     variables = Variables(moved, variables.frozen)
@@ -274,7 +274,7 @@ def test_corrections_are_merged_where_they_are_saved(name, tmp_path):
     assert np.abs(expected - reference["logits"][0]).max() > 0.01
 
 
-def test_a_head_of_other_classes_is_made_anew():
+def test_head_is_new_if_number_of_classes_differs():
     _, (params, _), reference = start("roberta", num_classes=5)
     assert params["head_output"]["kernel"].shape == (12, 5)
     stored = safetensors.load_file(DATA / "roberta" / "model.safetensors")
@@ -300,7 +300,7 @@ def test_a_head_of_other_classes_is_made_anew():
         ),
     ],
 )
-def test_other_tensors_are_named(copy, change, message):
+def test_refuses_other_tensors(copy, change, message):
     folder = copy("gpt2")
     rewrite(folder, change)
     with pytest.raises(ConfigError, match=message):
@@ -322,7 +322,7 @@ def test_other_tensors_are_named(copy, change, message):
         ({"n_positions": 8}, r"`sequence_length` must be at most 8.* got 9"),
     ],
 )
-def test_a_configuration_of_another_computation_is_named(copy, change, message):
+def test_refuses_unsupported_configuration(copy, change, message):
     folder = copy("gpt2")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -330,7 +330,7 @@ def test_a_configuration_of_another_computation_is_named(copy, change, message):
         start("gpt2", folder)
 
 
-def test_missing_and_damaged_files_are_named(copy, tmp_path):
+def test_refuses_missing_and_damaged_files(copy, tmp_path):
     with pytest.raises(ConfigError, match=r"must contain config.json"):
         start("gpt2", tmp_path)
     folder = copy("gpt2")
@@ -373,6 +373,6 @@ def test_missing_and_damaged_files_are_named(copy, tmp_path):
         ),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused(fields, kind, message):
+def test_refuses_model_that_does_not_fit(fields, kind, message):
     with pytest.raises(ConfigError, match=message):
         ExperimentConfig(**fields, dataset=DATASETS[kind]).build_model(2)

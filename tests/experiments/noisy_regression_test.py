@@ -12,17 +12,17 @@ def result():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
-def test_at_one_large_rate_kalman_is_lowest_and_plain_descent_highest(result, rate):
+def test_kalman_is_best_at_one_large_rate(result, rate):
     plain, filtered, kalman = result.at(rate)
     assert np.all(kalman < 0.95 * filtered)
     assert np.all(filtered < plain)
 
 
-def test_near_the_stability_limit_kalman_is_several_times_better(result):
+def test_kalman_is_several_times_better_near_stability_limit(result):
     plain, _, kalman = result.at(1.0)
     assert np.all(kalman < plain / 4)
 
 
-def test_at_rates_tuned_for_each_the_methods_nearly_coincide(result):
+def test_methods_nearly_coincide_at_tuned_rates(result):
     best = result.best()
     assert np.all(best.max(axis=0) < 1.2 * best.min(axis=0))

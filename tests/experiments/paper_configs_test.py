@@ -47,7 +47,7 @@ GEODP = PAPERS / "geodp" / "figure_5.py"
 
 
 ORDINARY = {"images": "linear", "sentences": "roberta_base", "generation": "gpt2"}
-"""For each kind of examples a model that takes them."""
+"""A model for each kind of examples."""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def shortened(config, data_dir, **changes):
 
 
 @pytest.mark.parametrize("file", sorted({name.split(":")[0] for name in ROWS}))
-def test_every_row_is_whole(file):
+def test_every_row_is_valid(file):
     for name, config in ROWS.items():
         if name.startswith(f"{file}:"):
             check_row(config)
@@ -116,7 +116,7 @@ def check_row(config):
         assert (config.epsilon is None) == (config.noise_multiplier is not None)
 
 
-def test_steps_are_the_epochs_that_the_papers_state():
+def test_steps_match_epochs_of_papers():
     steps = {name: ROWS[name].steps for name in ROWS}
     assert steps["pmlf/base:mnist"] == 25 * 60
     assert steps["pmlf/base:cifar100"] == 50 * 50
@@ -135,7 +135,7 @@ SHORT = {
     repr(dataclasses.replace(shortened(row, Path(), model="linear"), learning_rate=0.1)): name
     for name, row in ROWS.items()
 }
-"""A row for each run that is left when the model, the steps, the batch and ε are small ones."""
+"""One row for each run that differs after model, steps, batch and ε are reduced."""
 
 
 COMBINATIONS = {
@@ -149,7 +149,7 @@ COMBINATIONS = {
     ): name
     for name, row in sorted((name, ROWS[name]) for name in SHORT.values())
 }
-"""A row for each combination of what makes the step another program, its numbers aside."""
+"""One row for each combination of settings that changes the program of a step."""
 
 
 OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "images")
@@ -157,13 +157,13 @@ OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "ima
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_IMAGES)
-def test_every_combination_has_a_step(name, data_dir):
+def test_every_combination_traces_a_step(name, data_dir):
     trace(shortened(ROWS[name], data_dir, model="linear"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", sorted({name.split(":")[0] for name in SHORT.values()}))
-def test_every_row_has_a_step(file, data_dir):
+def test_every_row_traces_a_step(file, data_dir):
     for name in set(SHORT.values()) - set(OF_IMAGES):
         if name.startswith(f"{file}:"):
             trace(shortened(ROWS[name], data_dir, model="linear"))
@@ -225,7 +225,7 @@ def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_pa
 
 
 @pytest.mark.slow
-def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
+def test_dp_ftrl_in_fixed_order_costs_one_gaussian_per_epoch():
     row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
     plan = make_plan(dataclasses.replace(row, accountant="pld", noise_multiplier=5.5), 50_000)
     assert plan.sampler.participation_probability == 1.0
@@ -237,7 +237,7 @@ def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
     assert sampled.method.cycle_length == sampled.method.strategy(sampled.steps).bands == 4
 
 
-def test_figure_9_has_two_curves_of_all_layers_and_of_each():
+def test_figure_9_clips_whole_gradient_and_per_layer():
     clips = {
         name.split("/")[-1]: build_chain(row, 1.0, Keys.of(jax.random.key(0))).clip
         for name, row in ROWS.items()
@@ -253,7 +253,7 @@ def test_figure_9_has_two_curves_of_all_layers_and_of_each():
     assert {clip.sensitivity for clip in clips.values()} == {1.0}
 
 
-def test_de_et_al_s_options_are_in_figure_7():
+def test_figure_7_uses_options_of_de_et_al():
     base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
     assert base.parameter_ema == disk.parameter_ema == 0.99999
     assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
@@ -278,7 +278,7 @@ def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
+def test_hyperspherical_clip_trains_with_an_epsilon(data_dir, tmp_path):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
     config = dataclasses.replace(config, method=HypersphericalClip())
     summary = train_and_evaluate(config, tmp_path, progress=False).summary
@@ -295,19 +295,19 @@ def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
         "tables_2_3:table_2/sigma-1/dp-16384",
     ],
 )
-def test_a_stated_noise_has_an_epsilon(row):
+def test_stated_noise_has_an_epsilon(row):
     cost = plan_run(ROWS[f"geodp/{row}"], count_flops=False)
     assert 0.1 < cost.epsilon < 200
 
 
-def test_a_noise_that_protects_nothing_has_its_huge_epsilon():
+def test_tiny_noise_has_huge_epsilon():
     cost = plan_run(ROWS["geodp/figure_5:c/sigma-0.01/dp-256"], count_flops=False)
     assert cost.steps == 350
     assert cost.epsilon == pytest.approx(45_110, rel=0.01)
 
 
 @pytest.mark.slow
-def test_a_noise_free_curve_has_clipped_gradients_and_no_guarantee(data_dir, tmp_path):
+def test_noise_free_row_clips_and_has_no_guarantee(data_dir, tmp_path):
     row = dataclasses.replace(ROWS["geodp/figure_5:a/sigma-0/dp-4096"], data_dir=data_dir)
     row = dataclasses.replace(row, steps=2, batch_size=4, microbatch_size=None)
     summary = train_and_evaluate(row, tmp_path, progress=False).summary
@@ -315,7 +315,7 @@ def test_a_noise_free_curve_has_clipped_gradients_and_no_guarantee(data_dir, tmp
     assert summary["not_covered_by_epsilon"] == ["training loss and accuracy"]
 
 
-def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):
+def test_refuses_to_calibrate_noise_for_geodp(data_dir, tmp_path):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, method=GeoDP())
     config = dataclasses.replace(config, epsilon=1.0, noise_multiplier=None)
     with pytest.raises(
@@ -324,7 +324,7 @@ def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):
         train_and_evaluate(config, tmp_path, progress=False)
 
 
-def test_a_pattern_chooses_rows():
+def test_pattern_selects_rows():
     table = PAPERS / "pmlf" / "table_4.py"
     assert len(load_configs(table)) == 64
     assert list(load_configs(f"{table}:mnist/eps-2/filter-[12]")) == [
@@ -340,7 +340,7 @@ def test_a_pattern_chooses_rows():
         load_configs(f"{table}:svhn/*")
 
 
-def test_an_unknown_clip_is_named(data_dir):
+def test_refuses_unknown_clip(data_dir):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, clip="automatic")
     with pytest.raises(ConfigError, match=r"`clip` must be one of auto_s.* got 'automatic'"):
         build_chain(config, 1.0, Keys.of(jax.random.key(0)))

@@ -149,7 +149,7 @@ STATED = [
     ("GeoDP, Table II", "geodp/tables_2_3:table_2/*", {"dataset": "mnist", "model": "cnn_2"}),
     ("GeoDP, Table III", "geodp/tables_2_3:table_3/*", {"dataset": "cifar10", "model": "resnet_3"}),
 ]
-"""Place, rows, and what all of them have."""
+"""Place in the paper, rows, and the values that all of them have."""
 
 TABLE_6 = {0.5, 1.0, 2.0, 4.0, 8.0}
 KAPPAS = {0.99, 0.9, 0.8, 0.7, 0.6, 0.5}
@@ -189,7 +189,7 @@ GRIDS = [
     ("DP-PMLF, Table 4", "pmlf/table_4:*", "epsilon", {2.0, 4.0, 6.0, 8.0}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*", "dataset", {"mnist", "cifar10"}),
 ]
-"""Place, rows, a field, and all values that it takes in them."""
+"""Place in the paper, rows, a field, and all of its values in these rows."""
 
 DP, B = "DPSGD", {"small": 8192, "large": 16_384}
 GEODP = {
@@ -271,7 +271,7 @@ def check(config, field, stated):
 @pytest.mark.parametrize(
     ("rows", "values"), [pytest.param(*rest, id=f"{place}: {rest[0]}") for place, *rest in STATED]
 )
-def test_configs_have_what_a_paper_states(rows, values):
+def test_configs_have_values_of_papers(rows, values):
     for name in matching(rows):
         for field, stated in values.items():
             check(ROWS[name], field, stated)
@@ -281,13 +281,13 @@ def test_configs_have_what_a_paper_states(rows, values):
     ("rows", "field", "values"),
     [pytest.param(*rest, id=f"{place}: {rest[0]}, {rest[1]}") for place, *rest in GRIDS],
 )
-def test_configs_have_the_grid_that_a_paper_states(rows, field, values):
+def test_configs_have_grids_of_papers(rows, field, values):
     found = {value(ROWS[name], field) for name in matching(rows)}
     assert found == values
 
 
 @pytest.mark.parametrize("start", GEODP)
-def test_geodp_has_the_rows_of_the_paper_and_no_others(start):
+def test_geodp_has_exactly_the_rows_of_the_paper(start):
     found = [
         (row.noise_multiplier, value(row, "method"), getattr(row.method, "beta", None))
         + (row.batch_size, row.clip)
@@ -299,11 +299,11 @@ def test_geodp_has_the_rows_of_the_paper_and_no_others(start):
     assert (free.noise_multiplier, value(free, "method")) == (0.0, DP)
 
 
-def test_repetitions():
+def test_repetitions_match_papers():
     # DP-PMLF, "Hyper-parameters"; GeoDP, VI-A; DOPPLER, its checklist. DiSK does not state it.
     assert REPETITIONS == {"pmlf": 5, "geodp": 100, "doppler": 1}
 
 
-def test_every_file_states_something():
+def test_every_file_has_stated_values():
     files = {name.split(":")[0] for name in ROWS}
     assert files == {name.split(":")[0] for _, rows, _ in STATED for name in matching(rows)}

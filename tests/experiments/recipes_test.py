@@ -15,7 +15,7 @@ from tests.published_data import write_cifar, write_mnist
 
 RECIPES = sorted((Path(__file__).parents[2] / "configs" / "recipes").glob("*.py"))
 DATA = os.environ.get("DPOPTAX_DATA")
-"""Directory with MNIST as it is published."""
+"""Directory with the published files of MNIST."""
 
 STATED = {
     # Name: parameters, epochs, batch, clip, rate and ε, from the sources or from our runs.
@@ -30,12 +30,12 @@ STATED = {
 }
 
 
-def test_every_recipe_is_stated_here():
+def test_every_recipe_has_stated_values():
     assert [path.stem for path in RECIPES] == sorted(STATED)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_is_what_its_source_says_at_the_epsilon_that_it_states(path):
+def test_recipe_matches_source_and_stated_epsilon(path):
     config = load_config(path)
     parameters, epochs, *settings, epsilon = STATED[path.stem]
     cost = planning.plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
@@ -60,7 +60,7 @@ def test_a_recipe_is_what_its_source_says_at_the_epsilon_that_it_states(path):
         if "linear" in path.stem
     ],
 )
-def test_a_recipe_trains_on_published_files(path, tmp_path):
+def test_recipe_trains_on_published_files(path, tmp_path):
     write_mnist(tmp_path)
     write_cifar(tmp_path, 10)
     small = {"steps": 1, "batch_size": 4, "data_dir": tmp_path, "accountant": "rdp"}
@@ -71,7 +71,7 @@ def test_a_recipe_trains_on_published_files(path, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="the environment variable DPOPTAX_DATA is not set")
-def test_mnist_reaches_at_epsilon_1_what_the_recipe_says(tmp_path):
+def test_mnist_recipe_reaches_stated_accuracy_at_epsilon_1(tmp_path):
     (path,) = (p for p in RECIPES if p.stem == "scattering_linear_mnist")
     config = dataclasses.replace(load_config(path), data_dir=Path(str(DATA)), seed=0)
     summary = loop.train_and_evaluate(config, tmp_path, progress=False).summary

@@ -18,7 +18,7 @@ FILTER = functools.partial(rules.LowPass, (0.15, -0.05), (-0.9,))
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_released_pmlf_has_the_noise_of_one_of_its_k_gradients(k):
+def test_released_pmlf_has_noise_of_one_of_k_gradients(k):
     measured = noise.measure(rules.released_pmlf(k))
     assert measured.multiplier == pytest.approx(1 / k, rel=0.01)
     assert measured.first == pytest.approx(1 / k, rel=0.05)
@@ -40,12 +40,12 @@ def test_released_disk_has_less_noise_than_calibrated(kappa, gamma):
     ("k", "t", "wanted"),
     [(2, 1, [1, 0]), (2, 5, [5, 3]), (3, 5, [5, 3, 2]), (4, 5, [5, 3, 2, 1]), (4, 0, [0] * 4)],
 )
-def test_released_pmlf_leaves_out_the_last_iterate(k, t, wanted):
+def test_released_pmlf_omits_last_iterate(k, t, wanted):
     points = rules.released_pmlf(k).points(np.arange(t + 1.0), t)
     assert [(weight, x) for weight, x in points] == [(1.0, x) for x in wanted]
 
 
-def test_the_steps_of_released_disk_have_the_length_of_the_rate():
+def test_steps_of_released_disk_have_length_of_rate():
     start, batches, draws = _problem()
     iterates = _run(rules.released_disk(0.7, 0.5), start, batches, draws, 0.3)
     np.testing.assert_allclose(np.linalg.norm(np.diff(iterates, axis=0), axis=1), 0.3)
@@ -61,11 +61,11 @@ def test_the_steps_of_released_disk_have_the_length_of_the_rate():
         rules.released_disk(0.7, 3 / 7),
     ],
 )
-def test_the_printed_rules_have_the_calibrated_noise(rule):
+def test_published_rules_have_calibrated_noise(rule):
     assert noise.measure(rule).multiplier == pytest.approx(1.0, rel=0.01)
 
 
-def test_the_true_epsilon_of_the_released_pmlf():
+def test_true_epsilon_of_released_pmlf():
     setting = next(s for s in noise.settings() if s.name == "DP-PMLF, k = 2; MNIST")
     sigma, true = setting.prices(1.0, noise.measure(setting.rule))
     assert sigma == pytest.approx(2.836, abs=0.02)
@@ -73,7 +73,7 @@ def test_the_true_epsilon_of_the_released_pmlf():
     assert true > 2.0
 
 
-def test_filters_begin_as_the_released_ones():
+def test_filters_start_like_released_ones():
     def response(*filter_arguments):
         found = rules.LowPass(*filter_arguments)
         return [round(float(found(np.ones(()))), 2) for _ in range(3)]
@@ -110,7 +110,7 @@ def _claim(sigma, steps=6):
 
 
 @pytest.mark.parametrize("rule", [rules.released_pmlf(2), rules.released_disk(0.7, 0.5)])
-def test_an_attack_refutes_the_stated_epsilon(rule):
+def test_attack_refutes_stated_epsilon(rule):
     stated = accounting.epsilon(noise_multiplier=4.0, delta=1e-2, steps=6, sampling_probability=1.0)
     curve = _attack(rule, sigma=4.0)
     assert curve.refutes(auditing.approximate_trade_off(stated, 1e-2))
@@ -127,11 +127,11 @@ def test_an_attack_refutes_the_stated_epsilon(rule):
         rules.released_pmlf(2).scaled_noise(2.0),
     ],
 )
-def test_the_same_attack_does_not_refute_the_printed_rules(rule):
+def test_attack_does_not_refute_published_rules(rule):
     assert not _attack(rule, sigma=4.0).refutes(_claim(4.0))
 
 
-def test_the_baseline_of_geodp_moves_by_the_whole_bound_with_one_example():
+def test_one_example_moves_geodp_baseline_by_whole_bound():
     one, size = np.zeros(50), 64
     one[0] = 1e3 / size  # one example of 64
     zero = np.zeros(50)
@@ -141,7 +141,7 @@ def test_the_baseline_of_geodp_moves_by_the_whole_bound_with_one_example():
     assert np.linalg.norm(turned) == pytest.approx(0.2)
 
 
-def test_only_one_program_of_geodp_divides_the_noise_on_angles_by_the_batch_size():
+def test_one_geodp_program_divides_angle_noise_by_batch_size():
     mean, noise_ = np.array([0.3, -0.1, 0.2, 0.05]), np.zeros(4)
     for program, clipped in (("Runme.m", mean), ("CNN.py", geodp.clip_mean(mean, 0.1))):
         same = geodp.geodp_branch(mean, 0.1, 64, noise_, beta=0.1, program=program)
@@ -193,7 +193,7 @@ def _run(rule, start, batches, draws, rate):
     return np.stack([start, *(x for (x,) in steps)])
 
 
-def test_the_printed_rules_are_those_of_the_oracles():
+def test_published_rules_match_oracles():
     start, batches, draws = _problem()
     found = _run(rules.paper_disk(0.7, 0.5), start, batches, draws, 0.3)
     wanted = disk_oracle.disk(
@@ -223,7 +223,7 @@ def test_the_printed_rules_are_those_of_the_oracles():
     np.testing.assert_allclose(found, wanted)
 
 
-def test_sums_of_a_linear_model_are_those_of_its_examples():
+def test_linear_model_sums_match_per_example_gradients():
     rng = np.random.default_rng(1)
     inputs, labels = rng.normal(size=(5, 4)), rng.integers(10, size=5)
     points = [rng.normal(size=(2, 40)) for _ in range(2)]
@@ -259,7 +259,7 @@ def _records(problem, seeds=3):
     ]
 
 
-def test_the_page_has_every_arm_and_every_part(tmp_path):
+def test_page_has_every_arm_and_part(tmp_path):
     runs = {name: _records(problem) for name, problem in PROBLEMS.items()}
     text = tables.page(runs, [("DP-SGD", *["1"] * 7)], [("1", *["2"] * 6)])
     for problem in PROBLEMS.values():
@@ -273,14 +273,14 @@ def test_the_page_has_every_arm_and_every_part(tmp_path):
     assert (tmp_path / "parts.png").stat().st_size > 1000
 
 
-def test_the_figure_of_the_results_is_that_of_its_record():
+def test_results_figure_equals_record():
     root = Path(__file__).parents[2]
     record = root / "experiments" / "results" / "released-code" / "parts.png"
     shown = root / "docs" / "results" / "released-code.png"
     assert shown.read_bytes() == record.read_bytes()
 
 
-def test_finished_seeds_are_not_trained_again(tmp_path, monkeypatch):
+def test_does_not_retrain_finished_seeds(tmp_path, monkeypatch):
     path, trained = tmp_path / "records.jsonl", []
     problem = PROBLEMS["linear-mnist"]._replace(epsilons=(1.0, 3.0))
     records = _records(problem, 1)
@@ -307,7 +307,7 @@ def test_halved_images_are_means_of_four_pixels():
     np.testing.assert_allclose(found[1, 0, 1], images[1, :2, 2:].mean(axis=(0, 1)))
 
 
-def test_composed_features_apply_one_map_after_the_other():
+def test_composed_features_apply_maps_in_order():
     images = np.arange(2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
     composed, halved = Composed(Halved(), Halved()), Halved()
     found = composed.transform((8, 8, 3))(images)
@@ -317,6 +317,6 @@ def test_composed_features_apply_one_map_after_the_other():
     assert composed.name == "halved-halved"
 
 
-def test_the_command_refuses_no_seeds(tmp_path, capsys):
+def test_command_refuses_zero_seeds(tmp_path, capsys):
     assert main(["released-code", "--seeds", "0", "--folder", str(tmp_path)]) == 2
     assert "`seeds` must be at least 1, got 0." in capsys.readouterr().err

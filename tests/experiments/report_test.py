@@ -51,9 +51,7 @@ def configs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_report_is_one_command_and_its_second_run_computes_nothing(
-    configs, tmp_path, monkeypatch, capsys
-):
+def test_second_report_command_computes_nothing(configs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(catalog, "STUDIES", {"filters": catalog.STUDIES["filters"]})
     output = tmp_path / "docs" / "REPRODUCTION.md"
     arguments = ["report", "--workdir", str(tmp_path / "out"), "--output", str(output)]
@@ -80,7 +78,7 @@ def test_the_report_is_one_command_and_its_second_run_computes_nothing(
     assert "Left out of this report" in output.read_text()
 
 
-def test_a_missing_configs_directory_is_named(tmp_path, capsys):
+def test_refuses_missing_configs_directory(tmp_path, capsys):
     assert main(["report", "--workdir", str(tmp_path), "--configs", str(tmp_path)]) == 2
     assert "Pass the folder `configs` of the repository." in capsys.readouterr().err
     with pytest.raises(ConfigError, match="`flops_per_second` must be positive, got 0"):
@@ -100,7 +98,7 @@ def test_a_missing_configs_directory_is_named(tmp_path, capsys):
         (AugmentedDisk(multiplicity=3), 6),
     ],
 )
-def test_gradient_points_are_counted(method, gradients):
+def test_counts_gradient_points(method, gradients):
     config = dataclasses.replace(ExperimentConfig(model="cnn"), method=method)
     assert paper_runs.points(config) == gradients
     if gradients == 2:
@@ -112,7 +110,7 @@ def test_gradient_points_are_counted(method, gradients):
         assert several == pytest.approx(gradients * one, rel=0.25)
 
 
-def test_every_file_of_configs_has_its_claim():
+def test_every_config_file_has_a_claim():
     files = {
         str(path.relative_to(ROOT / "configs" / "papers").with_suffix(""))
         for path in (ROOT / "configs" / "papers").glob("*/*.py")
@@ -121,7 +119,7 @@ def test_every_file_of_configs_has_its_claim():
     assert set(paper_runs.CLAIMS) == files
 
 
-def test_a_lead_within_twice_its_error_is_not_shown():
+def test_lead_within_twice_its_error_is_not_shown():
     def method(name, accuracies):
         run = {"private": True, "unproven": None, "epsilon": 1.0, "train_seconds": 1.0}
         return method_result(name, name, 1.0, [], [{**run, "test_accuracy": a} for a in accuracies])
@@ -138,7 +136,7 @@ def test_a_lead_within_twice_its_error_is_not_shown():
     assert found[0].found.startswith("+1.00 points")
 
 
-def test_the_committed_report_names_runs_and_studies_that_exist():
+def test_committed_report_names_existing_runs_and_studies():
     script = (ROOT / "experiments" / "results" / "reproduction" / "commands.sh").read_text()
     named = re.findall(r"^dpoptax train '?(configs/[^:]+):([^' ]+)'? ", script, re.MULTILINE)
     assert len(named) > 100

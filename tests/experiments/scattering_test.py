@@ -22,7 +22,7 @@ def images(count, *shape, seed=0):
 
 
 @pytest.mark.parametrize(("scale", "angles"), [(0, 8), (1, 8), (2, 6)])
-def test_wavelets_are_those_of_the_formula(scale, angles):
+def test_wavelets_match_formula(scale, angles):
     for angle in range(angles):
         found = scattering.morlet((24, 32), scale, angle, angles)
         want = np.fft.fft2(oracle.wavelet((24, 32), scale, angle, angles))
@@ -42,7 +42,7 @@ def test_wavelets_are_those_of_the_formula(scale, angles):
         (Scattering(3, 2, None), (24, 16, 1)),
     ],
 )
-def test_coefficients_are_those_of_the_formula(wanted, shape):
+def test_coefficients_match_formula(wanted, shape):
     given = images(2, *shape)
     found = features(wanted, given)
     assert found.shape == (2, *wanted.shape(shape))
@@ -54,7 +54,7 @@ def test_coefficients_are_those_of_the_formula(wanted, shape):
 
 
 @pytest.mark.parametrize(("colours", "channels"), [(1, 81), (3, 243)])
-def test_each_group_of_each_example_has_mean_0_and_variance_1(colours, channels):
+def test_groups_have_mean_0_and_variance_1(colours, channels):
     found = features(Scattering(), images(3, 16, 16, colours))
     assert found.shape == (3, 4, 4, channels)
     grouped = found.reshape(3, 16, 27, -1)
@@ -66,7 +66,7 @@ def test_each_group_of_each_example_has_mean_0_and_variance_1(colours, channels)
         np.testing.assert_allclose(np.moveaxis(have, -1, 0), want, atol=2e-4)
 
 
-def test_opponent_colours_are_a_fixed_map_of_each_pixel():
+def test_opponent_colors_are_a_fixed_map_of_each_pixel():
     given = images(2, 8, 8, 3)
     red, green, blue = np.moveaxis(given.astype(float), -1, 0)
     mixed = [red + green + blue, red - blue, red - 2 * green + blue]
@@ -75,7 +75,7 @@ def test_opponent_colours_are_a_fixed_map_of_each_pixel():
     np.testing.assert_allclose(found, features(RAW, mixed.astype(np.float32)), atol=1e-6)
 
 
-def test_an_example_has_its_features_whatever_the_others_are():
+def test_features_do_not_depend_on_other_examples():
     given = images(5, 8, 8, 1)
     others = np.concatenate([np.full_like(given[:2], np.nan), given[2:3], 1e6 * given[3:]])
     np.testing.assert_array_equal(
@@ -96,7 +96,7 @@ def test_an_example_has_its_features_whatever_the_others_are():
         (Scattering(), (784,), "must be images .height, width, channels. .* got shape"),
     ],
 )
-def test_what_has_no_features_is_refused(wanted, shape, message):
+def test_refuses_unsupported_images(wanted, shape, message):
     with pytest.raises(ConfigError, match=message):
         wanted.shape(shape)
 
@@ -107,7 +107,7 @@ def pattern():
     return np.cos(0.9 * down + 0.1 * right**1.5) * (1 + right / 16)
 
 
-def test_the_values_are_those_that_agreed_with_kymatio():
+def test_matches_recorded_values_of_kymatio():
     # Printed by the oracle. Kymatio 0.3.0, with 3.1415 for π and in float32, gives 0.39281655,
     # 0.32104675, 0.61639667, 0.0035236, 0.00414518 and the sum 37.61979350.
     want = [0.39280499, 0.32102783, 0.61636031, 0.00352329, 0.00414482]
@@ -120,7 +120,7 @@ def test_the_values_are_those_that_agreed_with_kymatio():
 
 
 @pytest.mark.parametrize("wanted", [RAW, dataclasses.replace(RAW, scale=3, angles=6)])
-def test_kymatio_has_the_same_values(wanted, monkeypatch):
+def test_matches_kymatio(wanted, monkeypatch):
     import scipy.special
 
     # Its 3-D module imports names that scipy no longer has.

@@ -15,7 +15,7 @@ def figure_3():
     return studies.geodp_figure_3(repeats=4, key=KEY)
 
 
-def test_filter_responses_are_those_of_figure_6():
+def test_filter_responses_match_figure_6():
     table_2 = studies.filter_responses()
     assert list(table_2.kappa) == list(studies.DOPPLER_TABLE_2)
     assert table_2.decibel["momentum"][-1] == pytest.approx(-25.6, abs=0.1)
@@ -24,7 +24,7 @@ def test_filter_responses_are_those_of_figure_6():
 
 
 @pytest.mark.parametrize("norm", [1e-3, 1e-2])
-def test_small_noise_errors_have_their_closed_form(norm):
+def test_small_noise_errors_match_closed_form(norm):
     gradient = studies.random_mean_gradient(800, norm=norm, key=jax.random.key(1))
     settings = {"noise_multiplier": 0.01, "batch_size": 1024, "beta": 0.5}
     actual = studies.geodp_errors(gradient, **settings, repeats=200, key=KEY)
@@ -35,7 +35,7 @@ def test_small_noise_errors_have_their_closed_form(norm):
     np.testing.assert_allclose(actual.dp_gradient, expected.dp_gradient, rtol=0.02)
 
 
-def test_break_even_beta_separates_who_is_better():
+def test_break_even_beta_separates_geodp_from_dp():
     gradient = studies.random_mean_gradient(500, norm=0.02, key=jax.random.key(2))
     direction, value = studies.break_even_beta(gradient)
     for sigma, batch_size in ((0.01, 512), (0.2, 8192)):
@@ -53,7 +53,7 @@ def test_break_even_beta_separates_who_is_better():
 
 
 @pytest.mark.slow
-def test_figure_3a_at_full_range_of_angles(figure_3):
+def test_figure_3a_with_full_range_of_angles(figure_3):
     """GeoDP preserves directions and DP preserves values at low noise.
 
     At high noise, DP preserves directions. As in the paper, the mean gradient is a hundredth of the
@@ -68,7 +68,7 @@ def test_figure_3a_at_full_range_of_angles(figure_3):
 
 
 @pytest.mark.slow
-def test_figure_3bc_a_small_beta_wins_everything_for_it_adds_almost_no_noise(figure_3):
+def test_figure_3bc_small_beta_wins_by_adding_little_noise(figure_3):
     for panel in "bc":
         errors = figure_3[panel].errors
         assert np.all(errors.geodp_gradient < errors.dp_gradient)
@@ -79,7 +79,7 @@ def test_figure_3bc_a_small_beta_wins_everything_for_it_adds_almost_no_noise(fig
 
 
 @pytest.mark.slow
-def test_figure_3d_dimension_hurts_geodp_squared_and_dp_logarithmically(figure_3):
+def test_figure_3d_error_of_geodp_grows_with_dimension_squared(figure_3):
     errors = figure_3["d"].errors
     growth = errors.geodp_direction[-1] / errors.geodp_direction[0]
     assert growth == pytest.approx((20000 / 500) ** 2, rel=0.1)
@@ -89,7 +89,7 @@ def test_figure_3d_dimension_hurts_geodp_squared_and_dp_logarithmically(figure_3
 
 
 @pytest.mark.slow
-def test_figure_3g_batch_size_helps_geodp_and_leaves_the_direction_of_dp(figure_3):
+def test_figure_3g_batch_size_helps_geodp_but_not_dp_direction(figure_3):
     errors = figure_3["g"].errors
     np.testing.assert_allclose(
         errors.geodp_direction / errors.geodp_direction[0],
@@ -104,7 +104,7 @@ def test_figure_3g_batch_size_helps_geodp_and_leaves_the_direction_of_dp(figure_
 
 
 @pytest.mark.slow
-def test_the_papers_ordering_needs_mean_gradients_of_a_hundredth_of_the_clip_norm():
+def test_ordering_of_paper_needs_tiny_mean_gradients():
     name, values, fixed = "noise_multiplier", (1e-3, 0.1, 1.0), {"dimension": 5000}
     fixed |= {"batch_size": 2048, "beta": 1.0}
     errors = studies.geodp_sweep(name, values, fixed, 0.1, 4, KEY).errors
@@ -114,7 +114,7 @@ def test_the_papers_ordering_needs_mean_gradients_of_a_hundredth_of_the_clip_nor
 
 
 @pytest.mark.slow
-def test_figure_4_some_beta_wins_but_none_of_those_that_the_paper_names():
+def test_figure_4_betas_of_paper_lose_but_smaller_ones_win():
     figure = studies.geodp_figure_4(repeats=2, key=KEY)
     for panel, named in (("a", 0.2), ("b", 0.4)):
         errors, values = figure[panel].errors, figure[panel].values
@@ -130,7 +130,7 @@ def test_figure_4_some_beta_wins_but_none_of_those_that_the_paper_names():
 
 
 @pytest.mark.slow
-def test_the_proven_hyperspherical_clip_buys_no_direction_at_equal_privacy():
+def test_hyperspherical_clip_loses_direction_at_equal_privacy():
     gradients, truth = studies.heterogeneous_gradients(0)
     hyperspherical = {
         f"angle_norm={rho}": dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=rho)
@@ -152,7 +152,7 @@ def test_the_proven_hyperspherical_clip_buys_no_direction_at_equal_privacy():
     assert max(silent[name] for name in hyperspherical) < 0.8
 
 
-def test_a_reference_keeps_its_own_direction_and_learns_slowly():
+def test_reference_keeps_its_direction_and_learns_slowly():
     gradients, truth = studies.heterogeneous_gradients(1)
     noise = 1.5 * jax.random.normal(jax.random.key(5), truth.shape) / np.sqrt(truth.size)
     reference = truth + noise

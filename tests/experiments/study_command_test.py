@@ -31,7 +31,7 @@ def written(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAP)
-def test_a_study_leaves_numbers_a_figure_and_findings(written, name):
+def test_study_writes_numbers_figure_and_findings(written, name):
     workdir, found = written
     with open(workdir / f"{name}.csv", newline="") as file:
         assert file.readline().startswith("# {")
@@ -44,7 +44,7 @@ def test_a_study_leaves_numbers_a_figure_and_findings(written, name):
 
 
 @pytest.mark.slow
-def test_the_findings_are_those_of_the_readme(written):
+def test_findings_match_readme(written):
     _, found = written
     assert [finding.holds for finding in found["noisy-regression"]][0] == "yes"
     assert [finding.holds for finding in found["noisy-regression"]][1] != "no"
@@ -52,7 +52,7 @@ def test_the_findings_are_those_of_the_readme(written):
 
 
 @pytest.mark.slow
-def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
+def test_same_code_does_not_recompute_numbers(written, monkeypatch):
     workdir, found = written
 
     def refuse():
@@ -70,7 +70,7 @@ def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
+def test_stopped_study_resumes_with_next_part(tmp_path, monkeypatch):
     started = []
 
     def part(index):
@@ -90,13 +90,13 @@ def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
     assert started == [0, 1, 1]
 
 
-def test_a_verdict_is_read_off_the_numbers():
+def test_verdict_follows_from_numbers():
     assert study_rows.verdict(True, [True, True]) == "yes"
     assert study_rows.verdict(np.array([True, False])) == "in part"
     assert study_rows.verdict([False]) == "no"
 
 
-def test_help_names_every_study_and_waits_for_none_of_them():
+def test_help_names_every_study_without_slow_imports():
     assert list(study_names.NAMES) == list(catalog.STUDIES)
     code = (
         "import sys\nfrom experiments.command_line import main\n"
@@ -108,7 +108,7 @@ def test_help_names_every_study_and_waits_for_none_of_them():
     assert all(name in " ".join(done.stdout.split()) for name in study_names.NAMES)
 
 
-def test_help_lists_the_commands_and_an_unknown_one_is_named(capsys):
+def test_help_lists_commands_and_rejects_unknown_one(capsys):
     for arguments, code in ((["--help"], 0), ([], 2)):
         assert main(arguments) == code
         shown = capsys.readouterr().out.splitlines()
@@ -120,7 +120,7 @@ def test_help_lists_the_commands_and_an_unknown_one_is_named(capsys):
     assert message.startswith("python -m experiments: error: `command` must be one of ")
 
 
-def test_the_command_prints_the_findings(tmp_path, capsys):
+def test_command_prints_findings(tmp_path, capsys):
     assert main(["study", "filters", "--workdir", str(tmp_path)]) == 0
     assert "damped" in capsys.readouterr().out
     assert main(["study", "filtres", "--workdir", str(tmp_path)]) == 2
@@ -145,7 +145,7 @@ CURVES = {
     ("c", "geodp_1", 0.1, 256): 0.5,
     ("c", "geodp_1", 0.01, 256): 0.31,
 }
-"""Losses at the end of GeoDP's Figure 5 with which all of its claims hold."""
+"""Final losses in GeoDP's Figure 5 for which all of its claims hold."""
 
 
 def _rows_of(curves):
@@ -176,19 +176,19 @@ def _rows_of(curves):
         (("c", "geodp_1", 0.01, 256), 0.4, 3),
     ],
 )
-def test_claims_on_logistic_regression_are_read_off_the_last_losses(curve, loss, claim):
+def test_logistic_regression_claims_follow_from_last_losses(curve, loss, claim):
     holds = [found[2] for found in geodp_mnist_claims.geodp_mnist_findings(_rows_of(CURVES))]
     assert holds == ["yes"] * 4
     changed = geodp_mnist_claims.geodp_mnist_findings(_rows_of({**CURVES, curve: loss}))
     assert changed[claim][2] != "yes"
 
 
-def test_the_figure_of_logistic_regression_has_every_curve():
+def test_logistic_regression_figure_has_every_curve():
     panels = catalog.STUDIES["geodp-mnist"].draw(_rows_of(CURVES)).axes
     assert [len(panel.lines) for panel in panels] == [5, 4, 5]
 
 
-def test_a_study_that_trains_asks_for_its_data(tmp_path, capsys):
+def test_study_that_trains_requires_data_dir(tmp_path, capsys):
     assert main(["study", "geodp-mnist", "--workdir", str(tmp_path)]) == 2
     assert "Pass --data-dir" in capsys.readouterr().err
     assert "geodp-mnist" not in catalog.names_for(None)
@@ -196,7 +196,7 @@ def test_a_study_that_trains_asks_for_its_data(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_curves_of_logistic_regression_are_runs_of_their_configs(tmp_path):
+def test_logistic_regression_curves_run_their_configs(tmp_path):
     write_mnist(tmp_path / "data")
     config = tmp_path / "configs" / "papers" / "geodp" / "figure_5.py"
     config.parent.mkdir(parents=True)

@@ -29,7 +29,7 @@ RECORDS = Path(__file__).parents[2] / "experiments" / "results" / "released-code
         ),
     ],
 )
-def test_steps_are_those_of_optax(name, optimizer):
+def test_steps_match_optax(name, optimizer):
     rule, state = METHODS[name][1], optimizer.init(jnp.zeros(6))
     filtered = rule.new_filter()
     for gradient in np.random.default_rng(0).normal(size=(10, 6)):
@@ -40,7 +40,7 @@ def test_steps_are_those_of_optax(name, optimizer):
         np.testing.assert_allclose(-found, wanted, rtol=2e-4)
 
 
-def test_the_cosine_schedule_is_that_of_optax():
+def test_cosine_schedule_matches_optax():
     wanted = optax.cosine_decay_schedule(1.0, tuning.STEPS)
     schedule = SCHEDULES["_cosine"]
     assert [schedule(t) for t in (0, 7, 60, 119)] == pytest.approx(
@@ -55,7 +55,7 @@ def _data():
     return Data(inputs[:1000], labels[:1000], inputs[1000:], labels[1000:])
 
 
-def test_each_method_repeats_its_best_rate_of_as_many(tmp_path, monkeypatch):
+def test_methods_repeat_their_best_of_equally_many_rates(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "load", lambda spec: _data())
     monkeypatch.setattr(tuning, "calibrate", lambda *args: 0.1)
     monkeypatch.setattr(tuning, "STEPS", 5)
@@ -101,7 +101,7 @@ def _runs(accuracies):
     ]
 
 
-def test_differences_are_from_runs_with_the_same_schedule():
+def test_differences_compare_runs_with_same_schedule():
     accuracies = {"dp_sgd": 0.6, "dp_sgd_cosine": 0.7, "normalized": 0.65, "normalized_cosine": 0.8}
     rows = [line.split("|")[1:] for line in tuned_table(_runs(accuracies)).splitlines()]
     cells = {row[0].strip(): [cell.strip() for cell in row[2:6]] for row in rows}
@@ -115,14 +115,14 @@ def test_differences_are_from_runs_with_the_same_schedule():
     ]
 
 
-def test_a_rate_at_the_edge_of_its_grid_is_marked():
+def test_marks_rate_at_edge_of_its_grid():
     runs = _runs({})
     assert "edge" not in tuned_table(runs)
     assert tuned_table(_runs({"adam": 0.15})).count("edge of the grid") == 1
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10", "digits"])
-def test_no_recorded_rate_is_at_the_edge_of_its_grid(data):
+def test_no_recorded_rate_is_at_edge_of_its_grid(data):
     runs = tuning.read(RECORDS / f"normalized-{data}.jsonl")
     assert runs
     assert "edge of the grid" not in tuned_section({data: runs})

@@ -23,18 +23,18 @@ def test_every_preset_is_stable_with_unit_gain_and_correctable(name):
     assert filters.step_response(filt, 400)[-1] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_preset_without_that_name_lists_the_names():
+def test_unknown_preset_lists_names():
     with pytest.raises(ValueError, match=r"`name` must be one of .*doppler-f6.* got 'f6'"):
         filters.preset("f6")
 
 
-def test_presets_can_be_changed_without_changing_the_library():
+def test_mutating_presets_does_not_change_library():
     filters.presets().clear()
     assert filters.presets() == ALL
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_responses_equal_scipy(name):
+def test_responses_match_scipy(name):
     filt = ALL[name]
     impulse = np.eye(1, 50)[0]
     expected = signal.lfilter(filt.b, [1, *filt.a], impulse)
@@ -49,7 +49,7 @@ def test_responses_equal_scipy(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_noise_gain_is_the_energy_of_the_impulse_response(name):
+def test_noise_gain_is_energy_of_impulse_response(name):
     kappa = filters.impulse_response(ALL[name], 3000)
     assert filters.noise_gain(ALL[name]) == pytest.approx(np.sum(kappa**2), rel=1e-9)
 
@@ -123,14 +123,14 @@ def test_figure_6d_frequency_responses_of_table_4():
 # Signal-to-noise ratio, DOPPLER section 5.3.
 
 
-def test_snr_is_one_half_without_a_filter_whatever_the_correlation():
+def test_snr_without_filter_is_one_half():
     c = [0.5, 0.3, 0.1]
     assert filters.snr(ALL["none"], c) == pytest.approx(0.5)
     assert filters.snr(ALL["none"], c, steps=7) == pytest.approx(0.5)
     assert filters.effective_snr(ALL["none"], c) == pytest.approx(0.25)
 
 
-def test_snr_of_momentum_is_the_papers_expression():
+def test_snr_of_momentum_matches_paper():
     c = 0.5 * 0.8 ** np.arange(200)
     # The paper writes 1/2 + Σ_{τ≥0}. The 1/2 is already c_0, so the sum starts at τ = 1.
     expected = 1.9 * (0.5 + np.sum(0.9 ** np.arange(1, 200) * c[1:]))
@@ -139,7 +139,7 @@ def test_snr_of_momentum_is_the_papers_expression():
 
 
 @pytest.mark.parametrize("name", ["momentum", "doppler-second-order", "pmlf-cifar"])
-def test_snr_with_a_horizon_is_the_double_sum(name):
+def test_snr_with_horizon_is_double_sum(name):
     c, steps = 0.5 * 0.7 ** np.arange(9), 12
     kappa = filters.impulse_response(ALL[name], steps)
     c_padded = np.pad(c, (0, steps - c.size))
@@ -149,7 +149,7 @@ def test_snr_with_a_horizon_is_the_double_sum(name):
     assert filters.snr(ALL[name], c, 10**6) == pytest.approx(filters.snr(ALL[name], c), rel=1e-4)
 
 
-def test_optimal_fir_maximises_the_effective_snr_and_not_equation_5():
+def test_optimal_fir_maximizes_effective_snr():
     rng = np.random.default_rng(0)
     c = np.array([0.5, 0.4, 0.2, 0.05])
     best = filters.optimal_fir(c)
@@ -173,7 +173,7 @@ def test_optimal_fir_clips_negative_estimates():
 
 
 @pytest.mark.parametrize("bad", [{"steps": 0}, {"autocorrelation": []}])
-def test_snr_refuses_an_empty_horizon_or_correlation(bad):
+def test_snr_refuses_empty_horizon_or_correlation(bad):
     with pytest.raises(ValueError, match="`steps` must .* got 0|autocorrelation"):
         filters.snr(ALL["none"], **{"autocorrelation": [0.5]} | bad)
 
@@ -183,7 +183,7 @@ def test_snr_refuses_an_empty_horizon_or_correlation(bad):
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("cutoff", [0.02, 0.1, 0.5, 0.9])
-def test_butterworth_is_half_power_at_its_cutoff_and_monotone(order, cutoff):
+def test_butterworth_is_monotone_with_half_power_at_cutoff(order, cutoff):
     filt = filters.butterworth(order, cutoff)
     assert filt.order == order
     assert filters.validate(*filt, correctable=False) == filt
@@ -192,7 +192,7 @@ def test_butterworth_is_half_power_at_its_cutoff_and_monotone(order, cutoff):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_chebyshev_has_unit_gain_and_the_ripple_asked_for(order):
+def test_chebyshev_has_unit_gain_and_requested_ripple(order):
     filt = filters.chebyshev(order, 0.3, 1.0)
     pass_band = decibel(filt, np.linspace(0, 0.3 * np.pi, 2001))
     assert pass_band[0] == pytest.approx(0.0, abs=1e-9)
@@ -205,7 +205,7 @@ def test_chebyshev_is_steeper_than_butterworth():
     assert decibel(chebyshev, 0.6 * np.pi) < decibel(butterworth, 0.6 * np.pi) - 3
 
 
-def test_the_papers_filters_are_butterworth_designs_the_second_rounded():
+def test_filters_of_paper_are_butterworth_designs():
     design = filters.butterworth(2, 2 / np.pi * np.arctan(1 / np.sqrt(47)))
     paper = ALL["doppler-second-order"]
     np.testing.assert_allclose(design.b + design.a, paper.b + paper.a, atol=0.01)
@@ -226,7 +226,7 @@ def test_the_papers_filters_are_butterworth_designs_the_second_rounded():
         (lambda: filters.butterworth(9, 1e-4), "pole|too narrow|gain"),
     ],
 )
-def test_designs_refuse_what_they_cannot_make(call, message):
+def test_designs_refuse_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -253,24 +253,24 @@ def test_designs_refuse_what_they_cannot_make(call, message):
         ([3.0, -5.8775, 2.8876], [-1.98, 0.9901], r"c_\d\d = -"),
     ],
 )
-def test_validate_names_what_is_wrong(b, a, message):
+def test_validate_explains_errors(b, a, message):
     with pytest.raises(ValueError, match=message):
         filters.validate(b, a)
 
 
 @pytest.mark.parametrize("b", [1.0, [[1.0]], "ab", ["1"], [1j], [None], [True]])
-def test_validate_refuses_what_is_no_sequence_of_numbers(b):
+def test_validate_refuses_non_numeric_sequences(b):
     with pytest.raises(TypeError, match="flat sequence of real numbers"):
         filters.validate(b)
 
 
 @pytest.mark.parametrize("whole", [filters.preset("momentum"), "momentum"])
-def test_validate_says_how_a_whole_filter_is_given(whole):
+def test_validate_explains_how_to_unpack_a_filter(whole):
     with pytest.raises(TypeError, match=r"Unpack .* as in `\*dpoptax\.filters\.preset"):
         filters.validate(whole)
 
 
-def test_validate_can_leave_gain_and_step_response_alone():
+def test_validate_can_skip_gain_and_step_response():
     assert filters.validate([0.5], unit_gain=False) == Filter((0.5,))
     assert filters.validate([0.0, 1.0], correctable=False) == Filter((0.0, 1.0))
     # The papers print fractions, so a rounded coefficient is a typing error.
@@ -279,12 +279,12 @@ def test_validate_can_leave_gain_and_step_response_alone():
     assert filters.validate(np.float32([0.1]), np.float32([-0.9])).a[0] == pytest.approx(-0.9)
 
 
-def test_a_very_slow_filter_is_still_checked():
+def test_validates_very_slow_filter():
     slow = filters.validate([1e-7], [-(1 - 1e-7)])
     assert filters.noise_gain(slow) == pytest.approx(1e-7 / 2, rel=1e-6)
 
 
-def test_random_stable_filters_agree_with_scipy():
+def test_random_stable_filters_match_scipy():
     rng = np.random.default_rng(1)
     for order in range(5):
         roots = rng.uniform(-0.9, 0.9, order)

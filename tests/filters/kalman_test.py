@@ -14,7 +14,7 @@ from tests.oracles import disk as oracle
 @pytest.mark.parametrize(
     ("w", "v", "h"), [(1.0, 0.5, 0.0), (1.0, 0.1, 0.3), (0.2, 1.0, 0.1), (5.0, 0.01, 0.0)]
 )
-def test_the_recursion_is_the_paper_s_and_converges_to_the_closed_form(w, v, h):
+def test_recursion_matches_paper_and_converges(w, v, h):
     arguments = {"noise_stddev": w, "drift_stddev": v, "hessian_stddev": h}
     errors, gains = dpoptax.filters.kalman_gain(**arguments, steps=5000, initial_variance=3.0)
     want = oracle.kalman_recursion(3.0, 50, var_w=w**2, var_v=v**2, var_h=h**2)
@@ -41,7 +41,7 @@ def _random_walk(drift, steps=300, d=4000, seed=1):
 
 
 @pytest.mark.parametrize("drift", [0.1, 0.3, 1.0])
-def test_the_gain_of_a_random_walk_is_found(drift):
+def test_estimates_gain_of_random_walk(drift):
     signal = _random_walk(drift)
     out, gains = _track(signal, stddev=1.0)
     want = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=drift)
@@ -51,14 +51,14 @@ def test_the_gain_of_a_random_walk_is_found(drift):
     assert np.mean((out - signal)[100:] ** 2) == pytest.approx(p, rel=0.05)
 
 
-def test_a_constant_signal_is_averaged():
+def test_averages_constant_signal():
     signal = np.broadcast_to(np.random.default_rng(0).normal(size=5000), (60, 5000))
     out, gains = _track(signal, stddev=1.0)
     np.testing.assert_allclose(gains[:5], 1 / np.arange(1, 6), rtol=0.1)
     assert np.mean((out[-1] - signal[-1]) ** 2) < 3 / 60
 
 
-def test_leaves_can_have_gains_of_their_own():
+def test_leaves_can_have_separate_gains():
     tx = dpoptax.adaptive_kalman(1.0, per_leaf=True)
     rng = np.random.default_rng(0)
     still, moving = np.zeros((200, 3000)), _random_walk(1.0, 200, 3000)
@@ -75,7 +75,7 @@ def test_leaves_can_have_gains_of_their_own():
 
 
 @pytest.mark.parametrize("size", [100, 2000])
-def test_a_drift_that_cannot_be_seen_is_not_taken_for_none(size):
+def test_undetectable_drift_is_not_treated_as_zero(size):
     signal = np.zeros((400, size))
     gains = np.mean([_track(signal, 1.0, seed)[1][200:].mean() for seed in range(4)])
     error = (2 / (39 * size)) ** 0.5  # a decay of 0.95 averages over 39 steps
@@ -83,7 +83,7 @@ def test_a_drift_that_cannot_be_seen_is_not_taken_for_none(size):
     assert 0.4 < gains / largest < 1.0  # once p is too large for the signal, r is below 0
 
 
-def test_what_an_estimate_leaves_possible():
+def test_mean_above_zero_matches_truncated_normal():
     estimates = np.array([-200.0, -30.0, -9.9, -3.0, 0.0, 2.0, 40.0])
     want = stats.truncnorm(-estimates / 2.0, np.inf, loc=estimates, scale=2.0).mean()
     got = _kalman._mean_above_zero(jnp.asarray(estimates, jnp.float32), jnp.full(7, 2.0))

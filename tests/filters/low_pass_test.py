@@ -38,7 +38,7 @@ def _random_filter(rng, na, nb):
 
 
 @pytest.mark.parametrize(("na", "nb"), covering(range(5), range(5), strength=1))
-def test_equals_scipy(na, nb):
+def test_matches_scipy(na, nb):
     rng = np.random.default_rng(10 * na + nb)
     b, a = _random_filter(rng, na, nb)
     xs = rng.normal(size=(60, 3)).astype(np.float32)
@@ -52,7 +52,7 @@ QUICK_PRESETS = ("none", "doppler-second-order", "pmlf-cifar")
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK_PRESETS, dpoptax.filters.presets()))
-def test_bias_correction_makes_constants_pass(name):
+def test_bias_correction_passes_constants(name):
     filt = dpoptax.filters.preset(name)
     xs = jnp.full((40, 2), 3.0)
     for tx in (dpoptax.doppler(*filt), dpoptax.low_pass(*filt, start="steady")):
@@ -60,7 +60,7 @@ def test_bias_correction_makes_constants_pass(name):
 
 
 @pytest.mark.parametrize("name", ["momentum", "doppler-second-order", "doppler-f5", "doppler-f6"])
-def test_corrected_divides_by_the_response_to_ones(name):
+def test_corrected_divides_by_response_to_ones(name):
     b, a = dpoptax.filters.preset(name)
     xs = np.random.default_rng(0).normal(size=(50, 2))
     want = signal.lfilter(b, [1, *a], xs, axis=0)
@@ -70,7 +70,7 @@ def test_corrected_divides_by_the_response_to_ones(name):
 
 
 @pytest.mark.parametrize("name", ["momentum", "doppler-second-order", "doppler-f5"])
-def test_steady_starts_as_if_the_first_input_had_always_been(name):
+def test_steady_starts_as_if_first_input_were_constant(name):
     b, a = dpoptax.filters.preset(name)
     xs = np.random.default_rng(1).normal(size=(50, 1))
     initial = signal.lfilter_zi(b, [1, *a])[:, None] * xs[:1]
@@ -79,7 +79,7 @@ def test_steady_starts_as_if_the_first_input_had_always_been(name):
     np.testing.assert_allclose(out, want, atol=2e-5)
 
 
-def test_dtypes_are_kept_and_buffers_can_be_wider():
+def test_keeps_dtypes_and_allows_wider_buffers():
     params = {"w": jnp.zeros(2, jnp.bfloat16)}
     xs = {"w": jnp.ones((300, 2), jnp.bfloat16)}
     out, state = _run(dpoptax.low_pass([0.01], [-0.99], accumulator_dtype=jnp.float32), xs, params)
@@ -90,7 +90,7 @@ def test_dtypes_are_kept_and_buffers_can_be_wider():
     assert state.buffers[0]["w"].dtype == jnp.bfloat16
 
 
-def test_an_order_zero_filter_is_the_identity_and_empty_trees_pass():
+def test_order_zero_is_identity_and_empty_trees_pass():
     tx = dpoptax.low_pass([1.0])
     x = {"a": jnp.arange(3.0), "none": None}
     out, state = tx.update(x, tx.init(x))
@@ -111,11 +111,11 @@ def test_an_order_zero_filter_is_the_identity_and_empty_trees_pass():
         ([0.0, 1.0], [], "c_"),
     ],
 )
-def test_bad_filters(b, a, message):
+def test_refuses_bad_filters(b, a, message):
     with pytest.raises(ValueError, match=message):
         dpoptax.low_pass(b, a)
 
 
-def test_bad_start():
+def test_refuses_bad_start():
     with pytest.raises(ValueError, match="`start` must .* got 'warm'"):
         dpoptax.low_pass([1.0], start="warm")

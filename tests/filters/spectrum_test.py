@@ -45,13 +45,13 @@ def slow_signal(steps=4096, coordinates=50, pole=0.9, seed=1):
     return signal.lfilter([1.0], [1.0, -pole], drive, axis=0, zi=pole * start)[0]
 
 
-def test_white_noise_is_flat_at_its_variance():
+def test_white_noise_has_flat_spectrum():
     omega, power = spectrum.power_spectrum(white(), segment=64)
     assert (omega[0], omega[-1], power.shape) == (0.0, np.pi, (33,))
     np.testing.assert_allclose(power, 0.25, rtol=0.06)  # the ends are not halved either
 
 
-def test_a_filter_shapes_the_spectrum_by_its_response():
+def test_filter_shapes_spectrum_by_its_response():
     filtered = signal.lfilter(DOPPLER.b, [1.0, *DOPPLER.a], white(), axis=0)
     omega, power = spectrum.power_spectrum(filtered, segment=256)
     expected = 0.25 * np.abs(filters.frequency_response(DOPPLER, omega)) ** 2
@@ -59,7 +59,7 @@ def test_a_filter_shapes_the_spectrum_by_its_response():
     np.testing.assert_allclose(power[inner], expected[inner], rtol=0.15)
 
 
-def test_power_is_the_mean_square_and_a_constant_is_signal():
+def test_power_integrates_to_mean_square():
     series = slow_signal() + 3.0
     omega, power = spectrum.power_spectrum(series)
     total = np.trapezoid(power, omega) / np.pi
@@ -67,14 +67,14 @@ def test_power_is_the_mean_square_and_a_constant_is_signal():
     assert power[0] > 100 * power[-1]
 
 
-def test_autocorrelation_leaves_the_noise_out():
+def test_autocorrelation_excludes_noise():
     noisy = slow_signal() + white(seed=5)
     found = spectrum.autocorrelation(noisy, 10, stddev=0.5)
     np.testing.assert_allclose(found, 0.9 ** np.arange(11), atol=0.05)
     assert spectrum.autocorrelation(noisy, 0)[0] == pytest.approx(1.25, abs=0.05)
 
 
-def test_running_ratio_follows_the_signal():
+def test_running_snr_follows_signal():
     noisy = white()
     noisy[2048:] += 1.0  # a signal of power 1 over noise of power 1/4
     ratio = spectrum.running_snr(noisy, 0.5, window=100)
@@ -83,7 +83,7 @@ def test_running_ratio_follows_the_signal():
     np.testing.assert_allclose(ratio[2100:], 4.0, atol=0.3)
 
 
-def test_the_proposed_filter_is_that_of_the_true_correlations():
+def test_proposed_filter_matches_true_correlations():
     noisy = slow_signal() + white(stddev=2.0, seed=5)
     proposed = spectrum.propose_filter(noisy, 2.0, length=8)
     true = 0.9 ** np.arange(8)
@@ -93,7 +93,7 @@ def test_the_proposed_filter_is_that_of_the_true_correlations():
     )
 
 
-def test_a_noisy_estimate_of_the_power_does_not_spoil_the_proposal():
+def test_proposal_is_robust_to_noisy_power_estimate():
     noisy = slow_signal(400, 20) + white(400, 20, stddev=2.0, seed=5)
     proposed = spectrum.propose_filter(noisy, 2.05, length=4)  # here c_0 is below c_1
     assert spectrum.autocorrelation(noisy, 1, stddev=2.05)[0] < 0.9
@@ -132,7 +132,7 @@ def test_a_noisy_estimate_of_the_power_does_not_spoil_the_proposal():
         ),
     ],
 )
-def test_bad_values_are_named(call, message):
+def test_refuses_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -146,7 +146,7 @@ def recorded(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(recorded):
+def test_recording_has_released_and_filtered_gradients(recorded):
     found = spectrum.load(recorded[1] / "recording.npz")
     assert found.released.shape == found.filtered.shape == (8, 650)
     assert found.stddev == 2.0 / 64
@@ -160,25 +160,25 @@ def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(reco
 
 
 @pytest.mark.slow
-def test_recording_changes_nothing(recorded):
+def test_recording_does_not_change_training(recorded):
     data = RUN.data().load()
     plain = train(RUN, data, make_plan(RUN, data.train_size))
     assert params_sha256(recorded[0].params) == plain.summary["params_sha256"]
 
 
 @pytest.mark.parametrize("changes", [{"method": NonPrivate()}, {"noise_multiplier": 0.0}])
-def test_gradients_without_noise_are_not_recorded(changes):
+def test_refuses_to_record_gradients_without_noise(changes):
     with pytest.raises(ConfigError, match="`config` must have noise to be recorded"):
         recording.record_run(dataclasses.replace(RUN, **changes), RUN.data().load(), 5)
 
 
 @pytest.mark.slow
-def test_noise_on_angles_has_no_single_deviation():
+def test_noise_on_angles_has_no_single_stddev():
     config = dataclasses.replace(RUN, method=GeoDP(), steps=2)
     assert np.isnan(recording.record_run(config, RUN.data().load(), 5).stddev)
 
 
-def test_coordinates_are_drawn_from_all_leaves_without_repetition():
+def test_chooses_coordinates_of_all_leaves_without_repetition():
     chosen = recording.choose([3, 5, 1000], 900)
     assert [part.max() < size for part, size in zip(chosen, (3, 5, 1000), strict=True)]
     flat = np.concatenate([part + start for part, start in zip(chosen, (0, 3, 8), strict=True)])
@@ -188,7 +188,7 @@ def test_coordinates_are_drawn_from_all_leaves_without_repetition():
     assert [part.tolist() for part in whole] == [[0, 1, 2], [0, 1]]
 
 
-def test_another_file_is_no_recording(tmp_path):
+def test_refuses_file_that_is_not_a_recording(tmp_path):
     np.savez(tmp_path / "other.npz", released=np.ones(3))
     with pytest.raises(ValueError, match=r"other.npz is not a recording.* filtered, stddev"):
         spectrum.load(tmp_path / "other.npz")

@@ -57,7 +57,7 @@ def _cyclic(**changes):
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
-def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
+def test_noise_is_inverse_strategy_times_white_noise(strategy):
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
     _, white = _releases(dpoptax.gaussian_noise(**arguments), 24, params)
@@ -72,7 +72,7 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [BANDED, LAMBDA, BUFFERED, BISR])
-def test_the_factory_may_be_called_under_jit(strategy):
+def test_factory_works_under_jit(strategy):
     def first(key):
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
         mean, state = tx.update(
@@ -96,7 +96,7 @@ def test_the_factory_may_be_called_under_jit(strategy):
         (1, -1.9, 0.93),
     ],
 )
-def test_accumulating_noise_contains_the_independent_noise(coefficients):
+def test_independent_noise_is_recoverable_from_releases(coefficients):
     steps, stddev = 2000, 0.5
     strategy = matrix.BandedToeplitz(coefficients)
     arguments = {"noise_multiplier": 1.0, "batch_size": 1, "key": KEY}
@@ -110,7 +110,7 @@ def test_accumulating_noise_contains_the_independent_noise(coefficients):
     np.testing.assert_allclose(found, white, atol=3e-5 * stddev)
 
 
-def test_the_noise_of_a_step_comes_to_what_its_bound_says():
+def test_settled_noise_equals_norm_of_impulse_response():
     rng = np.random.default_rng(0)
     for bands in range(2, 8):
         taps = np.poly(rng.uniform(-0.9, 0.9, bands))
@@ -121,7 +121,7 @@ def test_the_noise_of_a_step_comes_to_what_its_bound_says():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 300])
-def test_the_noise_of_a_step_from_buffers_comes_to_what_its_bound_says(steps):
+def test_buffered_noise_equals_norm_of_impulse_response(steps):
     rng = np.random.default_rng(0)
     for buffers in range(1, 5):
         decay, scale = rng.uniform(0, 1, buffers), rng.uniform(0, 0.4, buffers)
@@ -133,7 +133,7 @@ def test_the_noise_of_a_step_from_buffers_comes_to_what_its_bound_says(steps):
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, dataclasses.replace(BISR, steps=9)])
-def test_what_is_priced_is_what_float32_computes(strategy):
+def test_price_uses_float32_coefficients(strategy):
     noising = strategy.noising_matrix()
     with jax.enable_x64(True):  # the values of the noise, without further rounding
         rows, state = [], noising.init_multiply(jnp.zeros(9))
@@ -145,7 +145,7 @@ def test_what_is_priced_is_what_float32_computes(strategy):
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
-def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
+def test_refuses_buffers_cast_to_another_dtype(strategy):
     """A state cast to bfloat16 would give noise that differs from the priced noise."""
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
@@ -156,8 +156,8 @@ def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
-def test_buffers_of_other_parameters_are_refused(strategy):
-    """A state of three numbers is refused for one: it once released three.
+def test_refuses_buffers_of_other_parameters(strategy):
+    """A state of three numbers is refused for one: an earlier version released three.
 
     Their differences contained only the noise of the step before.
     """
@@ -171,7 +171,7 @@ def test_buffers_of_other_parameters_are_refused(strategy):
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
-def test_no_product_of_the_noise_is_at_a_platforms_default_precision(strategy):
+def test_noise_products_use_highest_precision(strategy):
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     traced = jax.make_jaxpr(tx.update)(total, tx.init(jnp.zeros(3)))
@@ -207,7 +207,7 @@ def test_redrawn_noise_equals_buffered_noise(bands):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_bands():
+def test_memory_does_not_grow_with_bands():
     params = jax.ShapeDtypeStruct((200, 300), jnp.float32)
 
     def memory(bands):
@@ -223,7 +223,7 @@ def test_memory_does_not_grow_with_the_bands():
     assert many[1] <= few[1] + 1024  # 62 more weights, and no copy of 240 kB
 
 
-def test_more_bands_of_the_inverse_root_leave_less_noise_in_the_sums_at_equal_privacy():
+def test_more_inverse_root_bands_reduce_noise_in_sums():
     steps, cycle = 24, 6
     sampler = _cyclic(
         batch_size=1000 // cycle, dataset_size=cycle * (1000 // cycle), cycle_length=6
@@ -248,14 +248,14 @@ def test_one_band_is_gaussian_noise():
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
-def test_columns_have_norm_one_at_most(strategy):
+def test_columns_have_norm_at_most_one(strategy):
     norms = np.linalg.norm(_dense(strategy, 24), axis=0)
     np.testing.assert_allclose(norms[0], 1.0)
     # The coefficients are rounded, and the price uses the same rounded coefficients as the noise.
     assert norms.max() <= 1 + (0 if strategy is BANDED else 1e-6)
 
 
-def test_the_clipped_sum_is_in_the_release_and_noise_is_scaled_to_the_clip():
+def test_release_has_clipped_sum_and_noise_scaled_to_clip():
     tx = dpoptax.correlated_noise(BANDED, noise_multiplier=0.0, batch_size=4, key=KEY)
     params = jnp.zeros(2, jnp.bfloat16)
     total = dpoptax.extend.trust_clipped(jnp.array([8.0, 4.0]), CLIP)
@@ -269,7 +269,7 @@ def test_the_clipped_sum_is_in_the_release_and_noise_is_scaled_to_the_clip():
     np.testing.assert_allclose(jnp.std(mean), first, rtol=0.02)
 
 
-def test_records_take_part_in_their_turn_only_and_with_their_probability():
+def test_records_participate_only_in_their_turn():
     sampler = _cyclic(dataset_size=203, batch_size=10, multiple_of=8)
     assert sampler.padded_size % 8 == 0
     drawn = np.zeros((400, 203), bool)
@@ -289,7 +289,7 @@ def test_records_take_part_in_their_turn_only_and_with_their_probability():
     assert not np.array_equal(again.indices[again.mask], other.indices[other.mask])
 
 
-def test_full_groups_are_batches_in_a_fixed_order():
+def test_full_groups_are_batches_in_fixed_order():
     sampler = _cyclic(batch_size=250)
     assert sampler.participation_probability == 1
     first, second = (np.sort([s.indices for s in sampler.samples(t, t + 4)]) for t in (0, 8))
@@ -297,7 +297,7 @@ def test_full_groups_are_batches_in_a_fixed_order():
     np.testing.assert_array_equal(np.sort(first.ravel()), np.arange(1000))
 
 
-def test_amplified_price_is_that_of_the_rounds_of_one_group():
+def test_amplified_price_is_that_of_one_group():
     sampler = _cyclic(batch_size=50, cycle_length=4)
     sampling = BANDED.under(sampler)
     spent = accounting.epsilon(noise_multiplier=4.0, sampler=sampling, steps=42, delta=1e-5)
@@ -314,7 +314,7 @@ def test_amplified_price_is_that_of_the_rounds_of_one_group():
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
 @pytest.mark.parametrize("cycle_length", [2, 5])
-def test_fixed_participation_has_the_sensitivity_of_the_worst_pattern(strategy, cycle_length):
+def test_fixed_participation_has_worst_case_sensitivity(strategy, cycle_length):
     sampler = _cyclic(batch_size=1000 // cycle_length, cycle_length=cycle_length)
     got = strategy.under(sampler).sensitivity(24)
     dense = _dense(strategy, 24)
@@ -332,13 +332,13 @@ def test_fixed_participation_has_the_sensitivity_of_the_worst_pattern(strategy, 
 
 
 @pytest.mark.parametrize("column", [(1.0, 0.2, 0.5), (1.0, -0.5)])
-def test_columns_whose_worst_pattern_is_not_known_are_refused(column):
+def test_refuses_columns_with_unknown_worst_pattern(column):
     sampler = _cyclic(batch_size=500, cycle_length=2)
     with pytest.raises(ValueError, match="nonnegative and nonincreasing"):
         matrix.BandedToeplitz(column).under(sampler).sensitivity(24)
 
 
-def test_at_full_participation_both_ways_of_accounting_agree():
+def test_accountings_agree_at_full_participation():
     sampler = _cyclic(batch_size=250, cycle_length=4)
     sampling = BANDED.under(sampler)
     np.testing.assert_allclose(sampling.sensitivity(24), 6**0.5, rtol=1e-6)
@@ -350,7 +350,7 @@ def test_at_full_participation_both_ways_of_accounting_agree():
 
 
 @pytest.mark.usefixtures("coarse_prices")
-def test_multipliers_are_calibrated_for_a_strategy_and_its_sampler():
+def test_calibrates_multiplier_for_strategy_and_sampler():
     for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250), (BISR, 250)):
         sampling = strategy.under(_cyclic(batch_size=batch_size))
         sigma = accounting.calibrate_noise_multiplier(
@@ -372,7 +372,7 @@ def test_multipliers_are_calibrated_for_a_strategy_and_its_sampler():
         (LAMBDA, sampling.PoissonSampler(1000, 50, 0), "got PoissonSampler"),
     ],
 )
-def test_a_sampler_that_does_not_fit_gets_no_epsilon(strategy, sampler, message):
+def test_refuses_sampler_that_does_not_fit_strategy(strategy, sampler, message):
     with pytest.raises(ValueError, match=message):
         strategy.under(sampler)
     tx = dpoptax.correlated_noise(
@@ -382,7 +382,7 @@ def test_a_sampler_that_does_not_fit_gets_no_epsilon(strategy, sampler, message)
         accounting.epsilon_spent(tx.init(jnp.zeros(2)), sampler, 1e-5)
 
 
-def test_one_band_goes_with_every_sampler():
+def test_one_band_works_with_poisson_sampling():
     sampler = sampling.PoissonSampler(1000, 50, 0)
     arguments = {"noise_multiplier": 6.0, "steps": 10, "delta": 1e-5}
     one = matrix.BandedToeplitz((1.0,)).under(sampler)
@@ -392,7 +392,7 @@ def test_one_band_goes_with_every_sampler():
 
 
 @pytest.mark.usefixtures("coarse_prices")
-def test_epsilon_is_read_from_the_state():
+def test_epsilon_is_read_from_state():
     sampler = _cyclic()
     arguments = {"noise_multiplier": 6.0, "batch_size": 50, "key": KEY}
     state = after_releases(dpoptax.correlated_noise(BANDED, **arguments), jnp.zeros(2), 9)
@@ -412,7 +412,7 @@ def test_epsilon_is_read_from_the_state():
         accounting.epsilon_spent(long, _cyclic(batch_size=250), 1e-5)
 
 
-def test_a_strategy_under_a_sampler_prices_no_state():
+def test_epsilon_spent_refuses_strategy_under_sampler():
     # Independent noise would be priced like that of the strategy: ε = 1.7 instead of 4.4.
     sampler = _cyclic(batch_size=250)
     for tx in (dpoptax.gaussian_noise, functools.partial(dpoptax.correlated_noise, BUFFERED)):
@@ -422,7 +422,7 @@ def test_a_strategy_under_a_sampler_prices_no_state():
 
 
 @pytest.mark.slow
-def test_optimal_strategies_leave_less_noise_in_the_sum_of_gradients():
+def test_optimal_strategies_reduce_noise_in_sums():
     steps = 32
     sums = np.tril(np.ones((steps, steps)))
 
@@ -445,7 +445,7 @@ def test_optimal_strategies_leave_less_noise_in_the_sum_of_gradients():
 
 
 @pytest.mark.slow
-def test_a_training_loop_with_a_filter_behind_the_noise():
+def test_trains_with_filter_after_noise():
     tx = optax.chain(
         dpoptax.correlated_noise(BANDED, noise_multiplier=0.5, batch_size=4, key=KEY),
         dpoptax.doppler(*dpoptax.filters.preset("doppler-second-order")),
@@ -504,12 +504,12 @@ def test_bad_arguments(make, message):
         make()
 
 
-def test_a_strategy_that_is_none_is_refused():
+def test_refuses_tuple_as_strategy():
     with pytest.raises(TypeError, match="BandedToeplitz"):
         dpoptax.correlated_noise((1.0, 0.5), noise_multiplier=1.0, batch_size=4, key=KEY)
 
 
-def test_no_more_steps_are_found_than_a_strategy_was_made_for():
+def test_calibrated_steps_do_not_exceed_strategy_steps():
     sampler = matrix.CyclicPoissonSampler(48, 4, cycle_length=12, seed=0)
     run = {"delta": 1e-5, "noise_multiplier": 2.0, "sampler": BUFFERED.under(sampler)}
     assert accounting.calibrate_steps(epsilon=50.0, **run) == 24

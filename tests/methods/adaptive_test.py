@@ -78,7 +78,7 @@ def _same(got, want):
         for stddev in (0.0, 0.05)
     ],
 )
-def test_lp_adam_follows_algorithm_3(problem, name, stddev):
+def test_lp_adam_matches_algorithm_3(problem, name, stddev):
     filt = dpoptax.filters.preset(name)
     want = _oracle(problem, b=filt.b, a=filt.a, beta=0.1, eps=0.02, noise_variance=stddev**2)
     _same(_run(problem, dpoptax.lp_adam(ETA, *filt, b2=0.9, eps=0.02, stddev=stddev)), want)
@@ -86,7 +86,7 @@ def test_lp_adam_follows_algorithm_3(problem, name, stddev):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interval", [STEPS, 10])
-def test_lp_adam_is_a_base_of_galore(problem, interval):
+def test_lp_adam_works_inside_galore(problem, interval):
     want = _oracle(problem, b=FILTER.b, a=FILTER.a, beta=0.1, eps=0.02, rank=2, interval=interval)
     optimizer = optax.chain(
         optax.contrib.scale_by_galore(
@@ -102,13 +102,13 @@ def test_lp_adam_is_a_base_of_galore(problem, interval):
 
 
 @pytest.mark.slow
-def test_without_noise_adam_bc_is_adam(problem):
+def test_adam_bc_without_noise_is_adam(problem):
     ours = _run(problem, dpoptax.contrib.adam_bc(ETA, stddev=0.0))
     _same(ours, _run(problem, optax.adam(ETA, eps=1e-12)))
 
 
 @pytest.mark.slow
-def test_bias_correction_recovers_the_second_moment_of_the_signal():
+def test_bias_correction_recovers_second_moment_of_signal():
     signal = jnp.geomspace(0.01, 1.0, 7)
     stddev = 0.3
     tx = dpoptax.extend.scale_by_lp_adam((1e-3,), (-0.999,), b2=0.999, stddev=stddev)
@@ -133,7 +133,7 @@ def test_bias_correction_recovers_the_second_moment_of_the_signal():
     assert float(jnp.abs(corrected[-1]).max()) < 1.1  # the floor applies without a signal
 
 
-def test_bfloat16_parameters_keep_a_moving_second_moment():
+def test_bfloat16_parameters_have_float32_second_moment():
     tx = dpoptax.extend.scale_by_lp_adam(*FILTER)
     params = jnp.ones(2, jnp.bfloat16)
     state = tx.init(params)
@@ -144,7 +144,7 @@ def test_bfloat16_parameters_keep_a_moving_second_moment():
     np.testing.assert_allclose(state.nu, 1 - 0.999**3, rtol=1e-5)
 
 
-def test_release_stddev_is_that_of_the_release():
+def test_noise_stddev_matches_release():
     clip = dpoptax.per_layer_clip([3.0, 4.0])
     stddev = dpoptax.extend.noise_stddev(clip, noise_multiplier=2.0, batch_size=50)
     assert stddev == 0.2

@@ -82,7 +82,7 @@ def _brute_force(loss, params, factors, batch, clip_norm):
 
 
 @pytest.mark.parametrize("kind", slow_but(("side and matrix",), ("side and matrix", *KINDS)))
-def test_the_sum_of_clipped_mapped_gradients_and_its_inverse_map(kind):
+def test_sum_and_inverse_map_match_brute_force(kind):
     params, batch = mlp_params(0), mlp_batch(0, 6)
     # The first layer has one kind of factors and the second another.
     kinds = kind.split(" and ") if " and " in kind else [kind] * 2
@@ -105,7 +105,7 @@ def _all_close(got, want, tolerance=1e-4):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_book_keeping_of_mapped_gradients_is_that_of_formed_ones(name, kind):
+def test_mapped_book_keeping_matches_per_example_gradients(name, kind):
     network = NETWORKS[name]
     points = points_of(network, 2, tangent=name == "mlp")
     state = _state(_factors(kind, points.points[0]), points.points[0])
@@ -128,7 +128,7 @@ def _tied(lookup_first):
 @pytest.mark.parametrize(
     ("lookup_first", "size"), [(True, 1e-20), pytest.param(False, 1.0, marks=pytest.mark.slow)]
 )
-def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
+def test_table_may_be_looked_up_and_contracted(lookup_first, size):
     """A product has one-hot and other factors, which share their powers of two."""
     params, rng = floats(np.full((6, 4), size)), np.random.default_rng(0)
     batch = jax.device_put(np.arange(5)), floats(rng.normal(size=(5, 4)))
@@ -142,7 +142,7 @@ def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
-def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
+def test_every_norm_method_uses_mapped_factors(way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
     network = NETWORKS["odd_convolutions"]
     points = points_of(network, 1)
@@ -152,7 +152,7 @@ def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
+def test_matches_clipped_sum_of_reparametrized_loss():
     """The gradient by θ′ is s ⊙ ∇ℓ(θ) if θ = s ⊙ θ′."""
     params, batch = mlp_params(1), mlp_batch(1, 5)
     scales = jax.tree.map(
@@ -189,7 +189,7 @@ def _noise(clip, sigma=0.0, batch_size=5):
 
 
 @pytest.mark.parametrize("name", slow_but(("hyperspherical",), CLIPS))
-def test_every_geometry_acts_on_the_mapped_gradient(name):
+def test_every_clip_acts_on_mapped_gradient(name):
     """The release of one example is its mapped gradient, clipped and mapped back."""
     clip, params, batch = CLIPS[name], mlp_params(0, (4, 3)), mlp_batch(0, 1, (4, 3))
     tx = optax.chain(
@@ -211,7 +211,7 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
     close(released, want, tolerance=1e-3)
 
 
-def test_a_reference_is_mapped_like_the_gradients_that_it_is_compared_with():
+def test_reference_is_mapped_like_gradients():
     clip, params = CLIPS["hyperspherical"], mlp_params(0, (4, 3))
     batch = mlp_batch(0, 1, (4, 3))
     tx = optax.chain(
@@ -232,7 +232,7 @@ def test_a_reference_is_mapped_like_the_gradients_that_it_is_compared_with():
     jax.tree.map(np.testing.assert_array_equal, reference, mapped)
 
 
-def test_the_noise_is_even_before_the_way_back_and_stretched_after():
+def test_noise_is_isotropic_before_inverse_map():
     params = {"w": floats(np.zeros((60, 100)))}
     rows, columns = floats(np.geomspace(0.1, 10, 60)[:, None]), floats(np.geomspace(1, 4, 100))
     clip = dpoptax.l2_clip(0.5)
@@ -261,7 +261,7 @@ NOISES = {
 
 
 @pytest.mark.parametrize("name", slow_but(("gaussian", "correlated"), NOISES))
-def test_every_noise_stage_maps_its_release_back(name):
+def test_every_noise_stage_maps_release_back(name):
     tx = NOISES[name](noise_multiplier=1.0, batch_size=4, key=jax.random.key(0))
     params = {"w": jnp.ones((3, 2))}
     linear_map = _state({"w": _factor("side", (3, 2), 0)}, params).of(params)
@@ -278,7 +278,7 @@ def test_every_noise_stage_maps_its_release_back(name):
     assert dpoptax.ledgers(state)[0].releases == 1
 
 
-def test_a_release_may_stay_mapped():
+def test_release_may_stay_mapped():
     params = {"w": jnp.ones((2, 2))}
     state = _state({"w": 4.0}, params, back=False)
     total = {"w": jnp.ones((2, 2))}
@@ -320,7 +320,7 @@ def _attack(program, kind, spread, effort, *, clip=CLIPS["l2"], **options):
     ("program", "kind"),
     [pytest.param(*k, marks=[pytest.mark.slow] * (i > 0)) for i, k in enumerate(ATTACKED)],
 )
-def test_no_example_moves_the_mapped_sum_by_more_than_the_bound(program, kind):
+def test_no_example_moves_mapped_sum_beyond_bound(program, kind):
     spread = ATTACKED[program, kind]
     for clip in (dpoptax.l2_clip(0.1), dpoptax.automatic_clip(0.1, gamma=0.0)):
         assert _attack(program, kind, spread, adversary_test.QUICK, clip=clip) <= 1 + 1e-4
@@ -330,7 +330,7 @@ def test_no_example_moves_the_mapped_sum_by_more_than_the_bound(program, kind):
 @pytest.mark.optimized
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("program", programs.PROGRAMS)
-def test_a_longer_search_behind_maps(program, kind):
+def test_long_search_does_not_move_mapped_sum_beyond_bound(program, kind):
     spread = 2.0 if kind == "matrix" else 1e8
     method = "vmap" if kind == "entry" else "auto"
     assert _attack(program, kind, spread, (28, 30), method=method) <= 1 + 1e-4
@@ -338,7 +338,7 @@ def test_a_longer_search_behind_maps(program, kind):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_the_audits_search_finds_nothing_above_the_bound_either():
+def test_worst_example_stays_within_bound():
     params = {"kernel": jnp.zeros((4, 4))}
     scale = jnp.geomspace(1e-6, 1e6, 4)
     state = _state({"kernel": dpoptax.extend.Diagonal((scale[:, None], 1 / scale))}, params)
@@ -349,7 +349,7 @@ def test_the_audits_search_finds_nothing_above_the_bound_either():
 
 
 @pytest.mark.parametrize("value", slow_but((np.inf,), [np.inf, np.nan, 1e30]))
-def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
+def test_out_of_range_map_keeps_contributions_bounded(value):
     """The factory refuses such maps; a map inserted by hand does not break the bound either."""
     params, batch = mlp_params(0, (4, 3)), mlp_batch(0, 4, (4, 3))
     leaves = len(jax.tree.leaves(params))
@@ -364,7 +364,7 @@ def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
             assert global_norm(total) <= 0.5 * (1 + 1e-5)
 
 
-def test_the_map_is_under_the_seal():
+def test_seal_covers_linear_map():
     params = {"w": jnp.zeros((2, 2))}
     first, second = (_state({"w": s}, params).of(params) for s in (1.0, 2.0))
     clipped = dpoptax.extend.trust_clipped(params, CLIPS["l2"], linear_map=first, examples=2)
@@ -393,7 +393,7 @@ def test_the_map_is_under_the_seal():
         (dpoptax.extend.Sides(rows=jnp.eye(4), rows_inverse=2 * jnp.eye(4)), "invertible"),
     ],
 )
-def test_maps_that_cannot_be_taken_back_are_refused(factor, match):
+def test_refuses_maps_that_are_not_invertible(factor, match):
     params = {"w": jnp.zeros((4, 2))}
     with pytest.raises(ValueError, match=match):
         _state({"w": factor}, params)
@@ -401,7 +401,7 @@ def test_maps_that_cannot_be_taken_back_are_refused(factor, match):
         jax.jit(dpoptax.extend.linear_map({"w": factor}).init)(params)
 
 
-def test_what_does_not_fit_is_named():
+def test_refuses_bad_arguments():
     with pytest.raises(ValueError, match="prefix of the parameters"):
         _state({"other": 1.0}, {"w": jnp.zeros(2)})
     with pytest.raises(ValueError, match="two axes"):
@@ -416,7 +416,7 @@ def test_what_does_not_fit_is_named():
         dpoptax.gradient_points(two.init({"w": jnp.zeros(2)}), {"w": jnp.zeros(2)})
 
 
-def test_a_map_of_the_parameters_follows_them_while_it_can_be_taken_back():
+def test_map_follows_parameters_while_invertible():
     tx = dpoptax.extend.linear_map(lambda params: jax.tree.map(lambda p: p, params), every=2)
     params, state = {"w": jnp.float32(1.0)}, tx.init({"w": jnp.float32(1.0)})
     seen = []
@@ -427,7 +427,7 @@ def test_a_map_of_the_parameters_follows_them_while_it_can_be_taken_back():
 
 
 @pytest.mark.slow
-def test_explain_says_which_maps_need_per_example_gradients():
+def test_explain_reports_maps_that_need_per_example_gradients():
     params = mlp_params(0, (5, 40, 30))
     example = jax.tree.map(lambda x: x[0], mlp_batch(0, 1, (5, 40, 30)))
     formed = {}
@@ -447,7 +447,7 @@ def test_explain_says_which_maps_need_per_example_gradients():
     ],
     ids=["microbatches", "bfloat16"],
 )
-def test_microbatches_and_narrow_factors_see_the_same_map(options, tolerance):
+def test_microbatches_and_bfloat16_factors_use_same_map(options, tolerance):
     params, batch = mlp_params(0, (4, 3)), mlp_batch(0, 6, (4, 3))
     points = dpoptax.gradient_points(_state(_factors("side", params), params), params)
     clip = dpoptax.l2_clip(0.5)

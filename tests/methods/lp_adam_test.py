@@ -14,7 +14,7 @@ from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
 
 
-def test_with_adams_momentum_it_is_adam():
+def test_equals_adam_with_momentum_of_adam():
     rng = np.random.default_rng(0)
     ours, theirs = LPAdam("momentum").direction(0.1), optax.scale_by_adam()
     params = {"w": np.zeros((3, 2), np.float32)}
@@ -29,8 +29,8 @@ def test_with_adams_momentum_it_is_adam():
 
 
 @pytest.mark.slow
-def test_the_known_noise_is_taken_off():
-    """White noise of the stated deviation does not leave a signal; the floor of v̂ divides it."""
+def test_noise_correction_enlarges_update():
+    """White noise with the stated deviation leaves no signal, so the floor of v̂ divides."""
     grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
     plain, corrected = (LPAdam("none", noise_corrected=c).direction(1.0) for c in (False, True))
     norms = []
@@ -43,7 +43,7 @@ def test_the_known_noise_is_taken_off():
 
 
 @pytest.mark.slow
-def test_galore_goes_on_from_a_checkpoint(tmp_path):
+def test_galore_resumes_from_checkpoint(tmp_path):
     """The state has empty arrays instead of projections for vectors."""
     config = TrainConfig(
         method=LPAdam("doppler-first-order-1", noise_corrected=True, rank=4),

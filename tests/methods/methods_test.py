@@ -86,7 +86,7 @@ def _same(got, want):
     "name",
     slow_but(("doppler-second-order",), ("none", "momentum", "doppler-second-order", "doppler-f5")),
 )
-def test_doppler(problem, name):
+def test_doppler_matches_oracle(problem, name):
     filt = dpoptax.filters.preset(name)
     arguments, noise = _oracle_arguments(problem)
     want = doppler_oracle.doppler(
@@ -105,7 +105,7 @@ def test_doppler(problem, name):
         ),
     ],
 )
-def test_disk(problem, kappa, gamma):
+def test_disk_matches_oracle(problem, kappa, gamma):
     arguments, noise = _oracle_arguments(problem)
     want = disk_oracle.disk(
         *arguments,
@@ -120,13 +120,13 @@ def test_disk(problem, kappa, gamma):
 
 
 @pytest.mark.slow
-def test_sat(problem):
+def test_sat_matches_oracle(problem):
     arguments, noise = _oracle_arguments(problem)
     want = sat_oracle.sat(*arguments, rho=0.3, eta=ETA, clip_norm=CLIP, noise=noise)
     _same(_run(problem, dpoptax.contrib.dp_sat(0.3)), want)
 
 
-def test_sat_leaves_untrained_parameters_where_they_are():
+def test_sat_does_not_move_masked_parameters():
     params = {"trained": jnp.ones(2), "fixed": jnp.ones(3)}
     tx = optax.masked(dpoptax.contrib.dp_sat(0.5), {"trained": True, "fixed": False})
     grads = {"trained": jnp.array([3.0, 4.0]), "fixed": jnp.ones(3)}
@@ -137,12 +137,12 @@ def test_sat_leaves_untrained_parameters_where_they_are():
 
 
 @pytest.mark.parametrize("rho", [-0.1, float("inf"), float("nan")])
-def test_sat_refuses_other_lengths(rho):
+def test_sat_refuses_bad_rho(rho):
     with pytest.raises(ValueError, match="`rho` must be a finite number"):
         dpoptax.contrib.dp_sat(rho)
 
 
-def test_disk_with_one_gradient(problem):
+def test_disk_with_one_gradient_matches_oracle(problem):
     arguments, noise = _oracle_arguments(problem)
     want = disk_oracle.disk_one_gradient(
         *arguments,
@@ -174,19 +174,19 @@ def with_the_hessian(problem):
         )
 
 
-def test_disk_with_the_exact_hessian(problem, with_the_hessian):
+def test_disk_with_exact_hessian_matches_oracle(problem, with_the_hessian):
     _same(_run(problem, dpoptax.disk(0.6, 0.0)), with_the_hessian)
 
 
 @pytest.mark.slow
-def test_disk_near_the_exact_hessian(problem, with_the_hessian):
+def test_disk_at_small_gamma_approaches_exact_hessian(problem, with_the_hessian):
     _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(0.6), 0.0)), with_the_hessian)
     near = _run(problem, dpoptax.disk(0.6, 1e-4))
     np.testing.assert_allclose(near, with_the_hessian, atol=2e-3)
 
 
 @pytest.mark.slow
-def test_disk_with_the_swapped_gain_is_another_filter(problem):
+def test_disk_with_swapped_gain_differs(problem):
     default, swapped = (
         _run(problem, dpoptax.disk(0.7, 0.5, filter_gain=gain)) for gain in (None, 0.3)
     )
@@ -223,7 +223,7 @@ def test_disk_without_noise_and_clipping_is_nesterov(problem):
 
 
 @pytest.mark.slow
-def test_disk_that_looks_back_is_storm(problem):
+def test_disk_at_gamma_minus_one_is_storm(problem):
     arguments, _ = _oracle_arguments(problem)
     want = disk_oracle.storm(*arguments, eta=ETA, alpha=0.6)
     _same(_run(_noiseless(problem), dpoptax.disk(0.6, -1.0), clip=1e6), want)
@@ -241,7 +241,7 @@ QUICK_PMLF = ((PMLF[2], "doppler-second-order"), (PMLF[3], "pmlf-cifar"))
         for name in ("doppler-second-order", "none", "pmlf-cifar")
     ],
 )
-def test_pmlf(problem, length, beta, name):
+def test_pmlf_matches_oracle(problem, length, beta, name):
     filt = dpoptax.filters.preset(name)
     arguments, noise = _oracle_arguments(problem)
     want = pmlf_oracle.pmlf(
@@ -258,7 +258,7 @@ def test_pmlf(problem, length, beta, name):
 
 
 @pytest.mark.slow
-def test_pmlf_ablations_are_the_other_methods(problem):
+def test_pmlf_ablations_are_other_methods(problem):
     filt = dpoptax.filters.preset("doppler-first-order-1")
     doppler = _run(problem, dpoptax.doppler(*filt))
     plain = _run(problem, optax.identity())
@@ -271,7 +271,7 @@ def test_pmlf_ablations_are_the_other_methods(problem):
 
 
 @pytest.mark.slow
-def test_inner_outer_normalises_nothing(problem):
+def test_inner_outer_does_not_normalize(problem):
     x0, u, v, noise = problem
     k, beta, momentum = 3, 0.5, 0.8
     x, outer, window, want = x0, 0.0, [x0] * k, [x0]
@@ -329,17 +329,17 @@ def test_bad_arguments(factory, message):
         (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "`length` must be a Python number, got '2'"),
     ],
 )
-def test_what_is_no_number_is_named(factory, message):
+def test_refuses_arguments_that_are_not_numbers(factory, message):
     with pytest.raises(TypeError, match=message):
         factory()
 
 
-def test_a_look_ahead_that_changes_is_refused():
+def test_refuses_schedule_as_gamma():
     with pytest.raises(TypeError, match="Only `kappa` can be a schedule"):
         dpoptax.disk(0.7, lambda t: 0.5)
 
 
-def test_the_methods_work_without_arguments_by_the_papers_choices():
+def test_default_arguments_are_those_of_papers():
     first, mnist = map(dpoptax.filters.preset, ("doppler-first-order-1", "pmlf-mnist"))
     params, grads = jnp.ones(2), jnp.array([[1.0, -2.0], [3.0, 0.5], [-1.0, 1.0]])
 

@@ -28,7 +28,7 @@ def full_gradient(batch):
     return lambda x: np.mean([problem.gradient(x, example) for example in batch], axis=0)
 
 
-def test_problem_gradients_and_hessian_products_are_those_of_its_loss():
+def test_problem_derivatives_match_loss():
     z, y = problem.as_arrays(BATCHES[0])
     x, d = jnp.asarray(X0, jnp.float32), jnp.arange(8.0)
     for example, zi, yi in zip(BATCHES[0], z, y, strict=True):
@@ -39,7 +39,7 @@ def test_problem_gradients_and_hessian_products_are_those_of_its_loss():
         np.testing.assert_allclose(product, expected, atol=1e-4)
 
 
-def test_doppler_filters_as_scipy_does():
+def test_doppler_filters_like_scipy():
     """Reconstructs the filter's output from the iterates, and its input by filtering again."""
     inputs, outputs = [], []
     recorded = []
@@ -105,7 +105,7 @@ def test_disk_with_full_gain_is_dp_sgd(gamma):
     np.testing.assert_allclose(actual, dp_sgd(0.3, 0.5, NOISE))
 
 
-def test_disk_variants_agree_where_they_must():
+def test_disk_variants_agree():
     common = {
         "kappa": 0.7,
         "optimizer_update": disk.sgd(0.3),
@@ -135,7 +135,7 @@ def test_disk_at_gamma_minus_one_is_storm():
     np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
-def test_disk_with_one_gradient_is_nesterov_with_a_longer_look_ahead():
+def test_disk_with_one_gradient_is_far_looking_nesterov():
     kappa, eta = 0.6, 0.2
     gradient = full_gradient(BATCHES[0])
     actual = disk.disk_one_gradient(
@@ -155,7 +155,7 @@ def test_disk_with_one_gradient_is_nesterov_with_a_longer_look_ahead():
     assert np.abs(actual - nesterov(look_ahead=1 - kappa)).max() > 1e-4
 
 
-def test_lp_adam_without_filter_is_adam_but_for_epsilon():
+def test_lp_adam_with_first_order_filter_is_adam():
     """LP-Adam with the filter a = -0.9 is Adam with β1 = 0.9 if ε is tiny."""
     actual = lp_adam.lp_adam(
         X0,

@@ -133,7 +133,7 @@ def _compiled(name):
 
 
 @pytest.mark.parametrize("name", slow_but(["disk"], ALL))
-def test_jit_equals_eager(name):
+def test_jit_matches_eager(name):
     eager = _run(name, ALL[name]().update, _params())
     compiled = _run(name, _compiled(name), _params())
     chex.assert_trees_all_close(eager[0], compiled[0], rtol=1e-5, atol=1e-6)
@@ -143,7 +143,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 
 @pytest.mark.parametrize(("name", "dtype"), covering(list(ALL), DTYPES, strength=1))
-def test_dtypes_and_shapes_are_kept(name, dtype):
+def test_keeps_dtypes_and_shapes(name, dtype):
     tx, params = ALL[name](), _params(dtype)
 
     def first(params):
@@ -156,7 +156,7 @@ def test_dtypes_and_shapes_are_kept(name, dtype):
     ("name", "dtype"),
     covering(list(ALL), {kind: DTYPES[kind] for kind in ("float32", "bfloat16")}, strength=1),
 )
-def test_the_state_is_stable_under_scan(name, dtype):
+def test_state_is_stable_under_scan(name, dtype):
     tx, params = ALL[name](), _params(dtype)
 
     def body(carry, step):
@@ -172,7 +172,7 @@ def test_the_state_is_stable_under_scan(name, dtype):
     assert jax.tree.structure(last) == jax.tree.structure(state)
 
 
-def test_init_starts_from_no_shared_buffer_and_survives_donation(name):
+def test_init_shares_no_buffers_and_survives_donation(name):
     tx, params, step = ALL[name](), _params(), _compiled(name)
     step(_inputs(name, params, 0), tx.init(params), params)
     step(_inputs(name, params, 0), tx.init(params), params)
@@ -195,7 +195,7 @@ def checkpointer():
         yield checkpointer
 
 
-def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path, checkpointer):
+def test_checkpoint_resumes_bit_for_bit(name, tmp_path, checkpointer):
     tx, params, update = ALL[name](), _params(), _compiled(name)
     middle, state = _run(name, update, params, steps=2)
     checkpointer.save(tmp_path / "state", {"state": state, "params": middle})
@@ -210,7 +210,7 @@ def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path, checkpointer):
 
 
 @pytest.mark.parametrize("name", slow_but(("disk", "linear_map", "scale_by_lp_adam"), METHODS))
-def test_masked_trees(name):
+def test_works_under_optax_masked(name):
     tx, params = METHODS[name](), _params()
     masked = optax.masked(tx, {"w": True, "b": [False]})
     grads = _inputs(name, params, 0)
@@ -223,7 +223,7 @@ def test_masked_trees(name):
 
 
 @pytest.mark.parametrize("name", slow_but(COMPILED, METHODS))
-def test_linear_in_its_scale(name):
+def test_does_not_rescale_constant_gradients(name):
     """A method that silently rescaled gradients would shift every tuned learning rate."""
     if name.startswith("inner_outer"):
         return

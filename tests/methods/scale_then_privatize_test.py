@@ -58,7 +58,7 @@ def _run(options, each, shape, loss, clip_norm):
 
 
 @pytest.mark.parametrize("name", slow_but(("noise taken off",), OPTIONS))
-def test_scales_of_entries_are_the_algorithms(name):
+def test_entry_scales_match_algorithm(name):
     options = OPTIONS[name]
     clip_norm = 3.0 if name == "published" else 0.5
     x0, batches, got, noise = _run(options, "entry", (8,), problem.loss_fn, clip_norm)
@@ -81,7 +81,7 @@ def _matrix_gradient(x, example):
 
 
 @pytest.mark.slow
-def test_scales_of_sides_are_adafactors():
+def test_side_scales_match_adafactor():
     x0, batches, got, noise = _run({}, "side", (2, 8), _matrix_loss, 0.5)
     want = oracle.scale_then_privatize(
         x0, batches, _matrix_gradient, eta=0.05, clip_norm=0.5, b1=0.9, b2=0.95, eps_adam=1e-8,
@@ -111,7 +111,7 @@ def _releases(seed, count, strengths):
 
 
 @pytest.mark.parametrize("each", ["entry", "side", "leaf"])
-def test_the_noise_keeps_its_power_and_the_scale_its_range(each):
+def test_keeps_noise_power_and_bounds_scales(each):
     releases = _releases(0, 5, {"a": 1.0, "b": 1e-6, "c": 30.0})
     scales = jax.tree.leaves(
         _scales(dpoptax.contrib.scale_then_privatize(each=each), releases, PARAMS)
@@ -142,7 +142,7 @@ def _after_noisy_steps(tx, strengths, stddev):
 
 
 @pytest.mark.slow
-def test_layers_have_signals_of_equal_size_if_the_noise_is_known():
+def test_known_noise_equalizes_layer_signals():
     strengths, stddev = {"a": 0.04, "b": 0.02, "c": 0.06}, 0.1
     options = {"each": "leaf", "eps": 1e-3, "b2": 0.99}
     equal = _after_noisy_steps(
@@ -154,7 +154,7 @@ def test_layers_have_signals_of_equal_size_if_the_noise_is_known():
     assert other.max() > 1.3 * other.min()
 
 
-def test_releases_of_nothing_or_of_nan_leave_scales_that_can_be_taken_back():
+def test_zero_or_non_finite_releases_leave_scales_at_one():
     tx = dpoptax.contrib.scale_then_privatize()
     update = jax.jit(lambda release: tx.update(release, tx.init(PARAMS), PARAMS)[1])
     for value in (0.0, np.nan, np.inf):
@@ -168,12 +168,12 @@ def test_releases_of_nothing_or_of_nan_leave_scales_that_can_be_taken_back():
     ("name", "value"),
     [("each", "row"), ("b2", 1.0), ("eps", 0.0), ("power", 0.0), ("stddev", -1.0), ("every", 0)],
 )
-def test_numbers_out_of_range_are_named(name, value):
+def test_refuses_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         dpoptax.contrib.scale_then_privatize(**{name: value})
 
 
-def test_in_front_of_the_noise_it_is_refused():
+def test_refuses_clipped_sum():
     tx = dpoptax.contrib.scale_then_privatize()
     with pytest.raises(TypeError, match="private"):
         tx.update(dpoptax.extend.trust_clipped(PARAMS, dpoptax.l2_clip(1.0)), tx.init(PARAMS))

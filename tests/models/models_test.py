@@ -40,7 +40,7 @@ def _rows(tree):
 
 
 @pytest.mark.usefixtures("no_room")
-def test_the_sum_is_that_of_clipped_gradients(model):
+def test_sum_matches_clipped_gradients(model):
     batch = model.make_batch(SIZE)
     gradients = _rows(jax.jit(lambda params: _gradients(model, params, batch))(model.params))
     norms = np.linalg.norm(gradients, axis=1)
@@ -59,7 +59,7 @@ def test_the_sum_is_that_of_clipped_gradients(model):
     assert np.linalg.norm(found - coefficients @ gradients) <= 1e-5 * length
 
 
-def test_no_parameter_falls_back_or_vanishes(model):
+def test_no_parameter_falls_back_or_has_vanishing_gradient(model):
     example = jax.tree.map(lambda x: x[0], model.make_batch(1))
     options = {"key": KEY} if model.takes_key else {}
     found = dpoptax.explain(model.loss_fn, model.params, example, **options)

@@ -44,7 +44,7 @@ class TestDraws:
         ("size", "batch", "k"),
         [(1, 1, 1), (6, 2, 1), (7, 3, 2), (5, 5, 3), (40, 10, 3), (9, 1, 4), (6000, 400, 2)],
     )
-    def test_each_record_is_in_exactly_k_steps_of_every_period(self, size, batch, k):
+    def test_records_are_in_exactly_k_steps_per_period(self, size, batch, k):
         sampler = RandomAllocationSampler(size, batch, seed=3, participations=k)
         assert sampler.period == math.ceil(k * size / batch)
         first, second = participation(sampler, 0), participation(sampler, 1)
@@ -53,7 +53,7 @@ class TestDraws:
             np.testing.assert_array_equal(drawn.sum(axis=0), k)
         assert size < 6 or batch == size or not np.array_equal(first, second)
 
-    def test_all_sets_of_k_steps_are_alike_and_records_are_independent(self):
+    def test_sets_of_steps_are_uniform_and_records_independent(self):
         # Two halves of the records, so that the joint law of pairs is also counted.
         sets, pairs = collections.Counter(), collections.Counter()
         for seed in range(200):
@@ -67,7 +67,7 @@ class TestDraws:
         # Pairs that share a record are nearly independent.
         assert stats.chisquare(list(pairs.values())).pvalue > 1e-3
 
-    def test_large_groups_are_ordered_by_the_keyed_permutation(self):
+    def test_large_groups_use_keyed_permutation(self):
         sampler = RandomAllocationSampler(20_000, 5000, seed=1)
         drawn = participation(sampler)
         loads = drawn.sum(axis=1)
@@ -76,7 +76,7 @@ class TestDraws:
         shared = int((drawn[:, 1:] * drawn[:, :-1]).sum())
         assert stats.binomtest(shared, 19_999, 0.25).pvalue > 1e-3
 
-    def test_a_batch_has_a_binomial_number_of_records(self):
+    def test_batch_sizes_are_binomial(self):
         counts = [
             int(RandomAllocationSampler(40, 10, seed=seed).sample(2).mask.sum())
             for seed in range(600)
@@ -88,7 +88,7 @@ class TestDraws:
         # Batches dealt out evenly, all of size 10, have another law.
         assert stats.chisquare(np.histogram([10] * 600, edges)[0], expected).pvalue < 1e-6
 
-    def test_draws_beyond_the_padding_are_cut_to_a_uniform_subset(self):
+    def test_overflowing_draws_keep_a_uniform_subset(self):
         kept = np.zeros(40, int)
         # Records kept by their place instead of at random would be kept in all 500 draws or none.
         for seed in range(500):
@@ -102,14 +102,14 @@ class TestDraws:
         cut = stats.binom.sf(10, 40, 0.25)
         assert sampler.describe()["overflow_probability"] == pytest.approx(cut)
 
-    def test_the_padding_is_as_long_as_an_overflow_is_rare(self):
+    def test_padding_makes_overflow_rare(self):
         sampler = RandomAllocationSampler(10**6, 100, seed=0)
         assert 1e-20 < sampler.overflow_probability <= 1e-18
         longer = stats.binom.sf(sampler.padded_size - 1, 10**6, 1e-4)
         assert longer > 1e-18
         assert sampler.padded_size < 2.1 * 100
 
-    def test_bad_arguments_are_named(self):
+    def test_refuses_bad_arguments(self):
         with pytest.raises(
             ValueError, match="`participations` must be an integer of at least 1, got 0"
         ):
@@ -170,7 +170,7 @@ def sampled_delta(under_q, under_p, epsilon):
 
 class TestLoss:
     @pytest.mark.parametrize(("sigma", "epsilons"), [(1.0, (0.3, 1, 2.5)), (0.5, (0.5, 2, 6))])
-    def test_two_steps_against_quadrature(self, sigma, epsilons):
+    def test_two_steps_match_quadrature(self, sigma, epsilons):
         ours, exact = deltas(sigma, 2, 2, epsilons), integrated_deltas(sigma, epsilons)
         assert np.all(ours >= exact * (1 - 1e-4))
         np.testing.assert_allclose(ours, exact, rtol=5e-3)
@@ -182,14 +182,14 @@ class TestLoss:
             pytest.param(2.0, 30, (0.05, 0.2, 0.3), marks=pytest.mark.slow),
         ],
     )
-    def test_many_steps_against_samples(self, sigma, period, epsilons):
+    def test_many_steps_match_samples(self, sigma, period, epsilons):
         ratios = sampled_ratios(sigma, period, 1, 150_000, seed=1)
         for epsilon, ours in zip(epsilons, deltas(sigma, period, period, epsilons).T, strict=True):
             for bound, (mean, error) in zip(ours, sampled_delta(*ratios, epsilon), strict=True):
                 assert abs(bound - mean) < 4.5 * error + 3e-3 * mean
 
     @pytest.mark.slow
-    def test_what_jax_privacy_samples(self):
+    def test_matches_samples_of_jax_privacy(self):
         batches = pytest.importorskip("jax_privacy.batch_selection")
         module = "jax_privacy.experimental.monte_carlo.sample_generation"
         generation = pytest.importorskip(module)
@@ -216,7 +216,7 @@ class TestLoss:
     @pytest.mark.parametrize(
         ("sigma", "period"), [(1.0, 100), pytest.param(0.6, 7, marks=pytest.mark.slow)]
     )
-    def test_the_first_step_alone_is_poisson_sampling(self, sigma, period):
+    def test_first_step_is_poisson_sampling(self, sigma, period):
         own = pld.privacy_loss_distribution.from_gaussian_mechanism(
             sigma, sampling_prob=1 / period, value_discretization_interval=1e-4
         )
@@ -230,7 +230,7 @@ class TestLoss:
         )
 
     @pytest.mark.parametrize("sigma", [0.446, 0.953, 2.302, 5.482])
-    def test_a_delta_below_double_precision_of_one_is_proved(self, sigma):
+    def test_proves_deltas_below_double_precision(self, sigma):
         """Mass outside the grid is not lost when the sum rounds to 1."""
         delta, q = 2.0**-64, 0.5
         event = RandomAllocationDpEvent(noise_multiplier=sigma, period=2, steps=1)
@@ -240,19 +240,19 @@ class TestLoss:
         there, away = stats.norm.sf(edge - 1, scale=sigma), stats.norm.sf(edge, scale=sigma)
         assert q * there - odds * away <= delta
 
-    def test_a_finer_law_is_a_tighter_bound(self):
+    def test_finer_law_gives_tighter_bound(self):
         rough, fine = (
             random_allocation.pair(1.0, 50, 50, 1e-4, points).get_epsilon_for_delta(DELTA)
             for points in (200, 1000)
         )
         assert fine < rough < 1.05 * fine
 
-    def test_a_law_keeps_the_mean_through_all_steps(self):
+    def test_law_keeps_mean_over_all_steps(self):
         law = random_allocation.ratio_law(0.8, 300, 250)
         assert math.fsum(law.masses) == pytest.approx(1, abs=1e-12)
         assert math.fsum(law.masses * law.values) == pytest.approx(300, rel=1e-12)
 
-    def test_later_steps_only_cost(self):
+    def test_later_steps_increase_epsilon(self):
         curve = [
             random_allocation.pair(1.0, 20, n, 1e-3, 400).get_epsilon_for_delta(DELTA)
             for n in (1, 5, 10, 20)
@@ -262,7 +262,7 @@ class TestLoss:
 
 class TestRenyi:
     @pytest.mark.parametrize(("sigma", "period", "steps"), [(1.0, 3, 3), (0.8, 4, 2)])
-    def test_whole_orders_against_all_products(self, sigma, period, steps):
+    def test_integer_orders_match_all_products(self, sigma, period, steps):
         # Expands E[(Σ w)^a] with independent factors, E[w^j] = exp(j (j − 1)/(2σ²)).
         logs = random_allocation.log_moments(sigma, period, steps)
         for order in (1, 2, 3, 5):
@@ -273,7 +273,7 @@ class TestRenyi:
             assert logs[order] == pytest.approx(math.log(total / period**order), abs=1e-12)
 
     @pytest.mark.parametrize("order", [1.5, 3.0, 9.0, 40.0])
-    def test_the_other_direction_against_quadrature(self, order):
+    def test_other_direction_matches_quadrature(self, order):
         x = np.linspace(-14, 14, 3001)
         w = np.exp(x - 0.5)
         law = np.outer(stats.norm.pdf(x), stats.norm.pdf(x))
@@ -286,7 +286,7 @@ class TestRenyi:
         if order < 10:
             assert ours == pytest.approx(exact, rel=2e-3)
 
-    def test_orders_between_are_bounded_and_those_above_are_left_out(self):
+    def test_fractional_orders_increase_and_large_ones_are_infinite(self):
         found = random_allocation.renyi_divergences(1.0, 20, 20, (2.0, 2.5, 3.0, 600.0))
         assert found[0] < found[1] < found[2] < found[3] == math.inf
 
@@ -301,7 +301,7 @@ class TestPrice:
         ("sigma", "period", "epochs"),
         [pytest.param(1.0, 25, 4, marks=pytest.mark.slow), (3.0, 10, 20)],
     )
-    def test_between_what_is_trivial_and_what_is_impossible(self, sigma, period, epochs):
+    def test_epsilon_is_below_unamplified_and_near_poisson(self, sigma, period, epochs):
         event = allocation_event(
             sigma, period * epochs, period=period, participations=1, overflow=0
         )
@@ -313,7 +313,7 @@ class TestPrice:
         one = dpa.PoissonSampledDpEvent(1 / period, dpa.GaussianDpEvent(sigma))
         assert ours < 1.05 * price(dpa.SelfComposedDpEvent(one, period * epochs))
 
-    def test_epochs_compose_as_samples_of_them_do(self):
+    def test_composed_epochs_match_samples(self):
         sigma, period, epochs, epsilon = 1.0, 5, 3, 2.0
         pairs = [sampled_ratios(sigma, period, 1, 200_000, seed=s) for s in range(epochs)]
         under_q, under_p = (np.prod([pair[i] for pair in pairs], axis=0) for i in (0, 1))
@@ -335,14 +335,14 @@ class TestPrice:
         ):
             assert mean - 4.5 * error < pmf.get_delta_for_epsilon(1.0) < 1.3 * mean
 
-    def test_a_part_of_k_of_t_is_priced_as_the_whole(self):
+    def test_part_of_k_of_t_is_priced_as_a_whole(self):
         part, whole = (
             price(allocation_event(2.0, steps, period=9, participations=2, overflow=0))
             for steps in (1, 9)
         )
         assert part == whole
 
-    def test_little_noise_is_not_amplified_and_much_is_as_much_as_can_be_told_apart(self):
+    def test_extreme_noise_is_clamped_or_not_amplified(self):
         made = allocation_event(0.2, 10, period=10, participations=1, overflow=1e-3)
         assert price(made, "rdp") == pytest.approx(price(dpa.GaussianDpEvent(0.2), "rdp"))
         large = allocation_event(1e8, 10, period=10, participations=1, overflow=0)
@@ -360,7 +360,7 @@ class TestPrice:
         )
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-    def test_the_overflow_of_batches_is_taken_out_of_delta(self, accountant):
+    def test_overflow_of_batches_is_subtracted_from_delta(self, accountant):
         def event(overflow):
             return RandomAllocationDpEvent(4.0, 20, 20, overflow)
 
@@ -382,7 +382,7 @@ class TestPrice:
         _, rest = sampler.dp_event(1.0, 13).bound.events
         assert rest.overflow == pytest.approx(3 * stats.binom.sf(159, 1000, 0.1))
 
-    def test_the_accountants_refuse_what_they_do_not_know(self):
+    def test_accountants_refuse_unsupported_relations(self):
         event = RandomAllocationDpEvent(1.0, 20, 20)
         for accountant in ("pld", "rdp"):
             with pytest.raises(ValueError, match="does not support the event RandomAllocation"):
@@ -398,7 +398,7 @@ class TestCalibration:
     SAMPLER = RandomAllocationSampler(1000, 50, seed=0)
 
     @pytest.mark.slow
-    def test_noise(self):
+    def test_calibrated_noise_spends_target_epsilon(self):
         run = {"delta": DELTA, "steps": 100, "sampler": self.SAMPLER}
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
         assert 0.9998 * 2 <= accounting.epsilon(noise_multiplier=sigma, **run) <= 2
@@ -407,13 +407,13 @@ class TestCalibration:
         assert accounting.epsilon(noise_multiplier=sigma, **poisson) > 1.98
 
     @pytest.mark.slow
-    def test_steps(self):
+    def test_calibrated_steps_are_the_most_that_fit(self):
         run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
         steps = accounting.calibrate_steps(epsilon=1.5, **run)
         assert accounting.epsilon(steps=steps, **run) <= 1.5
         assert accounting.epsilon(steps=steps + 1, **run) > 1.5
 
-    def test_curve(self):
+    def test_epsilon_curve_ends_at_epsilon_of_all_steps(self):
         run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
         planned = accounting.planned_guarantee(steps=40, **run)
         curve = planned.epsilon_curve([0, 10, 20, 40], DELTA)
@@ -437,7 +437,7 @@ class TestLedger:
             for i in range(2)
         ]
 
-    def test_what_was_released_is_priced_as_its_part_of_an_epoch(self):
+    def test_partial_epoch_is_priced_as_its_released_steps(self):
         sampler = RandomAllocationSampler(100, 10, seed=0)
         with pytest.warns(UserWarning, match="not below 1/N"):
             spent = accounting.epsilon_spent(released(self.noises()[:1], [3]), sampler, 0.02)
@@ -448,7 +448,7 @@ class TestLedger:
                 noise_multiplier=2.0, delta=0.02, steps=3, sampler=sampler
             )
 
-    def test_stages_with_different_numbers_of_releases_are_refused(self):
+    def test_refuses_stages_with_different_numbers_of_releases(self):
         state = released(self.noises(), [1, 2])
         with pytest.raises(ValueError, match="steps of a RandomAllocationSampler depend"):
             accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
@@ -459,8 +459,8 @@ class TestLedger:
         for sampler in (PoissonSampler(100, 10, seed=0), without_turns):
             assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0
 
-    def test_stages_that_take_turns_are_priced_as_the_one_with_the_least_noise(self):
-        """A record may meet only one of the stages, with two groups or with a separation of two."""
+    def test_alternating_stages_are_priced_at_least_noise(self):
+        """With two groups or a separation of two, one stage may have all steps of a record."""
         noises = [
             dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(i))
             for i, sigma in enumerate((8.0, 80.0))
@@ -507,7 +507,7 @@ class TestTrainer:
         ],
     )
     @pytest.mark.slow
-    def test_the_trainer_states_what_it_spent(self, sampling, steps, k):
+    def test_trainer_states_spent_epsilon(self, sampling, steps, k):
         config = dataclasses.replace(TINY, sampling=sampling, steps=steps, accountant="rdp")
         dataset = data.load_dataset(config.dataset)
         plan = make_plan(dataclasses.replace(config, epsilon=None), dataset.train_size)
@@ -521,7 +521,7 @@ class TestTrainer:
         said = text("run", plan_run(dataclasses.replace(config, epsilon=None)))
         assert f"replace-special, {sampling} sampling" in said
 
-    def test_runs_of_no_whole_number_of_epochs_are_refused_with_those_that_are(self):
+    def test_partial_epochs_are_refused_with_valid_step_counts(self):
         config = dataclasses.replace(TINY, sampling="random_allocation", steps=5, epsilon=None)
         with pytest.raises(ConfigError, match="got 5 steps of batch_size=719 .* Set steps=4 or 6"):
             make_plan(config, 1438)
@@ -530,7 +530,7 @@ class TestTrainer:
     @pytest.mark.parametrize(
         "sampling", slow_but(("balls_in_bins",), ("balls_in_bins", "min_separation"))
     )
-    def test_noise_is_calibrated_where_it_is_correlated(self, sampling):
+    def test_calibrates_correlated_noise(self, sampling):
         config = dataclasses.replace(
             TINY,
             method=CorrelatedNoise(bands=2, preset="momentum"),

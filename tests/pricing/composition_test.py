@@ -35,9 +35,7 @@ def _log_delta(interval, towards, steps, epsilon):
 @pytest.mark.parametrize(
     ("steps", "interval", "towards"), [(1, 0.5, 0.6), (30, 0.1, 0.6), (10**5, 3e-3, 0.5008)]
 )
-def test_the_epsilon_of_coins_has_no_larger_delta_and_hardly_a_smaller(
-    steps, interval, towards, delta
-):
+def test_coin_epsilon_is_tight(steps, interval, towards, delta):
     found = composition.epsilon_of([(_coin(interval, towards), steps)], interval, delta)
     if found == 0:
         assert _log_delta(interval, towards, steps, 0.0) <= math.log(delta)
@@ -47,7 +45,7 @@ def test_the_epsilon_of_coins_has_no_larger_delta_and_hardly_a_smaller(
     assert -1e-4 < over < 1e-9 or found == pytest.approx(steps * interval, rel=1e-4)
 
 
-def test_several_kinds_of_steps_are_composed_at_once():
+def test_composes_several_kinds_of_steps():
     interval, kinds = 0.1, [(0.6, 12), (0.53, 9)]
     pairs = [(_coin(interval, towards), count) for towards, count in kinds]
     found = composition.epsilon_of(pairs, interval, 1e-4)
@@ -61,7 +59,7 @@ def test_several_kinds_of_steps_are_composed_at_once():
     assert exact == pytest.approx(1e-4, rel=1e-6)
 
 
-def test_a_rare_large_loss_makes_the_window_hardly_wider():
+def test_rare_large_loss_barely_widens_window():
     # As from a truncated Poisson draw.
     interval, steps = 1e-2, 4000
     usual = {1: 0.505, -1: 0.495}
@@ -76,14 +74,14 @@ def test_a_rare_large_loss_makes_the_window_hardly_wider():
     assert sizes[1] < 10 * sizes[0]
 
 
-def test_an_infinite_loss_is_in_delta():
+def test_infinite_loss_is_charged_to_delta():
     pair = PrivacyLossDistribution.create_from_rounded_probability({0: 1 - 1e-6}, 1e-6, 0.1)
     assert composition.epsilon_of([(pair, 9)], 0.1, 0.99 * (1 - (1 - 1e-6) ** 9)) == math.inf
     assert composition.epsilon_of([(pair, 9)], 0.1, 1.01 * (1 - (1 - 1e-6) ** 9)) == 0.0
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-13])
-def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(delta):
+def test_small_deltas_survive_rounding_of_transforms(delta):
     # The true value is at most the Rényi bound of Poisson sampling. It is at least the ε of a run
     # in which an example takes part in all steps, which has probability 0.9999^1000.
     steps, q, sigma = 1000, 0.9999, 40.0
@@ -93,7 +91,7 @@ def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(d
     assert least + steps * math.log(q) < found < accounting.epsilon(**run, accountant="rdp")
 
 
-def test_the_least_epsilon_is_found_where_delta_hardly_changes():
+def test_finds_least_epsilon_where_delta_is_nearly_flat():
     # Up to ε = 0.9, δ is one rounding step above the target, and the two logarithms are equal.
     calls = []
 

@@ -81,7 +81,7 @@ def true_epsilon(centres, weights, sigma, delta, points=81):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_lattice_has_the_moments_of_all_participations(name):
+def test_lattice_moments_match_enumeration(name):
     case = SMALL[name]
     centres, weights = mixture(case)
     single = participation_chains.lattice(*case)
@@ -106,7 +106,7 @@ def test_a_lattice_has_the_moments_of_all_participations(name):
     ("direction", "power", "copies"),
     [(REMOVE, 1.0, 1), (REMOVE, 1.6, 1), (REMOVE, 1.0, 3), (ADD, 0.0, 1), (ADD, -0.6, 2)],
 )
-def test_draws_of_every_proposal_are_unbiased_and_bounded(name, direction, power, copies):
+def test_proposal_draws_are_unbiased_and_bounded(name, direction, power, copies):
     case = SMALL[name]
     centres, weights = mixture(case)
     run, sigma = Run(*case, 1.1), 1.1
@@ -127,7 +127,7 @@ def test_draws_of_every_proposal_are_unbiased_and_bounded(name, direction, power
 @pytest.mark.parametrize(
     "name", ["1 of 2", "separated", pytest.param("2 of 3", marks=pytest.mark.slow)]
 )
-def test_epsilon_is_above_the_true_one_by_little(name):
+def test_epsilon_is_slightly_above_true_epsilon(name):
     case, sigma, delta = SMALL[name], 1.1, 1e-4
     centres, weights = mixture(case)
     truth = true_epsilon(centres, weights, sigma, delta, 161 if case[2] == 2 else 121)
@@ -138,7 +138,7 @@ def test_epsilon_is_above_the_true_one_by_little(name):
     assert halved.max() > 10 * delta
 
 
-def test_an_adversary_who_adapts_gains_nothing():
+def test_adaptive_adversary_gains_nothing():
     """An adaptive choice of the record's second contribution gains nothing, at T = 2."""
     c, sigma = np.array([0.8, 0.6]), 0.9
     epsilons = np.array([0.2, 0.5, 1.0, 2.0])
@@ -170,13 +170,13 @@ def test_an_adversary_who_adapts_gains_nothing():
     assert tight
 
 
-def test_a_negative_entry_of_the_strategy_is_refused():
+def test_refuses_negative_strategy_entry():
     """Opposite contributions of two steps add up, so a pair with a negative entry fails."""
     with pytest.raises(ValueError, match="at random, got an entry of -0.5"):
         participation_chains.lattice(AllocationChain(4, 1), (1.0, -0.5), 4)
 
 
-def test_wealth_passes_a_wrong_claim_no_more_often_than_stated():
+def test_wealth_test_has_stated_failure_probability():
     rng = np.random.default_rng(0)
     proposal = Proposal(REMOVE, 1.0, 1, 0.0)
     failure, wrong, right = 0.05, 0, 0
@@ -198,7 +198,7 @@ def test_wealth_passes_a_wrong_claim_no_more_often_than_stated():
 
 
 @pytest.mark.slow
-def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
+def test_certificate_has_stated_failure_probability(monkeypatch):
     """Uses a failure probability of 0.1 instead of 10^-11, and new draws each time."""
     delta = 1e-3
     centres, weights = mixture(SMALL["1 of 2"])
@@ -212,7 +212,7 @@ def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
     assert stats.binomtest(failed, 200, 0.1, alternative="greater").pvalue > 1e-3
 
 
-def test_questions_have_draws_of_their_own(monkeypatch):
+def test_each_query_has_separate_draws(monkeypatch):
     """Each query has its own draws; a calibration would select values that shared draws favor."""
     drawn = []
 
@@ -232,19 +232,19 @@ def test_questions_have_draws_of_their_own(monkeypatch):
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
 
 
-class TestAgainstWhatIsKnown:
+class TestAgainstKnownPrices:
     @staticmethod
     def prices(sampler, steps, sigma, delta=DELTA):
         run = {"noise_multiplier": sigma, "steps": steps, "delta": delta, "sampler": sampler}
         return accounting.epsilon(**run), accounting.epsilon(**run, accountant="monte_carlo")
 
     @pytest.mark.slow
-    def test_balls_in_bins_with_independent_noise(self):
+    def test_balls_in_bins_matches_composed_price(self):
         composed, drawn = self.prices(RandomAllocationSampler(100, 10, seed=0), 30, 1.0)
         # The proven bound exceeds the true value because of its grids.
         assert 0.998 * composed < drawn < 1.02 * composed
 
-    def test_a_single_step_is_poisson_sampling(self):
+    def test_single_step_is_poisson_sampling(self):
         sampler = RandomAllocationSampler(100, 10, seed=0, participations=2)
         drawn = self.prices(sampler, 1, 1.0)[1]
         poisson = accounting.epsilon(
@@ -267,14 +267,14 @@ class TestAgainstWhatIsKnown:
         assert poisson < alone < 1.03 * poisson
 
     @pytest.mark.slow
-    def test_k_of_t_costs_less_than_k_blocks_and_no_less_than_one_participation(self):
+    def test_k_of_t_costs_less_than_k_blocks(self):
         sampler = RandomAllocationSampler(40, 10, seed=0, participations=2)
         composed, drawn = self.prices(sampler, 8, 1.5)
         alone = self.prices(RandomAllocationSampler(80, 10, seed=0), 8, 1.5)[0]
         assert alone < drawn < composed
 
     @pytest.mark.slow
-    def test_it_is_never_above_the_gaussian_of_the_greatest_sensitivity(self):
+    def test_price_never_exceeds_worst_case_gaussian(self):
         strategy = matrix.BandedToeplitz((1.0, 0.5))
         sampler = RandomAllocationSampler(20, 10, seed=0)
         for sigma in (0.2, 1.0, 30.0):
@@ -285,7 +285,7 @@ class TestAgainstWhatIsKnown:
         composed, drawn = self.prices(full, 4, 1.0)
         assert 0.999 * composed < drawn <= composed
 
-    def test_the_sensitivity_is_the_greatest_of_all_participations(self):
+    def test_sensitivity_is_maximum_over_participations(self):
         strategy = matrix.BandedToeplitz((1.0, 0.5, 0.2))
         sampler = RandomAllocationSampler(30, 10, seed=0, participations=2)
         centres, _ = mixture((AllocationChain(6, 2), strategy.coefficients, 8))
@@ -297,7 +297,7 @@ class TestAgainstWhatIsKnown:
         )
 
     @pytest.mark.slow
-    def test_more_steps_less_noise_and_less_delta_cost_more(self):
+    def test_price_grows_with_steps_and_falls_with_noise_and_delta(self):
         strategy = matrix.BandedToeplitz((1.0, 0.5))
         priced = strategy.under(MinSeparationSampler(60, 10, seed=0, separation=2))
         base = self.prices(priced, 6, 2.0, 1e-4)[1]
@@ -309,14 +309,14 @@ class TestUse:
     PRICED = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=0))
 
     @pytest.mark.slow
-    def test_calibration_ends_with_what_is_then_spent(self):
+    def test_calibrated_noise_spends_target_epsilon(self):
         run = {"steps": 12, "delta": DELTA, "sampler": self.PRICED, "accountant": "monte_carlo"}
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
         spent = accounting.epsilon(noise_multiplier=sigma, **run)
         assert 0.98 * 2.0 < spent <= 2.0
 
     @pytest.mark.slow
-    def test_it_depends_on_no_seed_and_comes_out_the_same(self):
+    def test_price_is_deterministic(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))
         first = accounting.epsilon(sampler=self.PRICED, **run)
@@ -324,7 +324,7 @@ class TestUse:
         importance_sampling.best_proposal.cache_clear()
         assert accounting.epsilon(sampler=other, **run) == first
 
-    def test_the_overflow_of_batches_is_paid_for(self):
+    def test_overflow_of_batches_is_charged(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         event = self.PRICED.dp_event(1.0, 12)
         # Full batches are more frequent than truncation, which has probability 10⁻¹⁸ per step.
@@ -337,7 +337,7 @@ class TestUse:
         unamplified = accounting.epsilon(sampler=costly, **{**run, "accountant": "pld"})
         assert free < accounting.epsilon(sampler=costly, **run) == unamplified
 
-    def test_what_it_cannot_price_is_refused(self):
+    def test_refuses_unsupported_events(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         with pytest.raises(ValueError, match="got 'monte_carlo' for an event of type"):
             accounting.epsilon(sampler=PoissonSampler(60, 10, seed=0), **run)
@@ -353,7 +353,7 @@ class TestUse:
         twice = accountants.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "pld", RELATION)
         assert twice > accountants.epsilon_of(event, DELTA, "pld", RELATION)
 
-    def test_a_strategy_of_all_bands_is_priced_where_its_states_are_few(self):
+    def test_prices_full_strategy_if_it_has_few_states(self):
         sampler = RandomAllocationSampler(60, 10, seed=0)
         strategy = matrix.BandedInverseToeplitz((1.0, -0.5), steps=6)
         run = {"noise_multiplier": 1.0, "steps": 6, "delta": DELTA, "accountant": "monte_carlo"}

@@ -89,11 +89,11 @@ def circle(sources):
     return next(filter(None, map(visit, sorted(below))), None)
 
 
-def test_every_module_has_its_place():
+def test_every_module_has_a_place():
     assert {wing(module) for module in modules()} == set(ORDER)
 
 
-def test_no_import_runs_back_up():
+def test_no_import_points_upward():
     assert arrows_up(modules()) == []
 
 
@@ -127,20 +127,20 @@ def uninstalled(sources):
     return found
 
 
-def test_the_package_imports_nothing_that_is_not_installed():
+def test_package_imports_only_installed_modules():
     assert uninstalled(modules()) == []
 
 
-def test_an_import_of_an_experiment_is_found():
+def test_detects_import_of_experiments():
     sources = {"cli.main": "def study():\n    from experiments.claims import catalog\n"}
     assert uninstalled(sources) == ["cli.main imports experiments.claims"]
 
 
-def test_no_circle():
+def test_no_import_cycle():
     assert circle(modules()) is None
 
 
-def test_above_the_public_names_nothing_private_is_used():
+def test_trainer_and_cli_use_only_public_names():
     private = [
         f"{a} imports {b}"
         for a, b in imports(modules())
@@ -158,19 +158,19 @@ def test_above_the_public_names_nothing_private_is_used():
         ("sampling", "import dpoptax.matrix"),
     ],
 )
-def test_an_arrow_that_runs_up_is_found(module, line):
+def test_detects_upward_import(module, line):
     sources = modules()
     sources[module] += f"\n{line}\n"
     assert len(arrows_up(sources)) == 1
 
 
-def test_a_circle_is_found():
+def test_detects_import_cycle():
     sources = modules()
     sources["_clip.clip"] += "\nfrom dpoptax._clip.clipping_functions import AutomaticClip\n"
     assert {"_clip.clip", "_clip.clipping_functions"} <= set(circle(sources))
 
 
-def test_what_the_same_code_computed_depends_on_every_file_of_the_package(tmp_path, monkeypatch):
+def test_source_hash_covers_every_file_of_package(tmp_path, monkeypatch):
     from dpoptax.training.run import records
 
     for folder in ("_noise", "training/run"):

@@ -55,7 +55,7 @@ def test_no_network_falls_back(name):
 
 
 @pytest.mark.slow
-def test_a_third_party_model_is_timed():
+def test_times_third_party_model():
     chosen = third_party.ThirdParty(("Equinox attention, dropout",), batch_size=4, budget=ONCE)
     _, _, row = third_party.main(chosen).splitlines()
     name, parameters, plain, private, ratio, *_ = (cell.strip() for cell in row.split("|")[1:-1])
@@ -78,7 +78,7 @@ def assert_close(actual, expected):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated")  # Raised by jax_privacy.
-def test_private_contenders_compute_the_same_but_for_the_noise(monkeypatch):
+def test_private_contenders_agree_without_noise(monkeypatch):
     monkeypatch.setattr(contenders, "NOISE_MULTIPLIER", 0.0)
     expected = one_step("optax.contrib")
     initial = MODELS["mlp"](width=3).params
@@ -89,13 +89,13 @@ def test_private_contenders_compute_the_same_but_for_the_noise(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_methods_of_clipped_grad_agree_and_noise_is_a_choice(algorithm):
+def test_clipped_grad_methods_agree_and_noise_is_optional(algorithm):
     noisy, quiet = (one_step("dpoptax auto", algorithm, noise=noise) for noise in (True, False))
     assert_close(quiet, one_step("dpoptax vmap", algorithm, noise=False))
     assert optax.tree.norm(optax.tree.sub(noisy, quiet)) > 0.01
 
 
-def test_accumulated_non_private_step_equals_the_whole():
+def test_accumulated_non_private_step_equals_whole_step():
     whole = one_step("non-private", microbatch_size=None)
     assert_close(one_step("non-private", microbatch_size=2), whole)
 
@@ -118,7 +118,7 @@ def test_models_have_the_stated_size(model, options, parameters):
     assert loss.shape == ()
 
 
-def test_missing_peers_and_memory_are_reported():
+def test_reports_missing_peers_and_memory():
     cell = Cell("mlp", 4, {"width": 3})
     reason = "torch: could not be installed"
     greedy = Budget(rounds=1, seconds_per_turn=0.0, memory_limit_gb=0.01)
@@ -131,7 +131,7 @@ def test_missing_peers_and_memory_are_reported():
     assert "1.00" not in table
 
 
-def test_ratios_are_to_the_fastest_baseline_round_by_round():
+def test_ratios_use_fastest_baseline_of_each_round():
     cell = Cell("mlp", 4)
 
     def result(variant, *rounds):
@@ -182,7 +182,7 @@ def saved_run(folder, model, cores=2):
     return folder
 
 
-def test_runs_are_joined_into_one_report(tmp_path):
+def test_joins_runs_into_one_report(tmp_path):
     runs = [saved_run(tmp_path / model, model) for model in ("mlp", "cnn")]
     report.join(tuple(runs), output=tmp_path / "both")
     results, facts = report.load(tmp_path / "both")
@@ -205,7 +205,7 @@ def test_variants_and_sweeps_are_complete():
 
 
 class TestStartup:
-    def test_times_add_up(self):
+    def test_startup_times_add_up(self):
         phases = {"data": 1.0, "steps": 2.0, "telemetry": 0.1, "other": 0.2}
         summary = {
             "phases": phases,
@@ -225,7 +225,7 @@ class TestStartup:
         assert (shown["its processor"], shown["processor"]) == ("3.00", "8.00")
 
     @pytest.mark.slow
-    def test_a_second_start_finds_what_was_compiled(self, tmp_path):
+    def test_measures_first_and_second_start(self, tmp_path):
         chosen = startup.Startup(
             ("configs/digits/dp_sgd.py",),
             options="--steps 2 --accountant rdp",
@@ -237,20 +237,20 @@ class TestStartup:
         assert all(row["seconds"]["steps"] > 0 for row in (first, second))
         assert 0 < first["first_step"] < first["whole"]
 
-    def test_a_training_that_fails_says_why(self, tmp_path):
+    def test_failed_training_reports_reason(self, tmp_path):
         with pytest.raises(RuntimeError, match=r"nowhere.py: .*must be a Python file"):
             startup.measure("nowhere.py", [], "first", tmp_path, tmp_path / "cache")
 
 
 class TestTelemetry:
-    def test_each_kind_of_config_has_one_that_trains_on_what_is_there(self, tmp_path):
+    def test_finds_a_trainable_config_of_each_kind(self, tmp_path):
         found = telemetry.kinds(startup.ROOT / "configs" / "digits")
         assert telemetry.Kind("DP-SGD", "poisson", "pld", "example") in found
         assert telemetry.Kind("Correlated noise", "cyclic", "pld", "example") in found
         assert len(found) == 15 - 1  # correlated noise is listed once, with and without a filter
         assert not any(chosen.read for chosen in found.values())
 
-    def test_a_config_that_reads_files_is_trained_on_the_digits(self, tmp_path):
+    def test_config_that_reads_files_trains_on_digits(self, tmp_path):
         base = startup.ROOT / "configs" / "papers" / "disk" / "figure_6.py"
         name, config = next(iter(load_configs(base).items()))
         assert config.dataset == "cifar10"
@@ -260,7 +260,7 @@ class TestTelemetry:
         assert (on_digits.dataset, on_digits.eval_every) == ("digits", 10)
         assert (on_digits.method, on_digits.accountant) == (config.method, config.accountant)
 
-    def test_the_table_has_a_row_for_each_kind(self):
+    def test_table_has_row_for_each_kind(self):
         kind = telemetry.Kind("DiSK", "poisson", "rdp", "example")
         chosen = telemetry.Chosen(startup.ROOT / "a.py", "a", read=True)
         timed = startup.Timed("a.py", "first", {"telemetry": 0.05}, 5.0, 3.0, 10.0, 4.0)
@@ -270,7 +270,7 @@ class TestTelemetry:
 
 
 @pytest.mark.slow
-def test_noise_is_timed_by_generator():
+def test_times_noise_by_generator():
     header, _, *rows = noise.main(noise.Noise(sizes=(8, 30), rounds=1, numbers=30)).splitlines()
     assert header.count("arrays of") == 2
     assert len(rows) == len(noise.GENERATORS)

@@ -58,7 +58,7 @@ def _run(text, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_the_code_of_the_page_runs(path, tmp_path, monkeypatch):
+def test_code_of_page_runs(path, tmp_path, monkeypatch):
     package = PACKAGES.get(path.relative_to(DOCS).as_posix())
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: it is in the dependency group `models`")
@@ -66,23 +66,23 @@ def test_the_code_of_the_page_runs(path, tmp_path, monkeypatch):
     _run(path.read_text("utf-8"), path.name)
 
 
-def test_a_page_that_prints_something_else_is_found():
+def test_detects_page_with_wrong_output():
     with pytest.raises(AssertionError, match="prints"):
         _run("```python\nprint(1)\n```\n\n```text\n2\n```\n", "planted")
 
 
 @pytest.mark.slow
-def test_the_loop_of_the_readme_runs():
+def test_readme_loop_runs():
     blocks = _blocks((ROOT / "README.md").read_text("utf-8"))
     _run("\n".join(f"```{language}\n{body}\n```" for language, body in blocks), "README.md")
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 100
 
 
 @pytest.mark.parametrize("name", ["accuracies.png", "differences.png"])
-def test_a_figure_of_the_results_is_that_of_its_record(name):
+def test_results_figure_equals_record(name):
     """The site can only show files below docs, so the page has copies."""
     record = ROOT / "experiments" / "results" / "on-images" / name
     assert (ROOT / "docs" / "results" / name).read_bytes() == record.read_bytes()
@@ -105,7 +105,7 @@ def _public_names(module):
     return {name for name in public if not inspect.ismodule(getattr(module, name))}
 
 
-def test_the_reference_has_every_public_name_once():
+def test_api_reference_has_every_public_name_once():
     pages = [path.read_text("utf-8") for path in (DOCS / "api").glob("*.md")]
     found = [name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
     states = {name for name in found if "._" in name}  # on the page of their function
@@ -121,6 +121,6 @@ def test_the_reference_has_every_public_name_once():
 
 
 @pytest.mark.slow
-def test_the_table_of_supported_combinations():
+def test_support_table_is_up_to_date():
     table = runpy.run_path(str(DOCS / "_tools" / "support_table.py"))
     assert table["table_of_page"]() == table["support_table"]()

@@ -68,7 +68,7 @@ def run(program, *arguments, cwd=None):
     )
 
 
-def test_importing_the_package_imports_jax_and_optax_and_little_else():
+def test_import_loads_little_besides_jax_and_optax():
     program = """
         import sys, json, jax, optax
         before = set(sys.modules)
@@ -86,7 +86,7 @@ def test_importing_the_package_imports_jax_and_optax_and_little_else():
 
 
 @pytest.mark.slow
-def test_submodules_are_imported_when_their_names_are_first_used():
+def test_submodules_are_imported_lazily():
     program = f"""
         import sys, dpoptax
         names = {SUBMODULES}
@@ -128,7 +128,7 @@ def test_light_imports_load_neither_accounting_nor_models(program, most):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_help_of_what_prices_many_runs_waits_for_no_accounting(command):
+def test_help_does_not_import_accounting(command):
     done = run(
         f"""
         import sys
@@ -142,13 +142,13 @@ def test_help_of_what_prices_many_runs_waits_for_no_accounting(command):
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
-def test_the_top_level_has_at_most_thirty_names():
+def test_top_level_has_at_most_thirty_names():
     names = {name for name in dir(dpoptax) if not name.startswith("_")}
     modules = {name for name in names if isinstance(vars(dpoptax).get(name), types.ModuleType)}
     assert 20 < len(names - modules - set(dpoptax._LAZY)) <= 30
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'$"):
         dpoptax.no_such_name  # noqa: B018
     assert not hasattr(dpoptax, "torch")
@@ -159,7 +159,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.slow
-def test_an_extra_that_is_missing_is_named():
+def test_missing_extra_is_reported():
     recording = "types.SimpleNamespace(released=[], stddev=1.0)"
     uses = {
         "import dpoptax.auditing": "`dpoptax.auditing` needs jax_privacy",
@@ -190,7 +190,7 @@ def test_an_extra_that_is_missing_is_named():
 
 
 @pytest.mark.slow
-def test_a_users_program_type_checks_and_a_users_mistakes_do_not(tmp_path):
+def test_type_checker_accepts_program_and_finds_mistakes(tmp_path):
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(USER_PROGRAM)
     bad.write_text("\n".join(["import dpoptax", *MISTAKES, ""]))

@@ -11,7 +11,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_runs(path, monkeypatch):
+def test_notebook_runs(path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
@@ -20,7 +20,7 @@ def test_the_notebook_runs(path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_is_stored_for_readers(path):
+def test_notebook_is_stored_with_clean_outputs(path):
     assert path.stat().st_size < 200_000
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     head = "".join(cells[0]["source"])

@@ -55,7 +55,7 @@ def _check(lines, at_most):
     assert 1000 * len(found) <= at_most * words, found
 
 
-def test_the_documents_read_like_english():
+def test_documents_read_like_english():
     _check([line for path in PAGES for line in _prose(path.read_text("utf-8"))], 1.0)
 
 
@@ -67,7 +67,7 @@ def test_docstrings_and_comments_read_like_english(folder):
     _check([line for path in paths for line in _of_code(path.read_text("utf-8"))], 1.5)
 
 
-def test_a_stumbling_sentence_is_found():
+def test_detects_unidiomatic_sentence():
     assert _found("Nothing against who learns the key, and mesh is no mesh.") == [
         "is no mesh",
         "against who",

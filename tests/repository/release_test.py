@@ -11,7 +11,7 @@ URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 READ = ("*.md", "*.yml", "*.cff", "docs/**/*.md", "notebooks/*.ipynb", "dpoptax/**/*.py")
 
 
-def test_every_address_of_the_project_is_the_one_of_its_metadata():
+def test_project_addresses_match_metadata():
     hosts = re.compile(
         r"https://[\w.]*(?:github|readthedocs)[\w.]*/(?:github/)?[\w./-]*dpoptax[\w./-]*"
     )
@@ -29,5 +29,5 @@ def test_every_address_of_the_project_is_the_one_of_its_metadata():
     assert found > 3
 
 
-def test_the_version_is_that_of_the_installed_distribution():
+def test_version_is_that_of_installed_distribution():
     assert re.match(r"\d+\.\d+", dpoptax.__version__)

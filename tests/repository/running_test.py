@@ -48,7 +48,7 @@ def test_processes_share_compiled_programs():
 @pytest.mark.parametrize(
     ("options", "chosen"), [([], "test_quick"), (["-m", "slow"], "test_slow")], ids=str
 )
-def test_slow_tests_run_when_they_are_asked_for(options, chosen, tmp_path):
+def test_slow_tests_run_only_on_request(options, chosen, tmp_path):
     (tmp_path / "some_test.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml")]
     done = subprocess.run(

@@ -70,7 +70,7 @@ def test_every_public_function_is_annotated(namespace):
     assert missing == {}
 
 
-def test_an_unannotated_parameter_is_found():
+def test_detects_unannotated_parameter():
     class Geometry:
         def factors(self, norms) -> float:
             return norms

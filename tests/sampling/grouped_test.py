@@ -23,7 +23,7 @@ def membership(sampler, steps):
 
 
 @pytest.mark.parametrize("seed", [1, bytes(range(32))])
-def test_records_are_independent_coins_with_their_probabilities(seed):
+def test_records_are_independent_with_group_probabilities(seed):
     sampler = GroupedPoissonSampler(40, 12, seed, **GROUPS)
     each = np.repeat(sampler.probabilities, (30, 10))
     assert each.sum() == pytest.approx(12)
@@ -39,7 +39,7 @@ def test_records_are_independent_coins_with_their_probabilities(seed):
     assert stats.chi2.sf(steps * np.sum(correlations**2), len(correlations)) > ACCEPT
 
 
-def test_the_price_is_that_of_the_largest_probability():
+def test_price_uses_largest_probability():
     sampler = GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(1, 3))
     run = {"noise_multiplier": 1.0, "steps": 50, "delta": 1e-5, "accountant": "rdp"}
     spent = accounting.epsilon(sampler=sampler, **run)
@@ -51,7 +51,7 @@ def test_the_price_is_that_of_the_largest_probability():
 
 
 @pytest.mark.parametrize("least", [0.01, 0.1, 0.3])
-def test_a_smaller_probability_reveals_no_more(least):
+def test_smaller_probability_reveals_no_more(least):
     """Exact hockey-stick divergences of one release, in both directions."""
     x = np.linspace(-12, 13, 200_001)
     without, within = stats.norm.pdf(x), stats.norm.pdf(x, 1)
@@ -65,7 +65,7 @@ def test_a_smaller_probability_reveals_no_more(least):
     assert np.all(np.array(list(divergences(least))) <= np.array(list(divergences(0.4))) + 1e-12)
 
 
-def test_draws_hardly_ever_exceed_the_padding():
+def test_draws_rarely_exceed_padding():
     sampler = GroupedPoissonSampler(4000, 100, 0, group_sizes=(3900, 100), weights=(1, 30))
     low, high = sampler.probabilities
     small, large = stats.binom(3900, low), stats.binom(100, high)
@@ -88,7 +88,7 @@ def test_equal_weights_are_poisson_sampling():
     assert whole.dp_event(1.0, 3) == PoissonSampler(5, 5, 0).dp_event(1.0, 3)
 
 
-def test_a_plan_takes_it():
+def test_plan_accepts_grouped_sampler():
     plan = dpoptax.PrivacyPlan(
         sampler=GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(1, 3)),
         steps=10,

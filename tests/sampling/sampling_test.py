@@ -128,7 +128,7 @@ def test_poisson_checks_reject_wrong_samplers():
     assert p_independent_steps(shuffled, N, Q) < REJECT
 
 
-def test_truncated_draws_are_cut_not_dropped():
+def test_truncated_draws_keep_a_uniform_subset():
     sampler = PoissonSampler(N, 10, seed=4, max_batch_size=12)
     drawn = draws(sampler, STEPS)
     counts = np.array([len(d) for d in drawn])
@@ -178,7 +178,7 @@ def test_shuffled_orders_are_uniform(size):
     assert stats.chisquare(counts).pvalue > ACCEPT
 
 
-def test_shuffled_neighbours_do_not_travel_together():
+def test_shuffling_separates_adjacent_records():
     size = 1000
     drawn = draws(ShuffledSampler(size, 100, seed=8), 2000)
     x = membership(drawn, size)
@@ -188,7 +188,7 @@ def test_shuffled_neighbours_do_not_travel_together():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_draw_depends_on_seed_and_step_alone(kind):
+def test_draws_depend_only_on_seed_and_step(kind):
     sampler = kind(1000, 50, seed=9)
     forwards = [sampler.sample(t) for t in range(30)]
     restored = pickle.loads(pickle.dumps(sampler))
@@ -207,7 +207,7 @@ def test_draw_depends_on_seed_and_step_alone(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("multiple_of", [1, 16])
-def test_one_static_shape(kind, multiple_of):
+def test_samples_have_one_static_shape(kind, multiple_of):
     sampler = kind(1001, 50, seed=11, multiple_of=multiple_of)
     assert sampler.padded_size % multiple_of == 0
     for sample in sampler.samples(0, 50):
@@ -231,7 +231,7 @@ def test_one_static_shape(kind, multiple_of):
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_records_of_a_draw_stand_in_random_places(sampler):
+def test_records_of_a_draw_have_random_positions(sampler):
     """An added record takes a padded or an occupied position, and moves at most one record."""
     size, padding = sampler.padded_size, sampler.dataset_size
     counts = np.zeros((padding + 1, size))
@@ -244,7 +244,7 @@ def test_records_of_a_draw_stand_in_random_places(sampler):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_is_of_the_order_of_the_batch(kind):
+def test_memory_is_proportional_to_batch(kind):
     sampler = kind(10**8, 256, seed=12)
     sampler.sample(0)
     tracemalloc.start()
@@ -303,7 +303,7 @@ def test_padded_size_differs_from_a_full_batch(kind, multiple_of):
         jax.eval_shape(step)
 
 
-def test_poisson_event_says_what_sample_does():
+def test_poisson_event_matches_draws():
     gaussian = dpa.GaussianDpEvent(1.5)
     assert PoissonSampler(50_000, 256, seed=0).dp_event(1.5, 7) == dpa.SelfComposedDpEvent(
         dpa.TruncatedSubsampledGaussianDpEvent(
@@ -367,7 +367,7 @@ def test_describe_is_json_without_the_seed(kind):
         ({"multiple_of": 0}, "`multiple_of` must be .* got 0. .*microbatch"),
     ],
 )
-def test_bad_input_is_named(kind, arguments, message):
+def test_refuses_bad_input(kind, arguments, message):
     with pytest.raises(ValueError, match=message):
         kind(**{"dataset_size": 30, "batch_size": 20, "seed": 0, **arguments})
 
@@ -385,7 +385,7 @@ def test_negative_step():
 
 
 @pytest.mark.parametrize("kind", [PoissonSampler, ShuffledSampler])
-def test_no_message_tells_the_seed(kind):
+def test_messages_do_not_contain_the_seed(kind):
     sampler = kind(dataset_size=100, batch_size=10, seed=271828)
     assert "271828" not in repr(sampler)
     if kind is ShuffledSampler:
@@ -395,7 +395,7 @@ def test_no_message_tells_the_seed(kind):
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, 1438, 60_000, 1_281_167, 10**7])
-def test_largest_draws_are_the_quantiles_of_scipy(size):
+def test_largest_draws_match_scipy_quantiles(size):
     drawn = {1, 2, size // 1000, size // 20, size // 2, size - 1, size, min(size, 256)}
     for probability in [0.0, *(count / size for count in drawn if 0 < count <= size)]:
         usual = stats.binom.isf(1e-12, size, probability)
@@ -406,7 +406,7 @@ def test_largest_draws_are_the_quantiles_of_scipy(size):
             assert stats.binom.sf(rare - 1, size, probability) > 1e-18
 
 
-def test_a_draw_inside_of_jit_says_where_draws_are_made():
+def test_refuses_draw_inside_jit():
     sampler = PoissonSampler(dataset_size=100, batch_size=10, seed=0)
     with pytest.raises(ValueError, match=r"drawn outside of jit, ahead of a scan by samples"):
         jax.jit(sampler.sample)(0)

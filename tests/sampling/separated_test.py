@@ -52,7 +52,7 @@ class TestDraws:
             pytest.param(20, 4, 3, 0, 4, marks=pytest.mark.slow),
         ],
     )
-    def test_the_law_of_all_steps_is_the_chain_and_records_are_independent(
+    def test_draws_follow_the_chain_and_are_independent(
         self, size, batch, separation, start, steps
     ):
         single, pairs = collections.Counter(), collections.Counter()
@@ -71,7 +71,7 @@ class TestDraws:
         wrong = {x: 0.0 for x in law} | paths(other.chain, steps)
         assert separation == 1 or fits(single, wrong) < 1e-6
 
-    def test_nobody_takes_part_twice_within_the_separation(self):
+    def test_no_record_participates_twice_within_separation(self):
         sampler = MinSeparationSampler(5000, 300, seed=2, separation=5)
         found = drawn(sampler, 37, 40)
         recent = np.array([found[t : t + 5].sum(axis=0).max() for t in range(36)])
@@ -83,7 +83,7 @@ class TestDraws:
         shared = int((found[0, 1:] * found[0, :-1]).sum())
         assert stats.binomtest(shared, 4999, 0.06**2).pvalue > 1e-3
 
-    def test_with_as_many_steps_as_batches_everyone_takes_part_in_each_cycle(self):
+    def test_full_separation_draws_every_record_in_each_cycle(self):
         sampler = MinSeparationSampler(12, 3, seed=4, separation=4)
         assert sampler.participation_probability == 1
         found = drawn(sampler, 0, 12)
@@ -91,7 +91,7 @@ class TestDraws:
         np.testing.assert_array_equal(found[:4], found[4:8])
         np.testing.assert_array_equal(found[:4], found[8:])
 
-    def test_a_step_can_be_drawn_again_and_far_away(self):
+    def test_distant_steps_are_drawn_reproducibly(self):
         sampler = MinSeparationSampler(50, 5, seed=1, separation=3)
         far = 2**29 + 7
         first = sampler.sample(far)
@@ -104,7 +104,7 @@ class TestDraws:
             sampler.sample(2**30)
 
     @pytest.mark.slow
-    def test_draws_beyond_the_padding_are_cut_to_a_uniform_subset(self):
+    def test_overflowing_draws_keep_a_uniform_subset(self):
         kept = np.zeros(24, int)
         for seed in range(300):
             cut = MinSeparationSampler(24, 6, seed=seed, separation=2, max_batch_size=6)
@@ -117,7 +117,7 @@ class TestDraws:
         expected = stats.binom.sf(6, 24, 0.25)
         assert cut.describe()["overflow_probability"] == pytest.approx(expected)
 
-    def test_bad_arguments_are_named(self):
+    def test_refuses_bad_arguments(self):
         with pytest.raises(
             ValueError, match="`separation` must be an integer of at least 1, got 0"
         ):
@@ -127,7 +127,7 @@ class TestDraws:
 
 
 class TestPrice:
-    def test_without_monte_carlo_it_is_poisson_sampling_with_the_chance_of_who_is_free(self):
+    def test_pld_and_rdp_use_poisson_price_of_eligible_records(self):
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
         assert sampler.participation_probability == pytest.approx(50 / 850)
         run = {"noise_multiplier": 1.0, "steps": 20, "delta": DELTA}
@@ -142,7 +142,7 @@ class TestPrice:
         # Separation is not cheaper than the same number of purely random participations either.
         assert drawn <= accounting.epsilon(sampler=sampler, **run)
 
-    def test_a_full_batch_tells_more_than_the_chance_of_being_in_it(self):
+    def test_full_batches_reveal_more_than_poisson_sampling(self):
         """A record in a full batch replaces another: the exact pair against Poisson sampling."""
         # Batches of one. All others add −1; the record adds 1, or 0 after replacement. The record
         # is drawn with probability 0.01, next to k others, and kept with probability 1 / (k + 1).
@@ -161,7 +161,7 @@ class TestPrice:
                 accounting.epsilon(sampler=full, **run, accountant=accountant)
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp", "monte_carlo"])
-    def test_batches_that_are_cut_are_taken_out_of_delta(self, accountant, monkeypatch):
+    def test_truncated_batches_are_subtracted_from_delta(self, accountant, monkeypatch):
         # Monte Carlo draws depend on δ, and other draws change ε by more than this effect.
         monkeypatch.setattr(
             monte_carlo,
@@ -179,7 +179,7 @@ class TestPrice:
         assert found == pytest.approx(want, rel=1e-12)
 
     @pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
-    def test_the_default_cut_does_not_matter_at_large_epsilons(self, accountant):
+    def test_default_truncation_is_negligible_at_large_epsilon(self, accountant):
         # Charging e^ε times the probability of truncation used up all of δ, which raised an error.
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
         never = dataclasses.replace(sampler, max_batch_size=1000)
@@ -188,7 +188,7 @@ class TestPrice:
         assert found > 40
         assert found == pytest.approx(accounting.epsilon(sampler=never, **run), rel=1e-9)
 
-    def test_everyone_in_each_cycle_costs_at_most_the_gaussian_of_so_many(self):
+    def test_full_separation_costs_at_most_composed_gaussian(self):
         sampler = MinSeparationSampler(40, 10, seed=0, separation=4)
         run = {"noise_multiplier": 2.0, "steps": 10, "delta": DELTA, "sampler": sampler}
         gaussian = event_epsilon(dpa.GaussianDpEvent(2.0 / math.sqrt(3)), DELTA)
@@ -196,7 +196,7 @@ class TestPrice:
         assert accounting.epsilon(**run, accountant="monte_carlo") < 0.9 * gaussian
 
     @pytest.mark.slow
-    def test_correlated_noise_costs_less_than_in_turns_of_groups_where_noise_is_little(self):
+    def test_correlated_noise_beats_cyclic_sampling_at_low_noise(self):
         """Correlated noise beats cyclic Poisson sampling at low noise, as published."""
         strategy = matrix.BandedToeplitz((1.0, 0.5, 0.25))
         separated = MinSeparationSampler(120, 10, seed=0, separation=3)

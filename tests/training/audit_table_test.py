@@ -52,7 +52,7 @@ def _rows(mu=1.0):
     ]
 
 
-def test_every_bound_has_a_row_and_a_meaning():
+def test_every_bound_has_a_row_and_a_note():
     rows = _rows()
     lines = audit.table(rows).splitlines()[2:]
     methods = [bound.method for row in rows for bound in row.result.bounds]
@@ -66,14 +66,14 @@ def test_every_bound_has_a_row_and_a_meaning():
     assert not any(row.violated for row in rows)
 
 
-def test_a_claim_is_rounded_up_and_what_was_proved_down():
+def test_rounds_claims_up_and_bounds_down():
     found = auditing.AuditResult(1.0001, 0.9999, 1e-5, 0.999, 100, "white-box", "largest", 0.1)
     assert "claimed ε = 1.001, audited ε ≥ 0.999 " in str(found)
     row = audit.table([audit.Audited("DP-SGD", "one release", found)]).splitlines()[-1]
     assert " | 1.001 | 0.999 | " in row
 
 
-def test_a_refuted_claim_is_said_in_its_row_and_below():
+def test_reports_refuted_claim_in_row_and_notes():
     rows = _rows(mu=1.2)
     assert [row.violated for row in rows] == [True, False]
     marked = [line for line in audit.table(rows).splitlines() if "VIOLATED" in line]
@@ -84,9 +84,7 @@ def test_a_refuted_claim_is_said_in_its_row_and_below():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (1.2, 1)])
-def test_the_command_prints_bounds_and_fails_where_a_claim_is_refuted(
-    monkeypatch, capsys, mu, code
-):
+def test_command_prints_bounds_and_fails_on_refuted_claim(monkeypatch, capsys, mu, code):
     monkeypatch.setattr(audit, "audit_config", lambda *args, **kwargs: _rows(mu))
     assert main(["audit", "configs/digits/dp_sgd.py"]) == code
     printed = capsys.readouterr().out

@@ -31,7 +31,7 @@ def recursion(iterates, decay):
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.99999])
-def test_follows_its_recursion(decay):
+def test_average_follows_recursion(decay):
     tx = optax.chain(optax.sgd(0.1), average_params(decay))
     params = {"w": jnp.arange(3.0)}
     state, iterates = tx.init(params), [params["w"]]
@@ -45,7 +45,7 @@ def test_follows_its_recursion(decay):
     np.testing.assert_allclose(averaged(params, state)["w"], want, rtol=1e-5)
 
 
-def test_narrow_parameters_are_averaged_in_float32():
+def test_averages_bfloat16_parameters_in_float32():
     tx = optax.chain(optax.identity(), average_params(0.999))
     params = {"w": jnp.full(2, 256.0, jnp.bfloat16)}
     state = tx.init(params)
@@ -59,14 +59,14 @@ def test_narrow_parameters_are_averaged_in_float32():
     np.testing.assert_allclose(mean, recursion(iterates, 0.999), rtol=1e-5)
 
 
-def test_needs_the_parameters():
+def test_update_requires_params():
     tx = average_params(0.9)
     with pytest.raises(ValueError, match="`params` must be given"):
         tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
 
 
 @pytest.mark.slow
-def test_a_run_keeps_and_evaluates_the_average():
+def test_run_keeps_and_evaluates_average():
     last = [run(tiny(steps=steps, **GIVEN)).params for steps in range(1, 3)]
     config = tiny(steps=2, parameter_ema=0.15, eval_every=2, **GIVEN)
     result = run(config)
@@ -85,7 +85,7 @@ def test_a_run_keeps_and_evaluates_the_average():
 
 
 @pytest.mark.slow
-def test_a_run_without_privacy_can_be_averaged():
+def test_averages_run_without_privacy():
     plain = {"method": NonPrivate(), "epsilon": None}
     assert run(tiny(parameter_ema=0.9, **plain)).summary["test_loss"] > 0
     chain = build_chain(tiny(**plain), 0.0, Keys.of(jax.random.key(0)))
@@ -93,13 +93,13 @@ def test_a_run_without_privacy_can_be_averaged():
 
 
 @pytest.mark.slow
-def test_another_decay_is_another_run(tmp_path):
+def test_refuses_to_resume_with_other_decay(tmp_path):
     resume_test.run(tmp_path, parameter_ema=0.5)
     with pytest.raises(ConfigError, match=r"`parameter_ema` must be 0\.5, .* got 0\.9"):
         resume_test.run(tmp_path, parameter_ema=0.9)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, "0.9"])
-def test_a_decay_out_of_range_is_named(decay):
+def test_refuses_decay_out_of_range(decay):
     with pytest.raises(ConfigError, match=r"`parameter_ema` must be strictly between 0 and 1"):
         TrainConfig(parameter_ema=decay)

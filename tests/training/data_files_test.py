@@ -30,7 +30,7 @@ FIRST_FILE = {
     "e2e": "trainset.csv",
     "dart": "dart-v1.1.1-full-train.json",
 }
-"""What is asked for where a directory is empty; of GLUE it is train.tsv."""
+"""The file that an error names if the directory is empty; for GLUE it is train.tsv."""
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -38,7 +38,7 @@ FIRST_FILE = {
     ("name", "folder"),
     [("mnist", "."), ("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")],
 )
-def test_idx_files(tmp_path, zipped, name, folder):
+def test_reads_idx_files(tmp_path, zipped, name, folder):
     splits = write_mnist(tmp_path / folder, zipped=zipped)
     dataset = load_published(name, tmp_path)
     assert (dataset.name, dataset.num_classes, dataset.train_size) == (name, 10, 20)
@@ -48,7 +48,7 @@ def test_idx_files(tmp_path, zipped, name, folder):
         np.testing.assert_array_equal(split["labels"], labels)
 
 
-def test_one_directory_holds_both_data_sets_of_the_same_file_names(tmp_path):
+def test_data_sets_with_same_file_names_share_a_directory(tmp_path):
     write_mnist(tmp_path / "mnist", train=3)
     write_mnist(tmp_path / "fashion_mnist", train=4)
     assert load_published("mnist", tmp_path).train_size == 3
@@ -58,7 +58,7 @@ def test_one_directory_holds_both_data_sets_of_the_same_file_names(tmp_path):
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("num_classes", [10, 100])
-def test_cifar(tmp_path, num_classes, binary, archive):
+def test_reads_cifar(tmp_path, num_classes, binary, archive):
     splits = write_cifar(tmp_path, num_classes, binary=binary, archive=archive)
     dataset = load_published(f"cifar{num_classes}", tmp_path)
     assert dataset.num_classes == num_classes
@@ -68,7 +68,7 @@ def test_cifar(tmp_path, num_classes, binary, archive):
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_what_is_missing_is_named_with_the_remedy(tmp_path, name):
+def test_missing_files_are_reported_with_remedy(tmp_path, name):
     with pytest.raises(ConfigError, match=rf"`data_dir` must be given.*{name}.*--data-dir"):
         load_published(name)
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_what_is_missing_is_named_with_the_remedy(tmp_path, name):
         (lambda content: content[:7] + b"\x13" + content[8:-1], r"19 labels for 20 images"),
     ],
 )
-def test_a_damaged_idx_file_is_named(tmp_path, damage, message):
+def test_damaged_idx_file_is_reported(tmp_path, damage, message):
     write_mnist(tmp_path, zipped=False)
     path = tmp_path / "train-labels-idx1-ubyte"
     path.write_bytes(damage(path.read_bytes()))
@@ -100,14 +100,14 @@ def test_a_damaged_idx_file_is_named(tmp_path, damage, message):
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"])
-def test_a_cut_off_gzip_file_is_named(tmp_path, name):
+def test_truncated_gzip_file_is_reported(tmp_path, name):
     write_mnist(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-9])
     with pytest.raises(ConfigError, match=rf"{name} cannot be read.*not a complete gzip file"):
         load_published("mnist", tmp_path)
 
 
-def test_a_damaged_archive_is_named(tmp_path):
+def test_damaged_archive_is_reported(tmp_path):
     write_cifar(tmp_path, 10)
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(path.read_bytes()[:2000])
@@ -117,7 +117,7 @@ def test_a_damaged_archive_is_named(tmp_path):
         load_published("cifar10", tmp_path)
 
 
-def test_a_missing_or_cut_off_batch_is_named(tmp_path):
+def test_missing_or_truncated_batch_is_reported(tmp_path):
     write_cifar(tmp_path, 10, binary=True, archive=False)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -128,7 +128,7 @@ def test_a_missing_or_cut_off_batch_is_named(tmp_path):
         load_published("cifar10", tmp_path)
 
 
-def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+def test_refuses_pickle_that_would_run_code(tmp_path):
     class Payload:
         def __reduce__(self):
             return (exec, ("raise SystemExit('ran')",))
@@ -140,7 +140,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line_takes_the_directory(tmp_path, capsys):
+def test_command_line_accepts_data_dir(tmp_path, capsys):
     config = tmp_path / "config.py"
     config.write_text(TRAIN_CONFIG)
     workdir = str(tmp_path / "run")

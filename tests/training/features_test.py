@@ -59,9 +59,7 @@ def refuse(*_):
         pytest.param(Dictionary(5, 3, 3), (3, 3, 10), marks=pytest.mark.slow),
     ],
 )
-def test_features_are_kept_for_their_owner_and_found_again(
-    folder, split, wanted, shape, monkeypatch
-):
+def test_features_are_stored_privately_and_reused(folder, split, wanted, shape, monkeypatch):
     first = features.featured(split, wanted, name="digits")
     assert first["inputs"].shape == (40, *shape)
     assert first["inputs"].dtype == np.float16
@@ -79,7 +77,7 @@ def test_features_are_kept_for_their_owner_and_found_again(
 
 
 @pytest.mark.parametrize("what", ["data", "parameters", "code"])
-def test_other_data_parameters_or_code_have_other_features(
+def test_stored_features_depend_on_data_parameters_and_code(
     folder, split, what, monkeypatch, tmp_path
 ):
     features.featured(split, WANTED, name="digits")
@@ -98,7 +96,7 @@ def test_other_data_parameters_or_code_have_other_features(
 
 
 @pytest.mark.parametrize("damage", [b"", b"no array", None])
-def test_a_damaged_file_is_made_anew(folder, split, damage):
+def test_recomputes_damaged_file(folder, split, damage):
     first = features.featured(split, WANTED, name="digits")
     (file,) = folder.glob("*.npy")
     whole = file.read_bytes()
@@ -108,7 +106,7 @@ def test_a_damaged_file_is_made_anew(folder, split, damage):
     assert file.read_bytes() == whole
 
 
-def test_without_a_folder_features_are_held_in_memory_with_a_warning(folder, split, monkeypatch):
+def test_warns_and_keeps_features_in_memory_without_folder(folder, split, monkeypatch):
     first = features.featured(split, WANTED, name="digits")
     for file in folder.iterdir():
         file.unlink()
@@ -119,7 +117,7 @@ def test_without_a_folder_features_are_held_in_memory_with_a_warning(folder, spl
     np.testing.assert_array_equal(again["inputs"], first["inputs"])
 
 
-def test_a_computation_that_is_interrupted_leaves_nothing_behind(folder, split, monkeypatch):
+def test_interrupted_computation_leaves_no_file(folder, split, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -129,7 +127,7 @@ def test_a_computation_that_is_interrupted_leaves_nothing_behind(folder, split, 
     assert list(folder.glob("*.npy")) == []
 
 
-def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, monkeypatch):
+def test_removes_least_recently_used_features(folder, split, monkeypatch):
     features.featured(split, WANTED, name="digits")
     (old,) = folder.glob("*.npy")
     os.utime(old, (1, 1))
@@ -140,7 +138,7 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, mo
 
 
 @pytest.mark.parametrize("wanted", [WANTED, Dictionary(filters=4, patch=3, grid=2)])
-def test_an_added_example_changes_no_other_features(wanted, monkeypatch):
+def test_adding_example_does_not_change_other_features(wanted, monkeypatch):
     """Features of the other examples stay equal bit for bit, at any position."""
     for name, size in (("_IMAGES", 100), ("_PATCHES", 2000), ("_SHAPES", 20)):
         monkeypatch.setattr(dictionary, name, size)
@@ -151,7 +149,7 @@ def test_an_added_example_changes_no_other_features(wanted, monkeypatch):
 
 
 @pytest.mark.slow
-def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
+def test_features_on_disk_train_like_features_in_memory(folder, monkeypatch):
     """Training is equal for features read by rows or kept in memory, held out or not."""
     found = {}
     for limit in (2**28, 0):
@@ -167,7 +165,7 @@ def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, monkeypatch):
+def test_plans_know_shapes_without_computing_features(folder, tmp_path, monkeypatch):
     write_mnist(tmp_path)
     mnist = dataclasses.replace(CONFIG, dataset="mnist", batch_size=4)
     with monkeypatch.context() as patched:
@@ -182,7 +180,7 @@ def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, mo
     assert published.example == dataset.shapes("example").example
 
 
-def test_what_has_no_features_is_refused_by_name(folder, split):
+def test_refuses_data_without_features(folder, split):
     with pytest.raises(ConfigError, match="`features` must be one of .*got 'scatering'"):
         ExperimentConfig(features="scatering")
     with pytest.raises(ConfigError, match="`feature_colors` must be .*Did you mean 'opponent'"):
@@ -210,7 +208,7 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
         pytest.param({"scattering_scale": 1, "feature_groups": 9}, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
+def test_refuses_to_resume_with_other_features(folder, tmp_path, change):
     loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
     name, value = next(iter(change.items()))
     other = dataclasses.replace(CONFIG, **change, steps=4)
@@ -220,9 +218,7 @@ def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_a_run_does_not_go_on_with_features_of_other_images(
-    folder, tmp_path, in_memory, monkeypatch
-):
+def test_refuses_to_resume_with_features_of_other_images(folder, tmp_path, in_memory, monkeypatch):
     """A replaced image is refused: the same noise would be added to two different gradients."""
     if not in_memory:
         monkeypatch.setattr(features, "IN_MEMORY", 0)
@@ -236,7 +232,7 @@ def test_a_run_does_not_go_on_with_features_of_other_images(
         loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
 
 
-def test_features_that_others_may_have_written_are_not_read(folder, split):
+def test_does_not_read_features_writable_by_others(folder, split):
     first = features.featured(split, WANTED, name="digits")
     (file,) = folder.glob("*.npy")
     np.save(file, np.zeros_like(first["inputs"]))
@@ -267,7 +263,7 @@ def get_config():
 
 
 @pytest.mark.slow
-def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
+def test_compare_sets_any_field_for_all_configs(folder, tmp_path):
     paths = []
     for name in ("DPSGD", "NonPrivate"):
         path = tmp_path / f"{name}.py"
@@ -305,7 +301,7 @@ def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
         ("method.kappa=1", "got 'method.kappa'."),
     ],
 )
-def test_what_cannot_be_set_for_all_is_one_clear_message(tmp_path, capsys, given, message):
+def test_unsettable_field_gives_one_clear_message(tmp_path, capsys, given, message):
     path = tmp_path / "dp_sgd.py"
     path.write_text(TEXT.format(method="DPSGD"))
     assert main(["compare", str(path), "--set", given, "--workdir", str(tmp_path / "out")]) == 2
@@ -313,7 +309,7 @@ def test_what_cannot_be_set_for_all_is_one_clear_message(tmp_path, capsys, given
 
 
 @pytest.mark.slow
-def test_an_audit_attacks_the_training_on_features(folder, tmp_path, capsys):
+def test_audits_training_on_features(folder, tmp_path, capsys):
     jax_privacy = pytest.importorskip("jax_privacy")
     assert jax_privacy
     from dpoptax.training import audit

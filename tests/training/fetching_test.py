@@ -30,7 +30,7 @@ from tests.training.data_files_test import TRAIN_CONFIG
 pooch = pytest.importorskip("pooch")
 
 TRAIN_SIZE = {"cifar10": 50, "cifar100": 10}
-"""Of the small data sets; that of the others is 20."""
+"""Numbers of training examples of the small data sets; all others have 20."""
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -118,7 +118,7 @@ def tokens(name, folder):
     return Tokens(folder, 16)
 
 
-def test_every_published_file_has_an_address_and_a_checksum():
+def test_every_published_file_has_address_and_checksum():
     assert set(fetching.SOURCES) == set(PUBLISHED) - {"imagenet"}
     files = [file for files in fetching.SOURCES.values() for file in files]
     assert len({file.path for file in files}) == len({file.checksum for file in files})
@@ -130,7 +130,7 @@ def test_every_published_file_has_an_address_and_a_checksum():
 
 
 @pytest.mark.parametrize("name", sorted(fetching.SOURCES))
-def test_what_is_fetched_is_what_the_reader_finds(server, tmp_path, name):
+def test_reader_finds_fetched_files(server, tmp_path, name):
     if PUBLISHED[name].kind != "images":
         pytest.importorskip("tokenizers")
     data = tmp_path / "made" / "data"
@@ -152,7 +152,7 @@ def test_all_data_sets_share_one_directory(server, tmp_path):
     assert len(contents(tmp_path / "data")) == len(server.asked)
 
 
-def test_what_is_there_in_another_form_is_not_fetched(server, tmp_path):
+def test_does_not_fetch_data_present_in_another_form(server, tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw", zipped=False)
     write_cifar(tmp_path, 10, binary=True, archive=False)
     write_glue(tmp_path, "sst2")
@@ -163,14 +163,14 @@ def test_what_is_there_in_another_form_is_not_fetched(server, tmp_path):
     assert (server.asked, contents(tmp_path)) == ([], before)
 
 
-def test_only_what_is_missing_is_fetched(server, tmp_path):
+def test_fetches_only_missing_files(server, tmp_path):
     first, *others = fetching.fetch("mnist", tmp_path / "data", progress=False)
     first.unlink()
     assert fetching.fetch("mnist", tmp_path / "data", progress=False) == [first]
     assert all(path.is_file() for path in (first, *others))
 
 
-def test_bytes_that_are_not_the_published_ones_are_not_kept(server, tmp_path):
+def test_discards_files_with_wrong_checksum(server, tmp_path):
     path = server.folder / "cifar10" / "cifar-10-python.tar.gz"
     path.write_bytes(path.read_bytes() + b"\0")
     data = tmp_path / "data"
@@ -182,7 +182,7 @@ def test_bytes_that_are_not_the_published_ones_are_not_kept(server, tmp_path):
     assert contents(data) == {}
 
 
-def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path):
+def test_interrupted_download_leaves_no_file(server, tmp_path):
     server.cut = {"/mnist/train-labels-idx1-ubyte.gz"}
     data = tmp_path / "data"
     with pytest.raises(ConfigError, match=r"train-labels-idx1-ubyte.gz of .* cannot be fetched"):
@@ -195,7 +195,7 @@ def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path):
     assert load_published("mnist", data).train_size == 20
 
 
-def test_an_address_that_has_no_such_file_is_named(server, tmp_path):
+def test_missing_remote_file_is_reported(server, tmp_path):
     (server.folder / "e2e" / "devset.csv").unlink()
     with pytest.raises(
         ConfigError, match=r"devset.csv of .* cannot be fetched .*404.*http\S+ into"
@@ -203,7 +203,7 @@ def test_an_address_that_has_no_such_file_is_named(server, tmp_path):
         fetching.fetch("e2e", tmp_path / "data", progress=False)
 
 
-def test_without_a_network_file_address_and_folder_are_named(tmp_path, monkeypatch):
+def test_network_failure_names_file_address_and_folder(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     file = fetching.RemoteFile("mnist/x.gz", f"http://127.0.0.1:{port}/x.gz", "sha256:00")
@@ -214,7 +214,7 @@ def test_without_a_network_file_address_and_folder_are_named(tmp_path, monkeypat
     assert contents(tmp_path) == {}
 
 
-def test_a_file_of_the_users_is_not_replaced(server, tmp_path):
+def test_does_not_replace_existing_file(server, tmp_path):
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     path.parent.mkdir()
     path.write_bytes(b"something else")
@@ -223,23 +223,23 @@ def test_a_file_of_the_users_is_not_replaced(server, tmp_path):
     assert (path.read_bytes(), server.asked) == (b"something else", [])
 
 
-def test_a_data_set_that_asks_for_an_account_is_fetched_by_hand(tmp_path):
+def test_imagenet_must_be_fetched_by_hand(tmp_path):
     with pytest.raises(ConfigError, match=r"imagenet.*by hand.*train/.*image-net.org.*account"):
         fetching.fetch("imagenet", tmp_path)
 
 
-def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
+def test_missing_library_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*trainset.csv into"):
         fetching.fetch("e2e", tmp_path)
 
 
-def test_a_directory_has_to_be_given():
+def test_requires_data_dir():
     with pytest.raises(ConfigError, match=r"`data_dir` must be given.*mnist.*--data-dir"):
         fetching.fetch("mnist", None)
 
 
-def test_an_archive_is_read_where_it_was_put_by_hand(server, tmp_path):
+def test_reads_archive_placed_by_hand(server, tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "data").mkdir()
     content = (server.folder / "sst2" / "SST-2.zip").read_bytes()
@@ -259,7 +259,7 @@ def test_an_archive_is_read_where_it_was_put_by_hand(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
+def test_command_line_fetches_only_on_request(server, tmp_path, capsys):
     config, data = tmp_path / "config.py", tmp_path / "data"
     config.write_text(TRAIN_CONFIG)
     data.mkdir()
@@ -277,6 +277,6 @@ def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
     assert len(server.asked) == 4
 
 
-def test_an_unknown_data_set_is_named(tmp_path, capsys):
+def test_unknown_data_set_suggests_a_name(tmp_path, capsys):
     assert experiment(["fetch", "mnits", "--data-dir", str(tmp_path)]) == 2
     assert "Did you mean 'mnist'" in capsys.readouterr().err

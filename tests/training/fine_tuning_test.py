@@ -65,7 +65,7 @@ def config_for(folder, dataset, **changes):
 
 
 @pytest.mark.slow
-def test_sentences(folder, tmp_path):
+def test_fine_tunes_on_sentences(folder, tmp_path):
     config = config_for(folder, "sst2", seed=3)
     result = train_and_evaluate(config, tmp_path, progress=False)
     assert result.summary["private"]
@@ -78,7 +78,7 @@ def test_sentences(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_generation(folder, tmp_path, capsys):
+def test_fine_tunes_for_generation(folder, tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
         "from experiments.config import ExperimentConfig\n"
@@ -97,7 +97,7 @@ def test_generation(folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_weights_are_trained_without_lora(folder, tmp_path):
+def test_trains_all_weights_without_lora(folder, tmp_path):
     config = config_for(folder, "e2e", lora_rank=None, method=NonPrivate(), steps=40)
     config = dataclasses.replace(config, learning_rate=3e-3, eval_every=20, sequence_length=40)
     history = train_and_evaluate(config, tmp_path, progress=False).history
@@ -106,7 +106,7 @@ def test_all_weights_are_trained_without_lora(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
+def test_evaluates_streamed_test_split_in_chunks(tmp_path):
     write_imagenet(tmp_path / "data", classes=3, train=3, val=3, size=(30, 30))
     config = ExperimentConfig(
         dataset="imagenet",
@@ -123,7 +123,7 @@ def test_a_streamed_test_split_is_evaluated_in_chunks(tmp_path):
         dataset.for_selection()
 
 
-def test_what_is_missing_is_said_before_anything_is_trained(folder, tmp_path):
+def test_refuses_bad_config_before_training(folder, tmp_path):
     config = config_for(folder, "sst2")
     with pytest.raises(ConfigError, match=r"`pretrained` must be given.*--pretrained"):
         train_and_evaluate(dataclasses.replace(config, pretrained=None), tmp_path)
@@ -136,7 +136,7 @@ def test_what_is_missing_is_said_before_anything_is_trained(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plan_needs_neither_data_nor_checkpoint():
+def test_plan_needs_neither_data_nor_checkpoint():
     config = ExperimentConfig(
         dataset="sst2",
         model="roberta_base",
@@ -156,7 +156,7 @@ def test_a_plan_needs_neither_data_nor_checkpoint():
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_weights_it_began_with_alone(folder, tmp_path):
+def test_refuses_to_resume_with_other_frozen_weights(folder, tmp_path):
     """LoRA's gradients depend on the frozen weights, which checkpoints do not store."""
     shutil.copytree(folder / "roberta", tmp_path / "model")
     config = config_for(folder, "sst2", seed=3)

@@ -126,7 +126,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", helpers.slow_but(("arrays", "memory-mapped", "a source"), SOURCES))
-def test_every_kind_of_data_gives_the_parameters_of_a_loop_by_hand(name, reference, tmp_path):
+def test_every_kind_of_data_matches_manual_loop(name, reference, tmp_path):
     np.save(tmp_path / "x.npy", X)
     data = SOURCES[name](tmp_path)
     assert streaming.in_memory(data) == name.startswith("arrays")
@@ -138,7 +138,7 @@ def test_every_kind_of_data_gives_the_parameters_of_a_loop_by_hand(name, referen
 
 
 @pytest.mark.slow
-def test_several_points_and_microbatches():
+def test_disk_with_microbatches_matches_manual_loop():
     optimizer = optax.chain(dpoptax.disk(), optax.sgd(0.1))
     network = {"loss_fn": helpers.mlp_loss, "params": MLP}
     result = quiet(key=KEY, optimizer=optimizer, microbatch_size=4, **network)
@@ -146,7 +146,7 @@ def test_several_points_and_microbatches():
     assert_same(result.params, by_hand(grad_fn, MLP, optimizer))
 
 
-def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
+def test_loss_with_key_aux_and_frozen_matches_manual_loop():
     scale = np.full(5, 0.5, np.float32)
 
     def loss_fn(params, example, key, *, frozen):
@@ -169,7 +169,7 @@ def test_a_loss_with_key_auxiliary_outputs_and_frozen_arrays():
 
 
 @pytest.mark.slow
-def test_frozen_arrays_are_no_constants_of_the_program(monkeypatch):
+def test_frozen_arrays_are_not_compiled_in(monkeypatch):
     programs = []
 
     def recorded(*args):
@@ -187,7 +187,7 @@ def test_frozen_arrays_are_no_constants_of_the_program(monkeypatch):
     assert "1.23456" in programs[1].lowered.as_text()
 
 
-def test_users():
+def test_fits_with_user_level_privacy():
     table = UserTable(np.arange(N) // 3, records_per_user=2, seed=1)
     sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=5, seed=2)
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=STEPS, noise_multiplier=2.0)
@@ -203,13 +203,13 @@ def test_users():
         quiet((X[1:], Y[1:]), plan=plan, users=table)
 
 
-def test_correlated_noise():
+def test_fits_with_correlated_noise():
     plan = make_correlated_plan()
     (ledger,) = dpoptax.ledgers(quiet(plan=plan).opt_state)
     assert ledger.mechanism.strategy == plan.strategy
 
 
-def test_a_clip_that_follows_a_quantile():
+def test_fits_with_adaptive_clip():
     clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
     state = quiet(clip=clip).opt_state
     assert float(dpoptax.gradient_points(state, np.zeros(5)).reference) != 1.0
@@ -218,8 +218,8 @@ def test_a_clip_that_follows_a_quantile():
 
 
 @pytest.mark.slow
-def test_exact_noise_by_a_cipher_and_a_loss_with_a_key(tmp_path):
-    """The key of the loss is another cipher key's, and neither is given again."""
+def test_fixed_point_noise_by_cipher_resumes(tmp_path):
+    """The loss uses a separate cipher key; a resumed run needs neither key again."""
 
     def loss_fn(params, example, key):
         return linear_loss(params, example) * jax.random.uniform(key)
@@ -242,12 +242,12 @@ def stopped_run(tmp_path_factory):
     """The folder of a run with checkpoints 0, 2 and 4 that has shown steps 0 to 5."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(KeyboardInterrupt):
-        TestStops().run(folder, 6, key=KEY)
+        TestResuming().run(folder, 6, key=KEY)
     return folder
 
 
-class TestStops:
-    """Runs that are stopped and go on."""
+class TestResuming:
+    """Stopped runs resume."""
 
     def run(self, folder, stop_at=None, **options):
         """Fits in a folder; the evaluation of step `stop_at` raises."""
@@ -266,7 +266,7 @@ class TestStops:
     def stopped(self, stopped_run, tmp_path):
         return shutil.copytree(stopped_run, tmp_path, dirs_exist_ok=True)
 
-    def test_a_stopped_run_ends_as_it_would_have(self, stopped, reference):
+    def test_stopped_run_ends_with_same_result(self, stopped, reference):
         before = (stopped / "metrics.jsonl").read_text().splitlines()
         log = []
         # Neither key nor seed is given again.
@@ -283,7 +283,7 @@ class TestStops:
         assert again.history == result.history
 
     @pytest.mark.parametrize("step", [1, pytest.param(4, marks=pytest.mark.slow)])
-    def test_it_may_stop_at_any_step(self, step, tmp_path, reference):
+    def test_run_may_stop_at_any_step(self, step, tmp_path, reference):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, step, key=KEY, eval_every=1)
         assert_same(self.run(tmp_path, key=KEY).params, reference)
@@ -306,18 +306,18 @@ class TestStops:
         ],
         ids=_words,
     )
-    def test_another_run_is_refused(self, changes, message, stopped):
+    def test_refuses_to_resume_another_run(self, changes, message, stopped):
         with pytest.raises(ValueError, match=message):
             self.run(stopped, **changes)
 
     @pytest.mark.slow
-    def test_steps_that_were_not_shown_may_use_another_optimizer(self, tmp_path):
+    def test_unshown_steps_may_use_another_optimizer(self, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path, 5, key=KEY)
         assert self.run(tmp_path, optimizer=optax.adam(2e-2)).steps == STEPS
 
     @pytest.mark.slow
-    def test_a_run_may_be_extended(self, tmp_path):
+    def test_run_may_be_extended(self, tmp_path):
         self.run(tmp_path, plan=make_plan(steps=3), key=KEY)
         assert_same(self.run(tmp_path).params, quiet(key=KEY).params)
 
@@ -335,7 +335,7 @@ fit_test.quiet(key=fit_test.KEY, workdir=sys.argv[1], evaluate=evaluate, eval_ev
 
 
 @pytest.mark.slow
-def test_a_killed_process_goes_on_in_another_one(tmp_path):
+def test_killed_process_resumes_in_another_process(tmp_path):
     # Programs that are optimized differently round differently.
     few = "1" if jax.config.read("jax_disable_most_optimizations") else "0"
     environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": few}
@@ -347,7 +347,7 @@ def test_a_killed_process_goes_on_in_another_one(tmp_path):
     assert_same(quiet(key=KEY, workdir=tmp_path).params, quiet(key=KEY).params)
 
 
-def test_no_step_exceeds_the_budget():
+def test_no_step_exceeds_budget():
     plan = make_plan()
     budget = plan.guarantee().epsilon_curve([4], plan.delta)[0] * 1.001
     result = quiet(plan=plan, budget=budget)
@@ -359,7 +359,7 @@ def test_no_step_exceeds_the_budget():
 
 
 @pytest.mark.slow
-def test_records_go_to_lists_files_and_functions_alike(tmp_path):
+def test_logs_to_lists_files_and_functions(tmp_path):
     kept, called, params = [], [], jnp.zeros(5)
 
     def evaluate(params):
@@ -418,7 +418,7 @@ def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
     ],
     ids=_words,
 )
-def test_what_is_wrong_is_said_before_the_first_step(error, changes, message, monkeypatch):
+def test_refuses_bad_arguments_before_first_step(error, changes, message, monkeypatch):
     monkeypatch.setattr(fitting.Course, "advance", lambda *_: pytest.fail("a step was taken"))
     with pytest.raises(error, match=message):
         quiet(**changes)

@@ -76,7 +76,7 @@ def padded(tokens, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beams", "length_penalty"), [(1, 1.7), (2, 0.0), (3, 1.0), (5, 1.0)])
-def test_the_search_is_the_one_that_its_docstring_says(beams, length_penalty):
+def test_beam_search_matches_docstring(beams, length_penalty):
     for table, tokens, score in zip(
         TABLES, *table_search(TABLES, beams, length_penalty), strict=True
     ):
@@ -90,7 +90,7 @@ def test_the_search_is_the_one_that_its_docstring_says(beams, length_penalty):
         assert float(score) == pytest.approx(expected[0], rel=1e-5)
 
 
-def test_one_beam_takes_the_likeliest_token_each_time():
+def test_one_beam_is_greedy_search():
     for table, tokens in zip(TABLES, table_search(TABLES, 1, 1.0)[0], strict=True):
         expected = []
         for logits in table:
@@ -132,7 +132,7 @@ def generated(tiny, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_enough_beams_find_the_best_of_all_texts(tiny, length_penalty):
+def test_enough_beams_find_best_text(tiny, length_penalty):
     size = 3
     found = generated(tiny, beams=4**size, length_penalty=length_penalty, max_tokens=size)
     assert len({tuple(tokens) for tokens in found}) > 1
@@ -157,7 +157,7 @@ def test_enough_beams_find_the_best_of_all_texts(tiny, length_penalty):
 
 
 @pytest.mark.slow
-def test_beams_keep_the_keys_and_values_of_their_own_tokens(tiny):
+def test_beams_keep_keys_and_values_of_their_tokens(tiny):
     options = {"beams": 3, "length_penalty": 1.0, "max_tokens": 7}
     for prompt, tokens in zip(PROMPTS, generated(tiny, **options), strict=True):
         _, expected = reference_search(
@@ -167,7 +167,7 @@ def test_beams_keep_the_keys_and_values_of_their_own_tokens(tiny):
 
 
 @pytest.mark.slow
-def test_a_greedy_text_is_that_of_the_whole_forward_pass(tiny):
+def test_greedy_text_matches_full_forward_pass(tiny):
     found = generated(tiny, beams=1, length_penalty=1.0, max_tokens=8)
     for prompt, tokens in zip(PROMPTS, found, strict=True):
         expected = []
@@ -176,7 +176,7 @@ def test_a_greedy_text_is_that_of_the_whole_forward_pass(tiny):
         assert tokens == padded(expected, 8)
 
 
-def test_scores_by_hand():
+def test_scores_match_hand_computed_values():
     pytest.importorskip("sacrebleu")
     same = ["The Mill is cheap , and near the river ."]
     perfect = {"test_bleu": pytest.approx(100), "test_rouge_l": pytest.approx(100)}
@@ -226,7 +226,7 @@ def config_for(folder, **changes):
 SEARCH = generation.Search(beams=2, max_new_tokens=6)
 
 
-def test_references_are_grouped_by_their_source(folder):
+def test_references_are_grouped_by_source(folder):
     tokens = Tokens(folder / "gpt2", 32)
     e2e = load_published("e2e", folder, tokens)
     assert [len(references) for _, references in e2e.texts] == [1, 2, 1, 1, 1, 1]
@@ -247,7 +247,7 @@ def test_references_are_grouped_by_their_source(folder):
 
 
 @pytest.mark.slow
-def test_texts_do_not_depend_on_how_many_are_generated_at_a_time(folder):
+def test_texts_do_not_depend_on_microbatch_size(folder):
     config = config_for(folder)
     dataset = config.data().load()
     model = config.build_model(0)
@@ -262,7 +262,7 @@ def test_texts_do_not_depend_on_how_many_are_generated_at_a_time(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["e2e", "dart"])
-def test_a_finished_run_is_scored(folder, tmp_path, capsys, dataset):
+def test_scores_finished_run(folder, tmp_path, capsys, dataset):
     path = tmp_path / "config.py"
     path.write_text(
         "from experiments.config import ExperimentConfig\n"
@@ -291,7 +291,7 @@ def test_a_finished_run_is_scored(folder, tmp_path, capsys, dataset):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_generated_is_said(folder, monkeypatch):
+def test_refuses_bad_generation_settings(folder, monkeypatch):
     config = config_for(folder)
     model, dataset = config.build_model(0), config.data().load()
     digits = ExperimentConfig().data().load()

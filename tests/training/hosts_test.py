@@ -142,7 +142,7 @@ def _reads(log, process):
         ("precision", "and package versions"),
     ],
 )
-def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, change, message):
+def test_refuses_hosts_with_different_data_seed_or_precision(tmp_path, change, message):
     """Hosts that draw or read different records are refused: one record could be in two parts."""
     config = tmp_path / "config.py"
     rank = "__import__('jax').process_index()"
@@ -161,7 +161,7 @@ def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, chan
 
 
 @pytest.mark.slow
-def test_hosts_that_go_on_from_other_checkpoints_are_refused(tmp_path):
+def test_refuses_hosts_with_different_checkpoints(tmp_path):
     """Hosts at different steps are refused: each would add the noise of another step."""
     config = tmp_path / "config.py"
     config.write_text(CONFIG.format(log=str(tmp_path / "reads")).replace('"cnn"', '"mlp"'))
@@ -202,7 +202,7 @@ print("refused")
 
 
 @pytest.mark.slow
-def test_hosts_with_keys_of_their_own_are_refused():
+def test_refuses_hosts_with_different_keys():
     """Hosts with separate keys are refused: each would release the sum with different noise."""
     outputs = _together([[sys.executable, "-c", OWN_LOOP]] * 2, 1)
     assert all("refused" in output for output in outputs)
@@ -243,7 +243,7 @@ def test_fit_shares_a_run_between_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
+def test_runs_are_shared_by_and_move_between_processes(tmp_path):
     config, log = tmp_path / "config.py", tmp_path / "reads"
     config.write_text(CONFIG.format(log=str(log)))
     alone, summary = _run(1, 1, config, tmp_path / "alone")
@@ -277,7 +277,7 @@ def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_hosts_share_the_ciphers_of_a_run(tmp_path):
+def test_hosts_share_cipher_keys(tmp_path):
     """Checks noise by ChaCha20, batches by SHAKE-256, and a seed that one host draws."""
     config = tmp_path / "config.py"
     config.write_text(CONFIG.format(log=str(tmp_path / "reads")))

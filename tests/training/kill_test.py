@@ -79,7 +79,7 @@ def _kill(process, workdir, rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "steps"), [(3, 240), (8, 300)])
-def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
+def test_killed_run_resumes_with_same_noise(kills, steps, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once, so starts are cheap
     context.set_forkserver_preload(["tests.training.kill_test"])
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"

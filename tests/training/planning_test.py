@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, accountant="rdp")
 
 
-def test_the_plan_is_what_the_run_becomes(tmp_path, monkeypatch):
+def test_plan_matches_run(tmp_path, monkeypatch):
     monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
     cost = plan_run(TINY, count_flops=False)
     summary = train_and_evaluate(TINY, tmp_path, progress=False).summary
@@ -29,7 +29,7 @@ def test_the_plan_is_what_the_run_becomes(tmp_path, monkeypatch):
     assert cost.sampling_probability == 64 / summary["dataset_size"]
 
 
-def test_memory_is_that_of_the_states():
+def test_memory_matches_state_sizes():
     count = 64 * 10 + 10
     plain, disk, pmlf = (
         plan_run(dataclasses.replace(TINY, method=method), count_flops=False)
@@ -42,7 +42,7 @@ def test_memory_is_that_of_the_states():
 
 
 @pytest.mark.slow
-def test_flops_grow_with_the_batch_whatever_the_microbatch():
+def test_flops_grow_with_batch_not_microbatch():
     def flops(**changes):
         cost = plan_run(dataclasses.replace(TINY, method=NonPrivate(), **changes))
         return cost.flops / cost.batch_bytes
@@ -55,7 +55,7 @@ def test_flops_grow_with_the_batch_whatever_the_microbatch():
 
 
 @pytest.mark.slow
-def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
+def test_slow_plan_reports_progress(capsys, monkeypatch):
     monkeypatch.setattr(phases, "PATIENCE", 0.0)
     assert main(["plan", f"{CONFIGS}/digits/dp_sgd.py", "--accountant", "rdp"]) == 0
     told = capsys.readouterr()
@@ -64,7 +64,7 @@ def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_compiled_step_tells_its_working_memory():
+def test_reports_working_memory_of_compiled_step():
     small, large = (
         plan_run(dataclasses.replace(TINY, batch_size=size), compiled=True).working_bytes
         for size in (32, 512)
@@ -73,7 +73,7 @@ def test_the_compiled_step_tells_its_working_memory():
 
 
 @pytest.mark.slow
-def test_a_large_epsilon_is_planned_by_rdp(capsys):
+def test_plans_large_epsilon_by_rdp(capsys):
     # Charging e^12 times the probability of the default truncation used up δ, which raised an
     # error.
     plan = ["plan", f"{CONFIGS}/digits/dp_sgd.py", "--epsilon", "12", "--accountant", "rdp"]
@@ -81,7 +81,7 @@ def test_a_large_epsilon_is_planned_by_rdp(capsys):
     assert "1.1633 of the clip norm" in capsys.readouterr().out
 
 
-def test_what_is_not_proven_is_said():
+def test_plan_states_missing_proof():
     unproven = dataclasses.replace(TINY, method=GeoDP(), noise_multiplier=1.0)
     assert "ε           none: GeoDP's noise" in text("geodp", plan_run(unproven))
     open_run = dataclasses.replace(TINY, method=NonPrivate())
@@ -89,7 +89,7 @@ def test_what_is_not_proven_is_said():
 
 
 @pytest.mark.slow
-def test_a_plan_states_the_success_of_attacks():
+def test_plan_states_attack_success():
     cost = plan_run(TINY, count_flops=False, attacks=True)
     found, mu = cost.attacks
     line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
@@ -104,7 +104,7 @@ def test_a_plan_states_the_success_of_attacks():
 
 
 @pytest.mark.slow
-def test_a_paper_is_planned_without_its_data(capsys):
+def test_plans_paper_without_its_data(capsys):
     row = f"{CONFIGS}/papers/pmlf/table_1_3.py:mnist/eps-8/cnn/dp_sgd"
     assert main(["plan", row, "--accountant", "rdp", "--delta", "1e-5"]) == 0
     out = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_a_paper_is_planned_without_its_data(capsys):
 
 
 @pytest.mark.slow
-def test_several_configs_are_a_table(capsys):
+def test_several_configs_give_a_table(capsys):
     paths = [f"{CONFIGS}/digits/{name}.py" for name in ("non_private", "dp_sgd")]
     assert main(["plan", *paths]) == 0
     assert re.search(r"non_private .*not private.*\n.*dp_sgd .*3\.000", capsys.readouterr().out)
@@ -125,7 +125,7 @@ def test_several_configs_are_a_table(capsys):
 
 
 @pytest.mark.slow
-def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
+def test_plans_every_row_of_transformer():
     rows = load_configs(CONFIGS / "transformer.py")
     in_order = {name: row for name, row in rows.items() if row.sampling == "in_order"}
     assert sorted(in_order) == [name for name in sorted(rows) if name.startswith("in_order/")]
@@ -137,7 +137,7 @@ def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
 
 
 @pytest.mark.slow
-def test_several_runs_are_a_table(tmp_path, capsys):
+def test_several_runs_give_a_table(tmp_path, capsys):
     config = tmp_path / "two.py"
     config.write_text(
         "from dpoptax.training.config import TrainConfig\n"
@@ -158,14 +158,14 @@ def test_several_runs_are_a_table(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_published_size_is_that_of_the_config():
+def test_uses_published_dataset_size():
     config = load_config(f"{CONFIGS}/papers/disk/base.py:cifar100")
     cost = plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
     assert cost.num_params == 2_772_020  # WRN-16-4 with a hundred classes
     assert cost.steps * config.batch_size == 80 * 50_000
 
 
-def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
+def test_table_shares_work_between_rows():
     configs = {
         f"{name}/{steps}": dataclasses.replace(TINY, method=method, steps=steps)
         for name, method in (("plain", NonPrivate()), ("disk", Disk()))
@@ -187,7 +187,7 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
 
 
 @pytest.mark.slow
-def test_a_row_that_cannot_be_planned_says_why_and_leaves_the_others(tmp_path, capsys):
+def test_invalid_row_is_reported_with_other_rows(tmp_path, capsys):
     path = tmp_path / "two.py"
     path.write_text(
         "from dpoptax.training.config import TrainConfig\n"

@@ -54,20 +54,20 @@ def _texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_differences_are_from_dp_sgd_wherever_it_stands(drawn):
+def test_differences_are_from_dp_sgd_at_any_position(drawn):
     figure = drawn(_results(["DP-AdamBC", "DP-SGD", "DiSK", "Non-private"]))
     (left,) = figure.get_axes()
     assert _texts(left) == ["82.0   −1.0 ± 0.0", "83.0", "84.0   +1.0 ± 0.0", "85.0   +2.0 ± 0.0"]
     assert left.get_title().endswith("from DP-SGD")
 
 
-def test_one_rate_and_one_seed(drawn):
+def test_plots_one_rate_and_one_seed(drawn):
     results = _results(["A", "B"], seeds=1, rates=(1.0,))
     (left,) = drawn(results).get_axes()
     assert left.get_title().endswith("from A")
     assert _texts(left) == ["80.0", "81.0   +1.0"]
 
 
-def test_an_epsilon_that_no_config_has_is_not_in_the_title(drawn):
+def test_title_omits_epsilon_without_privacy(drawn):
     results = dataclasses.replace(_results(["Non-private"]), delta=None)
     assert "without privacy" in drawn(results).get_suptitle()

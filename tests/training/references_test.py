@@ -94,7 +94,7 @@ def trained(workdir, **changes):
 
 
 @pytest.mark.slow
-def test_own_functions_train_as_the_same_ones_here(own, tmp_path):
+def test_user_functions_train_like_built_in_ones(own, tmp_path):
     plain = trained(tmp_path / "a", model=f"{own}:plain", optimizer="momentum")
     lossy = trained(tmp_path / "b", model=f"{own}:lossy", optimizer=f"{own}:momentum")
     assert plain["params_sha256"] == lossy["params_sha256"]
@@ -105,7 +105,7 @@ def test_own_functions_train_as_the_same_ones_here(own, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loss_may_take_a_key(own, tmp_path):
+def test_loss_may_take_a_key(own, tmp_path):
     found = trained(tmp_path / "a", model=f"{own}:dropping", steps=3, method=DPSGD())
     same = trained(tmp_path / "b", model=f"{own}:dropping", steps=3, method=DPSGD())
     other = trained(tmp_path / "c", model=f"{own}:lossy", steps=3, method=DPSGD())
@@ -115,7 +115,7 @@ def test_a_loss_may_take_a_key(own, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_audit_attacks_them(own):
+def test_audits_user_functions(own):
     config = dataclasses.replace(CONFIG, model=f"{own}:lossy", optimizer=f"{own}:momentum", steps=2)
     rows = audit.audit_config(config, trials=100)
     assert len(rows) > 1
@@ -123,7 +123,7 @@ def test_an_audit_attacks_them(own):
 
 
 @pytest.mark.slow
-def test_own_metrics(own, tmp_path, monkeypatch):
+def test_reports_user_defined_metrics(own, tmp_path, monkeypatch):
     """Any columns train, and the accuracy of an example is at most one."""
     inputs = np.linspace(0, 1, 180, dtype=np.float32).reshape(60, 3)
     split = {"inputs": inputs, "targets": inputs[:, :1] - 3}
@@ -141,7 +141,7 @@ def test_own_metrics(own, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_comparison_needs_an_accuracy(own):
+def test_comparison_requires_accuracy(own):
     config = dataclasses.replace(CONFIG, model=f"{own}:only_loss", seed=0)
     with (
         pytest.raises(ConfigError, match="Return 'accuracy'"),
@@ -151,13 +151,13 @@ def test_a_comparison_needs_an_accuracy(own):
 
 
 @pytest.mark.slow
-def test_a_plan_counts_the_parameters_of_own_models(own):
+def test_plan_counts_parameters_of_user_models(own):
     cost = planning.plan_run(dataclasses.replace(CONFIG, model=f"{own}:lossy"))
     assert cost.num_params == 650
     assert cost.flops > 0
 
 
-def test_other_code_does_not_repeat_shown_steps(own, tmp_path, monkeypatch):
+def test_changed_code_does_not_repeat_shown_steps(own, tmp_path, monkeypatch):
     monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
     changes = {"model": f"{own}:lossy", "method": DPSGD(), "steps": 2, "eval_every": 1}
     changes["checkpoint_every"] = 4

@@ -81,7 +81,7 @@ def stopped(stopped_once, tmp_path_factory):
     return shutil.copytree(stopped_once, workdir, dirs_exist_ok=True)
 
 
-def test_a_workdir_that_cannot_be_made_is_told_before_the_data_are_read(tmp_path):
+def test_refuses_bad_workdir_before_reading_data(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be created"):
         run(tmp_path / "file" / "workdir", dataset="none")
@@ -92,7 +92,7 @@ class OwnDisk(Disk):
     """A user's method with the name and fields of another one."""
 
 
-def test_a_method_of_ones_own_is_told_from_others_of_its_name():
+def test_records_distinguish_user_methods_of_same_name():
     """Records name the module and class, except for methods of dpoptax."""
     fields = {"name": "DiSK", "kappa": 0.7, "gamma": 0.5}
     assert Disk(0.7, 0.5).to_dict().items() >= fields.items()
@@ -121,14 +121,14 @@ def own_method(folder, name="one", steps=6):
     return load_config(path).method
 
 
-def test_classes_of_one_name_in_two_config_files_are_told_apart(tmp_path):
+def test_records_distinguish_classes_of_two_config_files(tmp_path):
     """Records name the file, so that a comparison does not confuse runs."""
     one, other = (own_method(tmp_path, name).to_dict() for name in ("a", "b"))
     assert (one["class"], other["class"]) == ("a.Mine", "b.Mine")
 
 
 @pytest.mark.slow
-def test_a_run_does_not_go_on_with_a_class_of_another_config_file(tmp_path):
+def test_refuses_to_resume_with_class_of_another_file(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path / "run", stop_before=2, method=own_method(tmp_path))
     with pytest.raises(ConfigError, match=r"^`method` must be .*Mine"):
@@ -136,14 +136,14 @@ def test_a_run_does_not_go_on_with_a_class_of_another_config_file(tmp_path):
     assert run(tmp_path / "run", method=own_method(tmp_path, steps=9)).summary["steps"] == 6
 
 
-def test_a_run_does_not_go_on_with_another_method_of_the_same_name(tmp_path):
+def test_refuses_to_resume_with_other_method_of_same_name(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=2, method=Disk())
     with pytest.raises(ConfigError, match=r"^`method` must be .*OwnDisk"):
         run(tmp_path, method=OwnDisk())
 
 
-def test_a_stopped_run_goes_on_and_ends_bit_for_bit_as_without_the_stop(stopped, undisturbed):
+def test_stopped_run_resumes_bit_for_bit(stopped, undisturbed):
     assert not (stopped / "summary.json").exists()
     result = run(stopped)
     assert outcome(result) == outcome(undisturbed[0])
@@ -151,7 +151,7 @@ def test_a_stopped_run_goes_on_and_ends_bit_for_bit_as_without_the_stop(stopped,
     assert [line["step"] for line in lines] == [0, 2, 4, 6]
 
 
-def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbed):
+def test_finished_run_does_not_change_and_keeps_checkpoints(undisturbed):
     result, workdir = undisturbed
     kept = sorted(path.name for path in (workdir / "checkpoints").iterdir() if path.is_dir())
     assert kept == ["2", "4", "6"]
@@ -159,7 +159,7 @@ def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbe
     assert outcome(run(workdir)) == outcome(result)
 
 
-def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkeypatch):
+def test_does_not_repeat_shown_steps_with_other_sums(stopped, monkeypatch):
     shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown and is repeated from step 2
     monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
     with pytest.raises(ConfigError, match="Step 4 was shown, .* is of step 2, .* same noise"):
@@ -168,7 +168,7 @@ def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkey
     assert run(stopped).summary["steps"] == 6
 
 
-def test_what_sums_are_computed_with_is_recorded(undisturbed):
+def test_records_arithmetic_of_sums(undisturbed):
     with Checkpoints(undisturbed[1] / "checkpoints") as checkpoints:
         recorded = checkpoints.newest_record()["arithmetic"]
     summary, rows = undisturbed[0].summary, recorded["rows"]
@@ -178,7 +178,7 @@ def test_what_sums_are_computed_with_is_recorded(undisturbed):
     assert tau(WholeBatch(rows)) == tau(WholeBatch(rows, 8)) < tau(WholeBatch(rows, 64))
 
 
-def test_in_fixed_point_the_order_of_sums_is_recorded_too():
+def test_records_order_of_sums_in_fixed_point():
     """Devices sum in another order: an observer of every bit would see two sums with one noise."""
     mesh = types.SimpleNamespace(size=2, devices=np.array(jax.devices()))
     places = Devices(), types.SimpleNamespace(mesh=mesh)
@@ -193,7 +193,7 @@ def test_in_fixed_point_the_order_of_sums_is_recorded_too():
     assert exact["hosts"] == 1
 
 
-def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_at_all(tmp_path):
+def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
     exact = {"method": DPSGD(), "fixed_point": True, "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, **exact)
@@ -223,9 +223,7 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
         (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable True -> False"),
     ],
 )
-def test_other_draws_of_copies_are_not_put_under_the_same_noise(
-    other, named, tmp_path, monkeypatch
-):
+def test_refuses_other_augmentation_draws_with_same_noise(other, named, tmp_path, monkeypatch):
     """Steps 1 and 2 were shown, and only step 0 has a checkpoint."""
     augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
@@ -241,7 +239,7 @@ def test_other_draws_of_copies_are_not_put_under_the_same_noise(
         run(tmp_path, **augmented)
 
 
-def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped, monkeypatch):
+def test_remembers_shown_steps_if_newest_checkpoint_is_damaged(stopped, monkeypatch):
     for file in (stopped / "checkpoints" / "4" / "state").rglob("*"):
         if file.is_file():
             _damage_truncate(file)  # and the record stays intact
@@ -253,7 +251,7 @@ def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped
         run(stopped)
 
 
-def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp_path, monkeypatch):
+def test_remembers_shown_steps_if_later_start_stops_earlier(tmp_path, monkeypatch):
     """The second of three starts stops before step 4, which the first one showed."""
     for steps in (5, 1):
         with pytest.raises(StoppedError):
@@ -263,7 +261,7 @@ def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp
         run(tmp_path, eval_every=1, checkpoint_every=6)
 
 
-def test_no_run_ends_before_a_step_that_it_has_shown(tmp_path):
+def test_refuses_to_end_before_a_shown_step(tmp_path):
     """A run that ends before a shown step is refused: its ε would omit released steps."""
     rare = {"eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
@@ -275,7 +273,7 @@ def test_no_run_ends_before_a_step_that_it_has_shown(tmp_path):
     assert run(tmp_path, steps=4, **rare).summary["steps"] == 4
 
 
-def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
+def test_run_without_seed_resumes_with_its_drawn_seed(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, seed=None)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
@@ -286,7 +284,7 @@ def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
     assert outcome(result) == outcome(run(tmp_path / "again", seed=seed))
 
 
-def test_a_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
+def test_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
     assert undisturbed[0].summary["assumed_secret"] == ["config.seed"]
     again = run(undisturbed[1], seed=None)
     assert outcome(again) == outcome(undisturbed[0])
@@ -317,20 +315,20 @@ def test_a_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
         ("record_training_metrics", True),  # the summary would describe only the last part
     ],
 )
-def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, field, value):
+def test_refuses_to_resume_with_other_config(undisturbed, field, value):
     with pytest.raises(ConfigError, match=f"^`{field}` must be "):
         run(undisturbed[1], **{field: value})
 
 
 @pytest.mark.slow
-def test_other_steps_are_refused_where_the_schedule_was_made_for_them(tmp_path):
+def test_refuses_other_steps_if_schedule_depends_on_them(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, schedule="linear")
     with pytest.raises(ConfigError, match=r"^`steps` must be 6, .* got 8"):
         run(tmp_path, schedule="linear", steps=8)
 
 
-def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
+def test_refuses_data_of_another_size(undisturbed, monkeypatch):
     load = dataset_module.DatasetSpec.load
 
     def smaller(spec):
@@ -360,7 +358,7 @@ def _changed(train, name, place):
     ],
     ids=["the last label", "any label", "a pixel", "the order", "the owners"],
 )
-def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, change):
+def test_refuses_other_data_of_same_size(undisturbed, monkeypatch, change):
     load = dataset_module.DatasetSpec.load
 
     def other(spec):
@@ -373,7 +371,7 @@ def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, chang
     assert (undisturbed[1] / "summary.json").exists()  # it still states the spent budget
 
 
-def test_what_a_checkpoint_keeps_of_the_data_is_keyed_by_the_seed(tmp_path):
+def test_data_fingerprint_is_keyed_by_seed(tmp_path):
     for name, seed in (("a", 1), ("b", 2), ("again", 1)):
         with pytest.raises(StoppedError):
             run(tmp_path / name, stop_before=1, seed=seed)
@@ -384,7 +382,7 @@ def test_what_a_checkpoint_keeps_of_the_data_is_keyed_by_the_seed(tmp_path):
     assert found[0] == found[2] != found[1]
 
 
-def test_the_budget_holds_across_restarts(tmp_path, undisturbed):
+def test_budget_holds_across_restarts(tmp_path, undisturbed):
     history = undisturbed[0].history
     budget = (history[1]["epsilon"] + history[2]["epsilon"]) / 2  # room for 2 or 3 steps
     permitted = run(tmp_path / "whole", epsilon=budget).summary["steps"]
@@ -412,7 +410,7 @@ def _damage_remove(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
-def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undisturbed, tmp_path):
+def test_damaged_checkpoint_file_costs_at_most_some_steps(damage, undisturbed, tmp_path):
     workdir, like = undisturbed[1], _state_like()
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         want = checkpoints.restore(like)
@@ -455,9 +453,7 @@ def _assert_same(got, want):
     np.testing.assert_array_equal(got, want)
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_run_ends_the_same(
-    stopped, undisturbed
-):
+def test_damaged_checkpoint_falls_back_to_previous_one(stopped, undisturbed):
     _damage_truncate(stopped / "checkpoints" / "4" / "record" / "metadata")
     with pytest.warns(UserWarning, match="continues from step 2"):
         result = run(stopped)
@@ -466,7 +462,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_run_ends_the
     assert (stopped / "unreadable-checkpoint-4").stat().st_mode & 0o077 == 0
 
 
-def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
+def test_never_restarts_without_checkpoints_of_earlier_run(stopped, capsys, tmp_path):
     for step in ("2", "4"):
         _damage_truncate(stopped / "checkpoints" / step / "record" / "metadata")
     _damage_truncate(stopped / "checkpoints" / "0" / "record" / "metadata")
@@ -482,9 +478,7 @@ def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failed_write_ends_the_run_with_the_step_it_will_go_on_from(
-    tmp_path, undisturbed, monkeypatch
-):
+def test_failed_write_reports_step_to_resume_from(tmp_path, undisturbed, monkeypatch):
     save = checkpoints_module.ocp.CheckpointManager.save
 
     def full(self, step, **kwargs):
@@ -499,7 +493,7 @@ def test_a_failed_write_ends_the_run_with_the_step_it_will_go_on_from(
     assert outcome(run(tmp_path)) == outcome(undisturbed[0])
 
 
-def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_thread(tmp_path):
+def test_partial_checkpoints_are_removed(tmp_path):
     before = set(threading.enumerate())
     with Checkpoints(tmp_path / "fresh"):
         begun = [t.name for t in set(threading.enumerate()) - before]
@@ -512,7 +506,7 @@ def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lacks POSIX file modes")
-def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, monkeypatch):
+def test_checkpoint_folder_is_made_private_or_refused(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     folder.chmod(0o777)  # as after a copy without modes, or created by an attacker
@@ -524,7 +518,7 @@ def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, mo
         Checkpoints(folder)
 
 
-def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, monkeypatch):
+def test_workdir_stays_locked_until_all_files_are_written(undisturbed, monkeypatch):
     """The workdir stays locked until all files are written, so summary and parameters match."""
     write, workdir = loop.records.save_params, undisturbed[1]
 
@@ -537,7 +531,7 @@ def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, mo
     assert run(workdir).summary["steps"] == 6
 
 
-def test_a_folder_that_cannot_be_opened_is_free_again(tmp_path, monkeypatch):
+def test_failed_open_releases_lock(tmp_path, monkeypatch):
     def fail(*args, **options):
         raise OSError("the disk")
 
@@ -550,7 +544,7 @@ def test_a_folder_that_cannot_be_opened_is_free_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_do_not_train_in_one_workdir(tmp_path):
+def test_refuses_two_processes_in_one_workdir(tmp_path):
     workdir = tmp_path / "run"
     hold = (
         "import sys; from pathlib import Path\n"

@@ -25,11 +25,11 @@ OWNERS = (Role.KEPT, Role.PLANNED, Role.CHANGEABLE)
 
 
 @pytest.mark.parametrize("declared", dataclasses.fields(TrainConfig), ids=lambda each: each.name)
-def test_every_field_of_a_config_says_what_it_is_part_of(declared):
+def test_every_config_field_has_one_owner(declared):
     assert sum(owner in role_of(declared) for owner in OWNERS) == 1
 
 
-def test_what_a_method_changes_in_the_release_is_priced():
+def test_method_fields_that_affect_release_are_priced():
     # Only these fields of the shipped methods may be drawn from a range without changing the price.
     # They affect gradient points, filters and other post-processing, or a method without ε.
     unpriced = {
@@ -42,7 +42,7 @@ def test_what_a_method_changes_in_the_release_is_priced():
     assert unpriced == {"kappa", "gamma", "filter_gain", "beta", "preset"}
 
 
-def test_a_range_needs_a_field_without_a_price_in_every_config():
+def test_range_requires_unpriced_field_in_every_config():
     @dataclasses.dataclass(frozen=True)
     class Own(Disk):
         kappa: float = 0.7  # without a role, the field counts as priced
@@ -65,7 +65,7 @@ class Settings:
     seed: int = field(0, Role.KEPT)
 
 
-def test_a_part_has_its_fields_and_is_equal_by_them():
+def test_parts_compare_by_their_fields():
     part = Part(Settings(), Role.STEP)
     assert part.steps == 3
     assert part == Part(Settings(seed=1), Role.STEP) != Part(Settings(steps=4), Role.STEP)
@@ -92,7 +92,7 @@ def _traced(config, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [methods.DPSGD(), methods.AdaptiveKalman(), methods.LPAdam()])
-def test_equal_chains_are_one_program(method):
+def test_equal_chains_share_one_program(method):
     config = TrainConfig(method=method, model="linear", batch_size=4)
     config = dataclasses.replace(config, noise_multiplier=1.0, parameter_ema=0.9)
     first, program = _traced(config, 0)
@@ -104,7 +104,7 @@ def test_equal_chains_are_one_program(method):
     assert program != different
 
 
-def test_a_field_without_the_role_cannot_be_compiled_in(monkeypatch):
+def test_field_without_role_cannot_be_compiled_in(monkeypatch):
     monkeypatch.setattr(
         "dpoptax.training.roles.fields_with", lambda *_: ("method", "clip", "l2_clip_norm")
     )
@@ -112,7 +112,7 @@ def test_a_field_without_the_role_cannot_be_compiled_in(monkeypatch):
         build_chain(TrainConfig(), 1.0, Keys.of(jax.random.key(0)))
 
 
-def test_a_method_says_of_its_proof_what_its_ledger_says():
+def test_method_and_ledger_agree_on_missing_proof():
     geodp, key = GeoDP(), jax.random.key(0)
     noise = geodp.noise(None, 1, noise_multiplier=1.0, batch_size=1, key=key)
     (ledger,) = dpoptax.ledgers(noise.init({}))
@@ -134,14 +134,14 @@ class AdaptiveAndCorrelated(methods.AdaptiveClip):
         return matrix.BandedToeplitz((1.0, 0.5))
 
 
-def test_an_adaptive_method_with_a_strategy_is_refused():
-    """Its noise would be independent, and the run would be priced for correlated noise."""
+def test_refuses_adaptive_method_with_strategy():
+    """Independent noise would be priced as correlated noise."""
     with pytest.raises(settings.ConfigError, match="must not be adaptive with correlated noise"):
         build_chain(TrainConfig(method=AdaptiveAndCorrelated()), 1.0, Keys.of(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("method", [Halved(), Silent()], ids=["halved", "silent"])
-def test_a_method_with_noise_of_its_own_and_no_reason_is_refused(method):
-    """The budget and the shown ε would not describe it."""
+def test_refuses_method_with_unexplained_noise(method):
+    """Neither the budget nor the shown ε would describe this noise."""
     with pytest.raises(settings.ConfigError, match=f"Remove {type(method).__name__}.noise"):
         build_chain(TrainConfig(method=method), 1.0, Keys.of(jax.random.key(0)))

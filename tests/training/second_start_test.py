@@ -51,7 +51,7 @@ CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accou
 
 
 @pytest.mark.slow
-def test_a_second_start_is_the_same_run_compiles_nothing_and_imports_what_it_needs(tmp_path):
+def test_second_start_compiles_nothing_and_gives_same_run(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG_FILE)
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("JAX_")}
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
@@ -78,7 +78,7 @@ def test_a_second_start_is_the_same_run_compiles_nothing_and_imports_what_it_nee
         assert summaries[0][name] == summaries[1][name]
 
 
-def test_keys_take_all_bits_of_a_seed():
+def test_keys_use_all_bits_of_a_seed():
     def key_of(seed):
         config = dataclasses.replace(CONFIG, seed=seed)
         plan = privacy.make_plan(config, 1438)
@@ -93,7 +93,7 @@ def test_keys_take_all_bits_of_a_seed():
     assert key_of(low) == plain.tobytes()
 
 
-def test_what_is_compiled_to_begin_a_run_holds_no_key():
+def test_compiled_initialization_contains_no_key():
     """Stored programs take keys as arguments, so one program serves all keys."""
     params = {"w": jax.numpy.ones((4, 3))}
     plan = privacy.make_plan(CONFIG, 1438)
@@ -113,7 +113,7 @@ def test_what_is_compiled_to_begin_a_run_holds_no_key():
     assert chain._compiled_begin.cache_info().misses <= before + 1
 
 
-def test_digits_are_those_of_scikit_learn():
+def test_digits_match_scikit_learn():
     images, labels = dataset_module._digits()
     expected = load_digits(return_X_y=True)
     np.testing.assert_array_equal(images, expected[0])

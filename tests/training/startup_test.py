@@ -26,7 +26,7 @@ from tests.runs import CONFIG
 
 
 class TestPhases:
-    def test_inner_phases_are_not_counted_twice(self):
+    def test_does_not_count_inner_phases_twice(self):
         measured = Phases()
         begun = time.perf_counter()
         with measured("outer"):
@@ -37,7 +37,7 @@ class TestPhases:
         assert 0.05 <= seconds["outer"] < 0.1 <= seconds["inner"]
         assert sum(seconds.values()) == pytest.approx(whole, abs=0.01)
 
-    def test_time_counts_where_a_phase_fails(self):
+    def test_failed_phase_keeps_its_time(self):
         measured = Phases()
 
         def fail():
@@ -51,7 +51,7 @@ class TestPhases:
             pass
         assert measured.seconds()["failing"] >= 0.02
 
-    def test_a_slow_phase_is_named_once_and_a_fast_one_never(self, monkeypatch):
+    def test_reports_slow_phases_once(self, monkeypatch):
         monkeypatch.setattr(phases, "PATIENCE", 0.05)
         lines = []
         measured = Phases(lines.append)
@@ -73,7 +73,7 @@ class TestPhases:
         ({"sampling": "shuffled"}, "`sampling` must not be 'shuffled'"),
     ],
 )
-def test_errors_come_in_the_order_of_the_run(tmp_path, changes, message):
+def test_errors_follow_the_order_of_the_run(tmp_path, changes, message):
     config = dataclasses.replace(CONFIG, **changes)
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
@@ -81,7 +81,7 @@ def test_errors_come_in_the_order_of_the_run(tmp_path, changes, message):
 
 
 @pytest.mark.slow
-def test_initial_parameters_of_one_program_are_those_of_each_operation():
+def test_jitted_initialization_matches_eager():
     model = dataclasses.replace(CONFIG, model="cnn").build_model(10)
     inputs, key = np.ones((8, 8, 1), np.float32), jax.random.key(3)
     one = CONFIG.initial_variables(model, inputs, key)
@@ -92,7 +92,7 @@ def test_initial_parameters_of_one_program_are_those_of_each_operation():
 
 class TestSummary:
     @pytest.mark.slow
-    def test_phases_add_up_and_telemetry_is_cheap(self, tmp_path):
+    def test_phases_add_up_to_total_time(self, tmp_path):
         begun = time.perf_counter()
         loop.train_and_evaluate(CONFIG, tmp_path, progress=False)
         whole = time.perf_counter() - begun
@@ -103,7 +103,7 @@ class TestSummary:
         assert whole - 1 < sum(seconds.values()) <= whole
         assert 0 < summary["first_step_seconds"] < whole
 
-    def test_shown_epsilon_is_never_below_the_spent_one(self):
+    def test_shown_epsilon_is_never_below_spent_epsilon(self):
         given = {"noise_multiplier": 6.0, "steps": 12, "eval_every": 1, "accountant": "pld"}
         plan = make_plan(dataclasses.replace(CONFIG, **given), 1438)
         shown = plan.bounds(evaluated_steps(1, 12))
@@ -112,7 +112,7 @@ class TestSummary:
         assert shown[12] == plan.epsilon(12)
 
     @pytest.mark.slow
-    def test_evaluations_ask_for_no_accounting(self):
+    def test_evaluations_need_no_accounting(self):
         config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
         dataset = load_dataset("digits")
         plan = make_plan(config, dataset.train_size)
@@ -140,7 +140,7 @@ class TestCompilationCache:
         return json.loads((workdir / "summary.json").read_text())
 
     @pytest.mark.slow
-    def test_a_second_start_reads_what_the_first_compiled(self, tmp_path, monkeypatch):
+    def test_second_start_reads_compiled_programs(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
         folder = cache_folder("compiled")
         step._shared_program.cache_clear()
@@ -159,7 +159,7 @@ class TestCompilationCache:
         assert {file.name for file in inside.glob("jit_step-*-cache")} == kept
         assert first["params_sha256"] == second["params_sha256"]
 
-    def test_it_can_be_turned_off(self, tmp_path):
+    def test_cache_can_be_disabled(self, tmp_path):
         jax.config.update("jax_enable_compilation_cache", False)
         try:
             with compilation_cache.kept_in(tmp_path / "kept"):
@@ -168,13 +168,13 @@ class TestCompilationCache:
             jax.config.update("jax_enable_compilation_cache", True)
 
     @pytest.mark.slow
-    def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
+    def test_default_is_in_cache_folder_of_user(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert cache_folder("compiled") == tmp_path / "dpoptax" / "compiled"
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
         assert cache_folder("compiled").is_absolute()
 
-    def test_settings_are_restored(self, tmp_path):
+    def test_restores_settings(self, tmp_path):
         before = {name: getattr(jax.config, name) for name in compilation_cache._SETTINGS}
         environment = dict(os.environ)
         with compilation_cache.kept_in(tmp_path):
@@ -186,7 +186,7 @@ class TestCompilationCache:
     @pytest.mark.parametrize(
         "attack", ["many runs", pytest.param("one run", marks=pytest.mark.slow)]
     )
-    def test_what_is_kept_of_an_audit_holds_no_data_and_no_key(self, attack, tmp_path):
+    def test_programs_of_audits_contain_no_data_or_keys(self, attack, tmp_path):
         """Data and keys are arguments, not constants, so other runs share the same programs."""
         clip, sampler = dpoptax.l2_clip(1.0), sampling.PoissonSampler(64, 64, seed=0)
         grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
@@ -214,7 +214,7 @@ class TestCompilationCache:
             assert first
             assert kept(1) == first
 
-    def test_a_folder_of_jaxs_own_stays(self, tmp_path):
+    def test_keeps_folder_configured_in_jax(self, tmp_path):
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
         try:
             with compilation_cache.kept_in(tmp_path / "ours"):
@@ -223,7 +223,7 @@ class TestCompilationCache:
             jax.config.update("jax_compilation_cache_dir", None)
         assert not (tmp_path / "ours").exists()
 
-    def test_a_file_in_its_place_is_a_warning(self, tmp_path):
+    def test_warns_if_folder_is_a_file(self, tmp_path):
         (tmp_path / "file").write_text("")
         with (
             pytest.warns(
@@ -233,7 +233,7 @@ class TestCompilationCache:
         ):
             assert jax.config.jax_compilation_cache_dir is None
 
-    def test_a_folder_that_others_may_write_to_is_not_used(self, tmp_path):
+    def test_does_not_use_folder_writable_by_others(self, tmp_path):
         inside = tmp_path / compilation_cache._machine()
         inside.mkdir()
         inside.chmod(0o777)
@@ -243,7 +243,7 @@ class TestCompilationCache:
         ):
             assert jax.config.jax_compilation_cache_dir is None
 
-    def test_a_folder_that_others_may_replace_is_not_used(self, tmp_path):
+    def test_does_not_use_folder_replaceable_by_others(self, tmp_path):
         shared = tmp_path / "shared"
         shared.mkdir()
         shared.chmod(0o777)
@@ -256,7 +256,7 @@ class TestCompilationCache:
         with compilation_cache.kept_in(shared / "dpoptax" / "compiled"):
             assert jax.config.jax_compilation_cache_dir is not None
 
-    def test_what_was_written_first_goes_when_there_is_too_much(self, tmp_path, monkeypatch):
+    def test_removes_oldest_files_if_too_large(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compilation_cache, "LARGEST", 10)
         for index in range(3):
             file = tmp_path / f"{index}-cache"
@@ -266,7 +266,7 @@ class TestCompilationCache:
         assert [file.name for file in tmp_path.glob("*-cache")] == ["2-cache"]
 
 
-def test_an_evaluation_is_compiled_once_for_splits_of_one_shape():
+def test_evaluation_compiles_once_per_shape():
     model = CONFIG.build_model(3)
     inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}

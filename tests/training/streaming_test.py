@@ -24,7 +24,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_reading_takes_the_records_of_the_sample_from_arrays_files_and_sources(files):
+def test_reads_sampled_records_from_arrays_files_and_sources(files):
     arrays = data.digits().train
     mapped = memory_mapped(files)
     source = [{name: array[i] for name, array in arrays.items()} for i in range(20)]
@@ -38,7 +38,7 @@ def test_reading_takes_the_records_of_the_sample_from_arrays_files_and_sources(f
 
 
 @pytest.mark.slow
-def test_a_streamed_run_is_the_resident_one_bit_for_bit(files):
+def test_streamed_run_equals_resident_run_bit_for_bit(files):
     config = TrainConfig(
         steps=3, seed=0, batch_size=32, model="linear", accountant="rdp", eval_every=3
     )
@@ -53,7 +53,7 @@ def test_a_streamed_run_is_the_resident_one_bit_for_bit(files):
         streamed.for_selection()
 
 
-def test_a_step_over_a_hundred_million_records_holds_its_batch_and_no_more(tmp_path):
+def test_step_on_huge_data_holds_only_its_batch(tmp_path):
     records = 10**8
     # A sparse file: 800 MB of zeros that take no disk space.
     mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (records,))
@@ -70,7 +70,7 @@ def test_a_step_over_a_hundred_million_records_holds_its_batch_and_no_more(tmp_p
     assert peak < 500 * sampler.padded_size  # bytes; one mask of the data would be 10^8
 
 
-def test_prefetch_keeps_the_order_runs_two_ahead_and_passes_errors_on():
+def test_prefetch_keeps_order_and_passes_errors_on():
     loaded = []
 
     def load(step):
@@ -88,7 +88,7 @@ def test_prefetch_keeps_the_order_runs_two_ahead_and_passes_errors_on():
         next(batches)
 
 
-def test_a_grain_source_needs_no_adapter():
+def test_grain_source_needs_no_adapter():
     """`grain.sources.RandomAccessDataSource` requires only these two methods."""
 
     class Source:

@@ -59,7 +59,7 @@ def records_of(workdir, row):
     return json.loads((workdir / "trials" / row.record).read_text())
 
 
-def test_a_grid_is_all_combinations_once(finished):
+def test_grid_has_all_combinations_once(finished):
     workdir, results = finished
     tried = [(row.changes["learning_rate"], row.changes["l2_clip_norm"]) for row in results.trials]
     assert tried == [(0.5, 0.1), (0.5, 1.0), (1.0, 0.1), (1.0, 1.0)]
@@ -69,7 +69,7 @@ def test_a_grid_is_all_combinations_once(finished):
     assert {record["dataset_size"] for record in records} == {1438 - 287}
 
 
-def test_the_best_is_published_as_it_was_trained(finished):
+def test_publishes_parameters_of_best_trial(finished):
     workdir, results = finished
     best = results.trials[results.best]
     assert best.score == max(row.score for row in results.trials)
@@ -85,7 +85,7 @@ def test_the_best_is_published_as_it_was_trained(finished):
     assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
 
-def test_the_seeds_of_trials_are_for_the_owner_alone(finished):
+def test_only_owner_can_read_seeds_of_trials(finished):
     """Only the owner can read the seeds, because a seed reproduces the noise of its trial."""
     workdir, _ = finished
     for name in ("sweep.json", "trials"):
@@ -93,7 +93,7 @@ def test_the_seeds_of_trials_are_for_the_owner_alone(finished):
     assert not list(workdir.glob("*.partial"))
 
 
-def test_all_trials_are_priced_together_and_scores_have_noise(finished):
+def test_prices_all_trials_together_and_adds_noise_to_scores(finished):
     workdir, results = finished
     price = results.price
     record = records_of(workdir, results.trials[0])
@@ -114,7 +114,7 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
     assert "may be published. trials/ and" in table(results)
 
 
-def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, monkeypatch):
+def test_finished_sweep_trains_nothing_and_refuses_changes(finished, monkeypatch):
     workdir, results = finished
     monkeypatch.setattr(trials, "train", None)
     for seed in (0, None):  # the config's seed, which no trial uses
@@ -128,7 +128,7 @@ def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, 
             run_sweep(CONFIGS, sweep(workdir, **change), progress=False)
 
 
-def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
+def test_refuses_trials_with_other_noise_than_priced(finished, tmp_path):
     """Trials are refused if another version of the accounting calibrated their noise."""
     workdir, results = finished
     shutil.copytree(workdir, tmp_path / "out")
@@ -161,8 +161,8 @@ CORRELATED = dataclasses.replace(
 )
 
 
-def test_trials_of_another_strategy_than_is_priced_are_refused(tmp_path, monkeypatch):
-    """The multiplier was given, so it is the same."""
+def test_refuses_trials_with_other_strategy_than_priced(tmp_path, monkeypatch):
+    """Both strategies have the same given noise multiplier."""
     given = {"grid": ("learning_rate=0.5,1",)}
     run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
     monkeypatch.setattr(Bands, "by", 0.25)
@@ -171,7 +171,7 @@ def test_trials_of_another_strategy_than_is_priced_are_refused(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("values", ["0.0,0.25", "uniform:0.01:0.25"])
-def test_a_field_that_decides_the_noise_is_not_without_a_price(tmp_path, values):
+def test_refuses_unpriced_role_of_field_that_affects_noise(tmp_path, values):
     given = {"grid": (), "repetitions": "geometric", "trials": 8}
     drawn = sweep(tmp_path, random=(f"method.weight={values}",), **given)
     with pytest.raises(ConfigError, match=r"field of Bands .* Role\.UNPRICED"):
@@ -179,14 +179,14 @@ def test_a_field_that_decides_the_noise_is_not_without_a_price(tmp_path, values)
     prepare({"one": CORRELATED}, sweep(tmp_path, random=("method.weight=0.25",), **given), 3)
 
 
-def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
+def test_in_order_trials_use_whole_groups(tmp_path):
     given = {"grid": ("sampling=in_order",), "seed": None}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
 
 
 @pytest.mark.parametrize("place", [0, 4])
-def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place):
+def test_refuses_to_resume_sweep_with_other_examples(tmp_path, monkeypatch, place):
     """Changes a training example and a held-out example; ε does not cover two data sets."""
     whole = trials.dataset_of(TINY, held_out=False)
     held_out = trials.dataset_of(TINY, held_out=True)
@@ -210,7 +210,7 @@ def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, split):
+def test_refuses_to_resume_comparison_with_other_examples(tmp_path, monkeypatch, split):
     whole = trials.dataset_of(TINY, held_out=False)
     configs = {"one": dataclasses.replace(TINY, dataset="own")}
     given = Comparison(tmp_path, seeds=1, factors=(1.0,))
@@ -232,7 +232,7 @@ def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, 
     assert compared() == first
 
 
-def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
+def test_only_one_process_runs_a_sweep(tmp_path, monkeypatch):
     """Only one process trains; two would release results under separate seeds and ε."""
     out = tmp_path / "out"
     one_trial = {"grid": ("learning_rate=1",), "seed": None}
@@ -254,7 +254,7 @@ def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypat
     assert results[0].result["assumed_secret"] == []
 
 
-def test_what_a_random_number_of_trials_must_keep_secret_is_for_the_owner_alone(tmp_path):
+def test_only_owner_can_read_random_number_of_trials(tmp_path):
     given = {"trials": 2, "repetitions": "poisson", "seed": 3}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert results.trials
@@ -262,7 +262,7 @@ def test_what_a_random_number_of_trials_must_keep_secret_is_for_the_owner_alone(
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
 
 
-def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
+def test_interrupted_sweep_resumes(finished, tmp_path, monkeypatch):
     _, expected = finished
     started = []
     real = trials.train
@@ -283,7 +283,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_public_scores_are_exact_and_random_numbers_of_trials_cost_less(tmp_path):
+def test_public_scores_are_exact_and_random_trials_cost_less(tmp_path):
     _, _, fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)
     _, _, public = prepare(CONFIGS, sweep(tmp_path, held_out="public", trials=30), 0)
     assert public.score_stddev == 0.0
@@ -302,7 +302,7 @@ def sweep_seed(seed, use):
     return _seed(seed, use)
 
 
-def test_random_trials_cost_what_the_costliest_setting_could(tmp_path):
+def test_random_trials_cost_as_much_as_costliest_setting(tmp_path):
     """The price covers the costliest setting even if it was not drawn."""
     costly = {"tiny": dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)}
     given = {"grid": (), "repetitions": "geometric", "trials": 2}
@@ -315,7 +315,7 @@ def test_random_trials_cost_what_the_costliest_setting_could(tmp_path):
         prepare(costly, sweep(tmp_path, random=("batch_size=int:32:64",), **given), 3)
 
 
-def test_what_has_no_guarantee_gets_none(tmp_path):
+def test_sweep_without_guarantee_states_no_epsilon(tmp_path):
     for method, reason in ((NonPrivate(), "without privacy"), (GeoDP(), "not a mean")):
         noise = 1.0 if method.private else None
         config = dataclasses.replace(TINY, method=method, noise_multiplier=noise)
@@ -324,7 +324,7 @@ def test_what_has_no_guarantee_gets_none(tmp_path):
         assert reason in price.reason
 
 
-def test_random_settings_stay_in_their_ranges():
+def test_random_settings_stay_in_range():
     given = ("learning_rate=log:0.1:10", "steps=int:2:4", "optimizer=sgd,adam", "delta=1e-5")
     drawn = settings.random_candidates(CONFIGS, given, 200, np.random.default_rng(0))
     rates = np.log10([candidate.config.learning_rate for candidate in drawn])
@@ -335,14 +335,14 @@ def test_random_settings_stay_in_their_ranges():
     assert {candidate.config.optimizer for candidate in drawn} == {"sgd", "adam"}
 
 
-def test_fields_of_the_method_can_be_tried():
+def test_grid_may_vary_fields_of_method():
     configs = {"one": dataclasses.replace(TINY, method=Doppler())}
     found = settings.grid_candidates(configs, ("method.preset=momentum,none", "batch-size=64"))
     assert [candidate.config.method.preset for candidate in found] == ["momentum", "none"]
     assert found[0].config.batch_size == 64
 
 
-def test_the_settings_that_are_offered_are_those_that_can_be_given():
+def test_error_lists_only_valid_settings():
     configs = {"one": TrainConfig(method=Doppler())}
     with pytest.raises(ConfigError, match="got 'no_such'") as raised:
         settings.grid_candidates(configs, ("no_such=1",))
@@ -375,13 +375,13 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
         ({"trials": 0}, "`trials` must be at least 1, got 0."),
     ],
 )
-def test_what_cannot_be_tried_is_named(tmp_path, changes, message):
+def test_refuses_bad_sweeps(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         run_sweep(CONFIGS, sweep(tmp_path / "out", **changes), progress=False)
     assert not (tmp_path / "out").exists()  # a corrected command may use the same directory
 
 
-def test_held_out_examples_without_a_label_are_refused(tmp_path, monkeypatch):
+def test_refuses_unlabeled_held_out_examples(tmp_path, monkeypatch):
     """Unlabeled examples are refused: with few labels, one moves the accuracy beyond its noise."""
     whole = trials.dataset_of(TINY, held_out=True)
     test = {**whole.test, "labels": np.where(np.arange(287) < 286, -1, whole.test["labels"])}
@@ -392,14 +392,14 @@ def test_held_out_examples_without_a_label_are_refused(tmp_path, monkeypatch):
     prepare(CONFIGS, sweep(tmp_path, held_out="public"), 0)
 
 
-def test_all_trials_of_a_sweep_are_not_priced_by_monte_carlo(tmp_path):
+def test_refuses_monte_carlo_price_of_all_trials(tmp_path):
     """The error precedes planning, which may take minutes."""
     configs = {"one": dataclasses.replace(TINY, accountant="monte_carlo")}
     with pytest.raises(ConfigError, match="Use accountant='pld', or use random repetitions"):
         prepare(configs, sweep(tmp_path), 0)
 
 
-def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):
+def test_record_path_depends_on_config_split_and_code(tmp_path):
     trial = Trial(dataclasses.replace(TINY, seed=3))
     with Runner(tmp_path, made_by="a") as runner, Runner(tmp_path, made_by="b") as other:
         assert runner.path(trial) == runner.path(Trial(dataclasses.replace(TINY, seed=3)))
@@ -415,13 +415,13 @@ def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):
     ("change", "refusal"),
     [({"seed": None}, "`seed` must be given"), ({"parallel": "hosts"}, "one process")],
 )
-def test_what_cannot_be_one_of_many_runs(change, refusal):
+def test_refuses_trial_without_seed_or_on_many_hosts(change, refusal):
     with pytest.raises(ConfigError, match=refusal):
         Trial(dataclasses.replace(TINY, **change))
 
 
 @pytest.mark.slow
-def test_a_comparison_on_two_processes_is_the_same(tmp_path):
+def test_comparison_on_two_processes_gives_same_result(tmp_path):
     rates = {"seeds": 1, "learning_rates": (0.5, 1.0)}
     one, two = (
         compare(CONFIGS, Comparison(tmp_path / str(n), processes=n, **rates), progress=False)
@@ -470,7 +470,7 @@ def compare_own_parts(folder, on_load="pass", in_function="pass"):
 
 
 @pytest.mark.slow
-def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
+def test_workers_know_definitions_of_config_file(tmp_path):
     assert compare_own_parts(tmp_path) == 0
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert method["name"] == "mine"
@@ -478,7 +478,7 @@ def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
     assert {run["config"]["method"]["class"] for run in method["runs"]} == {"own.Mine"}
 
 
-def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):
+def test_refuses_config_that_workers_cannot_import(tmp_path, capsys):
     local = "Mine = dataclasses.make_dataclass('Mine', [], bases=(globals()['Mine'],), frozen=True)"
     assert compare_own_parts(tmp_path, in_function=local) == 2
     message = capsys.readouterr().err
@@ -487,14 +487,14 @@ def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
+def test_dead_worker_ends_command_with_remedy(tmp_path, capsys):
     dies = "multiprocessing.parent_process() and os._exit(1)"
     assert compare_own_parts(tmp_path, on_load=dies) == 2
     assert "One of 2 worker processes died" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
+def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path):
     """A dry run prices the draws of the actual seed; previously it used seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
     drawn = {"grid": (), "random": ("batch_size=int:1:1000",), "trials": 2}
@@ -518,7 +518,7 @@ def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
         dry_run({"one": config}, dataclasses.replace(begun, trials=3), progress=False)
 
 
-def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):
+def test_dry_run_prints_only_the_price(tmp_path, capsys):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
     options = ["--grid", "learning_rate=1,2", "--workdir", str(workdir), "--dry-run"]
@@ -530,7 +530,7 @@ def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_leaves_no_workers_and_goes_on(finished, tmp_path):
+def test_killed_sweep_leaves_no_workers_and_resumes(finished, tmp_path):
     _, expected = finished
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"

@@ -44,7 +44,7 @@ def text_of(folder, row):
 
 @pytest.mark.parametrize("below", [".", "GLUE"])
 @pytest.mark.parametrize("task", sorted(GLUE_FILES))
-def test_glue(tmp_path, encoder, task, below):
+def test_reads_glue(tmp_path, encoder, task, below):
     tables = write_glue(tmp_path / below, task)
     folder = tmp_path / below / (GLUE_FILES[task] if below == "GLUE" else ".")
     dataset = load_published(task, folder, Tokens(encoder, 64))
@@ -62,7 +62,7 @@ def test_glue(tmp_path, encoder, task, below):
             assert row[-1] == (*expected, "contradiction")[label]
 
 
-def test_a_pair_is_marked_as_roberta_was_trained_on(tmp_path, encoder):
+def test_sentence_pairs_have_markers_of_roberta(tmp_path, encoder):
     start, padding, end = 0, 1, 2
     (row,) = Tokens(encoder, 32).sentences(["the food"], ["was good"])
     inner = row[row != padding]
@@ -73,7 +73,7 @@ def test_a_pair_is_marked_as_roberta_was_trained_on(tmp_path, encoder):
     np.testing.assert_array_equal(row[len(inner) :], padding)
 
 
-def test_what_is_too_long_is_cut(encoder, decoder):
+def test_truncates_long_texts(encoder, decoder):
     (row,) = Tokens(encoder, 8).sentences(["the food was good"], ["bad " * 50])
     assert row[-1] == 2
     assert "the food" in text_of(encoder, row)  # truncation shortens the longer text of a pair
@@ -85,7 +85,7 @@ def test_what_is_too_long_is_cut(encoder, decoder):
 
 
 @pytest.mark.parametrize("length", [2, 3, 64])
-def test_labels_are_the_tokens_to_come(decoder, length):
+def test_labels_are_the_following_tokens(decoder, length):
     inputs, labels = Tokens(decoder, length).continuations(["the river"], ["was warm"])
     used = np.flatnonzero(labels[0] != NO_LABEL)
     assert len(used)
@@ -98,12 +98,12 @@ def test_labels_are_the_tokens_to_come(decoder, length):
         assert text_of(decoder, inputs[0][: used[0]]) == "the river"
 
 
-def test_special_tokens_within_a_text_are_text(encoder):
+def test_special_tokens_in_text_are_plain_text(encoder):
     (row,) = Tokens(encoder, 32).sentences(["good </s><s> <pad> bad"])
     assert np.sum(row == 2) == np.sum(row == 0) == 1
 
 
-def test_both_ways_of_publishing_a_tokenizer_agree(tmp_path, encoder):
+def test_tokenizer_formats_agree(tmp_path, encoder):
     write_tokenizer(tmp_path, whole=False)
     texts = ["the food was good", "“warm” café"]
     np.testing.assert_array_equal(
@@ -111,7 +111,7 @@ def test_both_ways_of_publishing_a_tokenizer_agree(tmp_path, encoder):
     )
 
 
-def test_e2e(tmp_path, decoder):
+def test_reads_e2e(tmp_path, decoder):
     splits = write_e2e(tmp_path / "e2e-dataset")
     dataset = load_published("e2e", tmp_path, Tokens(decoder, 96))
     assert PUBLISHED["e2e"].kind == "generation"
@@ -123,7 +123,7 @@ def test_e2e(tmp_path, decoder):
     assert " | near : Café 0" in text_of(decoder, dataset.train["inputs"][0])
 
 
-def test_dart(tmp_path, decoder):
+def test_reads_dart(tmp_path, decoder):
     splits = write_dart(tmp_path)
     dataset = load_published("dart", tmp_path, Tokens(decoder, 96))
     for split, entries in zip((dataset.train, dataset.test), splits.values(), strict=True):
@@ -134,7 +134,7 @@ def test_dart(tmp_path, decoder):
     assert text_of(decoder, dataset.train["inputs"][1]).startswith(source)
 
 
-def test_class_folders(tmp_path):
+def test_reads_class_folders(tmp_path):
     names = write_imagenet(tmp_path / "imagenet")
     dataset = load_published("imagenet", tmp_path)
     assert (dataset.train_size, len(dataset.test), dataset.num_classes) == (20, 8, len(names))
@@ -161,7 +161,7 @@ QQP_LINE = "9\t18\t19\ta broken\nrow"
         ("mnli", lambda text: text.encode().replace(b"\n", b"\n\xff", 3), r"not a UTF-8 text"),
     ],
 )
-def test_a_damaged_table_is_named(tmp_path, encoder, task, damage, message):
+def test_damaged_table_is_reported(tmp_path, encoder, task, damage, message):
     write_glue(tmp_path, task)
     path = tmp_path / GLUE_FILES[task] / "train.tsv"
     damaged = damage(path.read_text(encoding="utf-8"))
@@ -170,7 +170,7 @@ def test_a_damaged_table_is_named(tmp_path, encoder, task, damage, message):
         load_published(task, tmp_path, Tokens(encoder, 8))
 
 
-def test_the_broken_rows_of_qqp_are_left_out(tmp_path, encoder):
+def test_skips_broken_rows_of_qqp(tmp_path, encoder):
     write_glue(tmp_path, "qqp")
     path = tmp_path / "QQP" / "train.tsv"
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -188,7 +188,7 @@ def test_the_broken_rows_of_qqp_are_left_out(tmp_path, encoder):
         ("dart/dart-v1.1.1-full-train.json", '[{"tripleset": []}]', r"KeyError: 'annotations'"),
     ],
 )
-def test_a_damaged_generation_file_is_named(tmp_path, decoder, name, content, message):
+def test_damaged_generation_file_is_reported(tmp_path, decoder, name, content, message):
     write_e2e(tmp_path / "e2e")
     write_dart(tmp_path / "dart")
     (tmp_path / name).write_text(content)
@@ -196,7 +196,7 @@ def test_a_damaged_generation_file_is_named(tmp_path, decoder, name, content, me
         load_published(name.split("/")[0], tmp_path, Tokens(decoder, 16))
 
 
-def test_a_damaged_image_is_named_when_it_is_read(tmp_path):
+def test_damaged_image_is_reported_on_read(tmp_path):
     write_imagenet(tmp_path)
     source = load_published("imagenet", tmp_path).train
     source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])
@@ -204,7 +204,7 @@ def test_a_damaged_image_is_named_when_it_is_read(tmp_path):
         source[3]
 
 
-def test_folders_that_do_not_agree_are_named(tmp_path):
+def test_refuses_inconsistent_class_folders(tmp_path):
     write_imagenet(tmp_path)
     (tmp_path / "val" / "n00001000").rename(tmp_path / "val" / "cats")
     with pytest.raises(ConfigError, match=r"cats must be a class of the training images"):
@@ -215,7 +215,7 @@ def test_folders_that_do_not_agree_are_named(tmp_path):
         load_published("imagenet", tmp_path)
 
 
-def test_a_tokenizer_that_is_not_there_or_unfit_is_named(tmp_path, encoder, decoder):
+def test_refuses_missing_or_unsuitable_tokenizer(tmp_path, encoder, decoder):
     write_glue(tmp_path, "sst2")
     with pytest.raises(ConfigError, match=r"`pretrained` must be given.*--pretrained"):
         load_published("sst2", tmp_path)

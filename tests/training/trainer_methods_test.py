@@ -93,7 +93,7 @@ def run(config):
     "name",
     slow_but(("adaptive_clip", "correlated_noise"), METHODS),
 )
-def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+def test_stopped_run_resumes_exactly(name, tmp_path):
     changes = {**METHODS[name], "batch_size": 64}
     whole = resume_test.run(tmp_path / "whole", **changes)
     with pytest.raises(resume_test.StoppedError):
@@ -107,7 +107,7 @@ DP_SGD = sorted(METHODS.keys() - {"correlated_noise", "correlated_fixed_point"})
 
 
 @pytest.mark.parametrize("name", DP_SGD)
-def test_what_is_dp_sgd_with_poisson_sampling_needs_the_noise_of_dp_sgd(name):
+def test_methods_need_same_noise_as_dp_sgd(name):
     plan, of_dp_sgd = make_plan(tiny(**METHODS[name]), 1438), make_plan(TINY, 1438)
     assert plan.noise_multiplier == of_dp_sgd.noise_multiplier
     assert plan.epsilon(6) == of_dp_sgd.epsilon(6)
@@ -119,19 +119,19 @@ EACH = ("adaptive_clip", "augmented_disk", "fixed_point", "singular_values", "sc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(EACH, DP_SGD))
-def test_what_is_dp_sgd_with_poisson_sampling_spends_what_was_planned(name):
+def test_methods_spend_planned_epsilon(name):
     config = tiny(**METHODS[name])
     assert run(config).summary["epsilon"] == make_plan(config, 1438).epsilon(6)
 
 
-def test_noise_in_fixed_point_is_where_it_is_asked_for():
+def test_uses_fixed_point_noise_only_on_request():
     for fixed_point in (False, True):
         made = chain.build_chain(tiny(fixed_point=fixed_point), 2.0, Keys.of(jax.random.key(0)))
         (ledger,) = dpoptax.ledgers(made.optimizer.init(jnp.zeros(3)))
         assert ledger.mechanism.fixed_point is fixed_point
 
 
-def test_correlated_noise_in_fixed_point_is_refused_where_examples_come_again_in_a_band():
+def test_refuses_fixed_point_bands_with_repeated_examples():
     method = CorrelatedNoise(bands=3)
     config = tiny(
         method=method,
@@ -146,12 +146,12 @@ def test_correlated_noise_in_fixed_point_is_refused_where_examples_come_again_in
 
 
 @pytest.mark.parametrize("method", [GeoDP(), NonPrivate()])
-def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method):
+def test_refuses_fixed_point_without_guarantee(method):
     with pytest.raises(ConfigError, match=f"must have a privacy guarantee .* got {method.name}"):
         tiny(method=method, fixed_point=True)
 
 
-def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
+def test_adaptive_clip_count_uses_share_of_gradient_budget():
     # The released gradient has the noise of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
     resolved = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
@@ -165,7 +165,7 @@ def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
     assert np.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
 
 
-def test_correlated_noise_is_priced_with_its_sampler_and_steps(tmp_path):
+def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
     config = tiny(**METHODS["correlated_noise"])
     changes = {
         name: getattr(config, name)
@@ -189,20 +189,20 @@ def test_correlated_noise_is_priced_with_its_sampler_and_steps(tmp_path):
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
-def test_correlated_noise_with_another_sampling_has_no_epsilon(sampling):
+def test_refuses_correlated_noise_with_other_sampling(sampling):
     config = tiny(**{**METHODS["correlated_noise"], "sampling": sampling})
     with pytest.raises(ValueError, match=r"could take part in successive steps"):
         make_plan(config, 1438)
 
 
-def test_groups_smaller_than_the_batch_are_refused():
+def test_refuses_groups_smaller_than_batch():
     config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
     with pytest.raises(ValueError, match=r"at most the 47 records of a group, got 64"):
         make_plan(config, 1438)
 
 
 @pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
-def test_batches_in_order_are_whole_groups_and_unamplified(method):
+def test_in_order_batches_are_whole_groups_and_unamplified(method):
     # 22 batches of 64 form an epoch of 1,438, so each example is in at most two of these 30.
     config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
     plan = make_plan(config, 1438)
@@ -223,7 +223,7 @@ def test_batches_in_order_are_whole_groups_and_unamplified(method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
-def test_training_on_batches_in_order_spends_what_is_planned(method):
+def test_in_order_training_spends_planned_epsilon(method):
     config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
     plan = make_plan(config, 1438)
     spent = train(config, load_dataset("digits"), plan).summary["epsilon"]
@@ -231,7 +231,7 @@ def test_training_on_batches_in_order_spends_what_is_planned(method):
 
 
 @pytest.mark.slow
-def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
+def test_augmented_step_averages_copies_before_clipping(no_room):
     config = tiny(
         method=Augmented(multiplicity=3, shift=1),
         steps=1,
@@ -266,7 +266,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
 
 
 @pytest.mark.slow
-def test_disk_on_copies_that_are_the_examples_is_disk(no_room):
+def test_augmented_disk_on_identical_copies_is_disk(no_room):
     config = tiny(method=Disk(), noise_multiplier=1.0, epsilon=None)
     want = run(config).params
     same = AugmentedDisk(multiplicity=2, shift=0)
@@ -284,7 +284,7 @@ def _distance(a, b):
     return jnp.max(jnp.abs(a - b))
 
 
-def test_every_step_has_a_key_of_its_own():
+def test_every_step_has_a_different_key():
     tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, Keys.of(jax.random.key(0))).optimizer
     params = jnp.zeros(2)
     state = tx.init(params)
@@ -299,7 +299,7 @@ def test_every_step_has_a_key_of_its_own():
 
 
 @pytest.mark.slow
-def test_shifts_are_all_alike_and_bring_in_zeros():
+def test_shifts_are_uniform_and_pad_with_zeros():
     image = np.arange(1.0, 13.0).reshape(3, 4, 1)
     example = {"inputs": jnp.asarray(image), "labels": 3}
     moved = jax.jit(jax.vmap(lambda key: shifted(1)(example, key)["inputs"]))(
@@ -325,7 +325,7 @@ def test_shifts_are_all_alike_and_bring_in_zeros():
 
 
 @pytest.mark.slow
-def test_flips_are_of_every_other_copy_and_of_its_width():
+def test_flips_half_of_the_copies_horizontally():
     image = np.arange(1.0, 13.0).reshape(3, 4, 1)
     example = {"inputs": jnp.asarray(image), "labels": 3}
     augment = flipped(shifted(0))
@@ -340,7 +340,7 @@ def test_flips_are_of_every_other_copy_and_of_its_width():
 
 
 @pytest.mark.slow
-def test_adam_of_a_method_is_its_own_and_knows_the_noise():
+def test_adam_bc_replaces_optimizer_and_uses_noise_stddev():
     base = {"noise_multiplier": 1.0, "epsilon": None, "learning_rate": 0.01}
     sgd, momentum, other = (
         run(tiny(method=method, optimizer=optimizer, **base)).summary["params_sha256"]
@@ -367,7 +367,7 @@ def test_adam_of_a_method_is_its_own_and_knows_the_noise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_an_audit_does_not_contradict_the_claim(name):
+def test_audit_does_not_contradict_claim(name):
     rows = audit.audit_config(tiny(**METHODS[name]), trials=640)
     assert len(rows) == 5
     assert rows[1].name == "one full-batch release, worst example found"
@@ -377,7 +377,7 @@ def test_an_audit_does_not_contradict_the_claim(name):
 
 
 @pytest.mark.slow
-def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
+def test_audit_tests_the_stated_epsilon(monkeypatch):
     """Loss distributions would give four times this ε, which the audit could not refute."""
     config = tiny(
         method=CorrelatedNoise(bands=3),
@@ -412,8 +412,8 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"method": Augmented()}], ids=["l2", "augmented"])
-def test_an_audit_takes_the_steps_of_the_training_loop(changes, monkeypatch):
-    """It sees each release, the same initialization, and no canary whose coin left it out."""
+def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
+    """The audit uses the same initialization and batches, without the excluded canaries."""
     rng, size = np.random.default_rng(0), 128  # gradients of random images are nearly orthogonal
     images = rng.normal(size=(size, 16, 16, 1)).astype(np.float32)
     split = {"inputs": images, "labels": rng.integers(10, size=size).astype(np.int32)}
@@ -440,7 +440,7 @@ def test_an_audit_takes_the_steps_of_the_training_loop(changes, monkeypatch):
     assert found.canaries.auc > 0.95
 
 
-def test_what_claims_nothing_is_not_audited():
+def test_refuses_audit_without_claim():
     config = tiny(method=GeoDP(), noise_multiplier=1.0, epsilon=None)
     with pytest.raises(
         ConfigError, match=r"privacy proof .* got GeoDP: .*turn a small mean gradient around"
@@ -480,7 +480,7 @@ def test_what_claims_nothing_is_not_audited():
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_nonlinear_methods_follow_the_noise_and_know_its_stddev(method, behind):
+def test_nonlinear_methods_follow_noise_and_use_its_stddev(method, behind):
     config = tiny(method=method, noise_multiplier=2.0, epsilon=None, learning_rate=0.5)
     params = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(4)}
     trainer = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
@@ -499,7 +499,7 @@ def test_nonlinear_methods_follow_the_noise_and_know_its_stddev(method, behind):
 
 
 @pytest.mark.slow
-def test_the_kernels_of_convolutions_are_muon_s_too():
+def test_muon_orthogonalizes_convolution_kernels():
     direction = Muon().direction(0.1)
     params = {"conv": jnp.zeros((3, 3, 2, 8)), "bias": jnp.zeros(8)}
     grads = jax.tree.map(lambda p: jnp.sin(jnp.arange(1.0, p.size + 1)).reshape(p.shape), params)

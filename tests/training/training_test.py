@@ -78,7 +78,7 @@ def test_summary_has_every_field_as_strict_json(finished):
     assert summary["config"]["method"] == {"name": "DP-SGD"}
 
 
-def test_epsilon_is_what_the_accounting_says_of_the_written_numbers(finished):
+def test_epsilon_matches_accounting_of_written_numbers(finished):
     summary = finished[0].summary
     expected = accounting.epsilon(
         noise_multiplier=summary["noise_multiplier"],
@@ -115,7 +115,7 @@ def bars(monkeypatch):
     return shown
 
 
-def test_a_progress_bar_never_shows_less_than_what_was_spent(bars):
+def test_progress_bar_never_shows_less_than_spent_epsilon(bars):
     config = tiny(steps=5, eval_every=3)
     dataset = data.load_dataset(config.dataset)
     plan = make_plan(config, dataset.train_size)
@@ -131,7 +131,7 @@ def test_a_progress_bar_never_shows_less_than_what_was_spent(bars):
 
 
 @pytest.mark.slow
-def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_path):
+def test_progress_bar_shows_metrics_of_resumed_run(bars, tmp_path):
     config = tiny(method=NonPrivate(), steps=2, eval_every=5)
     train_and_evaluate(config, tmp_path, progress=False)
     train_and_evaluate(dataclasses.replace(config, steps=4), tmp_path)
@@ -140,7 +140,7 @@ def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_pat
     assert all(re.fullmatch(r"not private; at 2: .*", text) for text in shown)
 
 
-def test_an_unknown_name_suggests_the_nearest_known_one():
+def test_unknown_name_suggests_nearest_known_name():
     names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
     near = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
     assert near == (
@@ -155,7 +155,7 @@ def test_an_unknown_name_suggests_the_nearest_known_one():
     assert few == "`optimizer` must be one of adam, sgd, got 'adm'. Did you mean 'adam'?"
 
 
-def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypatch):
+def test_without_terminal_bars_are_plain_lines(monkeypatch):
     monkeypatch.setattr(training_bars, "PAUSE", 0.0)
     file = io.StringIO()
     with training_bars.Bar(total=2, desc="runs", unit="run", file=file, mininterval=0) as outer:
@@ -174,7 +174,7 @@ def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypa
     assert [line[:10] for line in lines if "steps" in line] == ["steps: 0/9", "steps: 1/9"] * 2
 
 
-def test_where_no_terminal_is_lines_are_few():
+def test_without_terminal_bars_print_few_lines():
     file = io.StringIO()
     with training_bars.Bar(total=1000, desc="runs", unit="run", file=file, mininterval=0) as bar:
         for _ in range(1000):
@@ -183,7 +183,7 @@ def test_where_no_terminal_is_lines_are_few():
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(4.0, 20), (0.1, 10), (0.001, 1)])
-def test_few_steps_are_under_way_at_once(monkeypatch, seconds, waits):
+def test_limits_steps_in_flight(monkeypatch, seconds, waits):
     """Slow steps run one at a time, for an accurate bar and one batch in memory."""
     clock, waited = [0.0], []
     monkeypatch.setattr(course.time, "monotonic", lambda: clock[0])
@@ -195,7 +195,7 @@ def test_few_steps_are_under_way_at_once(monkeypatch, seconds, waits):
     assert waits <= len(waited) <= waits + 1
 
 
-def test_an_epsilon_is_rounded_up_where_it_is_shown():
+def test_shown_epsilon_is_rounded_up():
     assert [epsilon_text(e) for e in (2.7281, 2.728, 3.0, 0.0)] == [
         "2.729",
         "2.728",
@@ -207,31 +207,31 @@ def test_an_epsilon_is_rounded_up_where_it_is_shown():
     assert scientific(9.9999e-6) == scientific(1e-5) == "$10^{-5}$"
 
 
-def test_saved_parameters_are_those_of_the_hash(finished):
+def test_saved_parameters_match_hash(finished):
     result, workdir = finished
     restored = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
     assert params_sha256(restored) == result.summary["params_sha256"]
 
 
-def test_figure_is_written(finished):
+def test_writes_figure(finished):
     assert (finished[1] / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_same_seed_same_parameters(finished):
+def test_same_seed_gives_same_parameters(finished):
     assert run(TINY).summary["params_sha256"] == finished[0].summary["params_sha256"]
 
 
-def test_other_seed_other_parameters(finished):
+def test_other_seed_gives_other_parameters(finished):
     other = run(tiny(seed=1)).summary["params_sha256"]
     assert other != finished[0].summary["params_sha256"]
 
 
-def test_the_largest_seed_is_not_cut_off():
+def test_largest_seed_is_not_truncated():
     first, second = (run(tiny(seed=seed)).summary for seed in (2**63 - 1, 2**31 - 1))
     assert first["params_sha256"] != second["params_sha256"]
 
 
-def test_without_a_seed_every_run_is_fresh_and_no_file_holds_the_seed():
+def test_runs_without_seed_differ_and_hide_the_seed():
     first, second = (run(tiny(seed=None)).summary for _ in range(2))
     assert first["params_sha256"] != second["params_sha256"]
     assert first["config"]["seed"] is None
@@ -258,7 +258,7 @@ def test_seeds_and_learning_rates_share_one_executable():
     assert (after.hits - before.hits, after.misses - before.misses) == (3, 0)
 
 
-def test_learning_rate_is_applied_although_it_is_not_compiled_in():
+def test_applies_learning_rate_passed_at_run_time():
     slow, slower, fast = (run(tiny(learning_rate=rate)).params for rate in (1e-6, 1e-7, 1.0))
 
     def distance(left, right):
@@ -270,7 +270,7 @@ def test_learning_rate_is_applied_although_it_is_not_compiled_in():
     assert distance(slow, slower) < 1e-4 < 1e-2 < distance(fast, slow)
 
 
-def test_budget_refuses_the_step_that_would_exceed_it():
+def test_budget_stops_before_exceeding_step():
     free = make_plan(tiny(noise_multiplier=2.0, epsilon=None), 1438)
     summary = run(tiny(noise_multiplier=2.0, epsilon=1.001 * free.epsilon(3))).summary
     assert summary["stopped_by_budget"]
@@ -278,7 +278,7 @@ def test_budget_refuses_the_step_that_would_exceed_it():
     assert summary["epsilon"] == pytest.approx(free.epsilon(3))
 
 
-def test_budget_too_small_for_one_step_is_an_error_before_training():
+def test_refuses_budget_too_small_for_one_step():
     with pytest.raises(ValueError, match=r"One step spends .* the budget of 0\.001"):
         run(tiny(noise_multiplier=0.5, epsilon=0.001))
 
@@ -291,7 +291,7 @@ def test_given_noise_within_its_budget_runs_all_steps(budget):
     assert 0 < summary["epsilon"] < 1
 
 
-def test_noise_that_no_epsilon_holds_for_makes_no_run_private():
+def test_run_with_infinite_epsilon_is_not_private():
     summary = run(tiny(noise_multiplier=5e-4, epsilon=None)).summary
     assert (summary["private"], summary["epsilon"]) == (False, math.inf)
 
@@ -305,7 +305,7 @@ def test_non_private_run_claims_nothing():
 
 
 @pytest.mark.slow
-def test_private_loop_without_noise_and_with_a_wide_clip_is_the_plain_one():
+def test_private_loop_without_noise_and_clipping_is_plain_loop():
     private = run(tiny(noise_multiplier=0.0, epsilon=None, l2_clip_norm=1e4))
     assert_trees_close(private.params, run(tiny(method=NonPrivate())).params)
     assert private.summary["private"] is False  # without noise nothing is claimed
@@ -315,21 +315,21 @@ def test_private_loop_without_noise_and_with_a_wide_clip_is_the_plain_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [DPSGD(), NonPrivate()])
-def test_microbatches_do_not_change_the_result(method):
+def test_microbatches_do_not_change_result(method):
     whole, parts = (run(tiny(method=method, microbatch_size=size)).params for size in (None, 14))
     assert_trees_close(whole, parts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [Doppler(), Disk(), PMLF()], ids=lambda method: method.name)
-def test_a_method_changes_the_course_and_costs_the_same_privacy(finished, method):
+def test_methods_change_parameters_at_same_epsilon(finished, method):
     summary = run(tiny(method=method)).summary
     assert summary["epsilon"] == finished[0].summary["epsilon"]
     assert summary["params_sha256"] != finished[0].summary["params_sha256"]
 
 
 @pytest.mark.slow
-def test_own_coefficients_replace_the_preset():
+def test_given_coefficients_replace_preset():
     assert_trees_close(run(tiny(method=Doppler(b=(1.0,)))).params, run(TINY).params)
     assert PMLF(b=(0.5,), a=(-0.5,)).to_dict() == {
         "name": "DP-PMLF",
@@ -344,18 +344,18 @@ def test_own_coefficients_replace_the_preset():
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_optimizers_and_schedules_run(optimizer, schedule):
+def test_optimizers_and_schedules_train(optimizer, schedule):
     config = tiny(optimizer=optimizer, schedule=schedule, learning_rate=0.01, method=NonPrivate())
     losses = [record["test_loss"] for record in run(config).history]
     assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.slow
-def test_cnn_runs():
+def test_cnn_trains():
     assert run(tiny(model="cnn", method=NonPrivate(), steps=1)).summary["num_params"] > 5000
 
 
-def test_fixed_size_sampling_is_accounted_as_such():
+def test_prices_fixed_size_sampling():
     given = {"noise_multiplier": 3.0, "epsilon": None}
     poisson, fixed = (
         make_plan(tiny(sampling=name, **given), 1438) for name in ("poisson", "fixed_size")
@@ -368,14 +368,14 @@ def test_fixed_size_sampling_is_accounted_as_such():
     )
 
 
-def test_shuffled_batches_train_without_privacy_only():
+def test_shuffled_batches_train_only_without_privacy():
     assert run(tiny(method=NonPrivate(), sampling="shuffled")).summary["epsilon"] is None
     with pytest.raises(ValueError, match=r"(?i)shuffl"):
         run(tiny(sampling="shuffled"))
 
 
 @pytest.mark.parametrize("changes", [{"model": "mpl"}, {"optimizer": "sdg"}])
-def test_a_typing_error_is_told_before_the_noise_is_worked_out(changes, tmp_path, monkeypatch):
+def test_reports_typos_before_calibrating_noise(changes, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "make_plan", None)
     with pytest.raises(ConfigError, match="must be .* Did you mean"):
         train_and_evaluate(tiny(**changes), tmp_path, progress=False)
@@ -389,7 +389,7 @@ def test_training_metrics_are_opt_in_and_marked(finished):
     assert result.summary["params_sha256"] == finished[0].summary["params_sha256"]
 
 
-def test_delta_of_one_over_n_warns():
+def test_warns_if_delta_is_not_below_one_over_n():
     with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/N"):
         make_plan(tiny(delta=1e-3), 1438)
 
@@ -411,7 +411,7 @@ def test_delta_of_one_over_n_warns():
         ({"epsilon": 1e-9, "delta": 1e-11}, r"`epsilon` must .*noise_multiplier.*got 1e-09"),
     ],
 )
-def test_what_cannot_be_trained_is_an_error_before_training(changes, message):
+def test_refuses_bad_config_before_training(changes, message):
     with pytest.raises(ValueError, match=message):
         run(tiny(**changes))
 
@@ -444,13 +444,13 @@ def test_what_cannot_be_trained_is_an_error_before_training(changes, message):
         ({"method": "disk"}, "`method` must be a Method, got 'disk'"),
     ],
 )
-def test_a_bad_field_is_an_error_that_names_it(changes, message):
+def test_refuses_bad_fields(changes, message):
     with pytest.raises(ConfigError, match=message):
         tiny(**changes)
 
 
 @pytest.mark.slow
-def test_data_sets_and_models_of_ones_own(monkeypatch):
+def test_trains_user_defined_data_sets_and_models(monkeypatch):
     monkeypatch.setattr(data, "DATASETS", dict(data.DATASETS))
     monkeypatch.setattr(models, "MODELS", dict(models.MODELS))
 
@@ -479,7 +479,7 @@ INPUTS, LABELS = np.ones((20, 4, 4, 1), np.float32), np.arange(20, dtype=np.int3
         ({"inputs": INPUTS, "labels": LABELS + 1}, "must be from 0 to 1, got 1 to 2."),
     ],
 )
-def test_examples_that_cannot_be_trained_on_are_named(monkeypatch, made, message):
+def test_refuses_malformed_data_sets(monkeypatch, made, message):
     dataset = made and data.Dataset("mine", made, made, 2)
     monkeypatch.setitem(data.DATASETS, "mine", lambda: dataset)
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -504,9 +504,7 @@ def with_value(value, *examples):
         ({"weight": np.full(20, np.nan)}, {}, "training examples .* 20 of 20"),
     ],
 )
-def test_examples_that_are_not_finite_are_refused(
-    monkeypatch, tmp_path, train, test, message, streamed
-):
+def test_refuses_non_finite_examples(monkeypatch, tmp_path, train, test, message, streamed):
     splits = [{"inputs": INPUTS, "labels": LABELS} | changes for changes in (train, test)]
     if streamed:
         for name, array in splits[0].items():
@@ -517,7 +515,7 @@ def test_examples_that_are_not_finite_are_refused(
         data.load_dataset("mine")
 
 
-def test_of_examples_that_are_read_one_by_one_some_are_checked(monkeypatch):
+def test_checks_a_sample_of_streamed_examples(monkeypatch):
     class Source:
         read = 0
 
@@ -568,13 +566,13 @@ class Normalizing(nn.Module):
         (Normalizing, "keep parameters only, got Normalizing with batch_stats"),
     ],
 )
-def test_a_model_that_does_not_map_one_example_to_logits_is_named(monkeypatch, model, message):
+def test_refuses_model_that_does_not_return_logits(monkeypatch, model, message):
     monkeypatch.setattr(models, "MODELS", {**models.MODELS, "own": model})
     with pytest.raises(ConfigError, match=message):
         run(tiny(model="own"))
 
 
-def test_splits_do_not_overlap_and_keep_every_example():
+def test_splits_are_disjoint_and_complete():
     digits = data.load_dataset("digits")
     selection = digits.for_selection()
 
@@ -586,7 +584,7 @@ def test_splits_do_not_overlap_and_keep_every_example():
     assert set(np.unique(digits.test["labels"])) == set(range(10))
 
 
-def test_classes_that_take_turns_are_all_held_out_and_the_place_alone_decides():
+def test_held_out_examples_depend_only_on_position():
     def held_out(size, **fields):
         examples = {"inputs": np.arange(size), "labels": np.arange(size, dtype=np.int32) % 10}
         return data.Dataset("turns", examples, {}, 10, **fields).for_selection().test
@@ -600,6 +598,6 @@ def test_classes_that_take_turns_are_all_held_out_and_the_place_alone_decides():
     assert held_out(12, mixed=True)["inputs"].tolist() == [4, 9]
 
 
-def test_json_has_no_tokens_outside_the_standard():
+def test_json_is_standard_conforming():
     values = {"a": [math.nan, math.inf, 1.5], "b": np.float32(2)}
     assert to_json(values) == '{"a": [null, null, 1.5], "b": 2.0}'

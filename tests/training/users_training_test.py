@@ -69,7 +69,7 @@ def trained(config, dataset, **options):
 
 
 @pytest.mark.slow
-def test_a_run_says_users_and_goes_on_after_a_stop(tmp_path):
+def test_user_level_run_states_unit_and_resumes(tmp_path):
     changes = {**OF_USERS, "steps": 4, **OWNED}
     whole = run(tmp_path / "whole", **changes)
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
@@ -89,7 +89,7 @@ def test_a_run_says_users_and_goes_on_after_a_stop(tmp_path):
 
 
 @pytest.mark.parametrize("method", [DPSGD(), NonPrivate()])
-def test_a_step_is_that_of_users_means_each_clipped_once(digits, method, no_room):
+def test_step_clips_mean_gradient_of_each_user(digits, method, no_room):
     config = config_of_users(
         method=method, steps=1, noise_multiplier=0.0, learning_rate=2.0, l2_clip_norm=0.3
     )
@@ -121,7 +121,7 @@ def test_a_step_is_that_of_users_means_each_clipped_once(digits, method, no_room
 
 
 @pytest.mark.slow
-def test_users_that_are_streamed_or_split_among_devices_train_as_resident_ones(digits, tmp_path):
+def test_streamed_and_sharded_users_match_resident_users(digits, tmp_path):
     config = config_of_users(method=Disk(), microbatch_size=4)
     for name, array in digits.train.items():
         np.save(tmp_path / f"{name}.npy", array)
@@ -134,7 +134,7 @@ def test_users_that_are_streamed_or_split_among_devices_train_as_resident_ones(d
     )
 
 
-def test_records_of_users_are_read_from_arrays_and_sources_alike():
+def test_reads_user_records_from_arrays_and_sources():
     arrays = data.digits().train
     source = [{name: array[i] for name, array in arrays.items()} for i in range(20)]
     indices = np.array([[3, 3, 0], [19, 1, 2]])
@@ -146,7 +146,7 @@ def test_records_of_users_are_read_from_arrays_and_sources_alike():
 
 
 @pytest.mark.parametrize("generator", ["threefry", "chacha20"])
-def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, generator):
+def test_record_seed_depends_on_generator(digits, generator):
     config = config_of_users(seed=7, generator=generator)
     plan = make_plan(config, digits.units("user"))
     run = resolve(config, plan, num_classes=10)
@@ -160,7 +160,7 @@ def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, gener
 
 
 @pytest.mark.slow
-def test_a_plan_is_in_users():
+def test_plan_counts_users():
     cost = plan_run(config_of_users(**OWNED))
     assert cost.dataset_size == len(set(MADE_UP))
     assert cost.sampling_probability == 10 / cost.dataset_size
@@ -170,7 +170,7 @@ def test_a_plan_is_in_users():
 
 
 @pytest.mark.slow
-def test_the_shipped_config_is_planned_in_users(capsys):
+def test_shipped_config_is_planned_in_users(capsys):
     path = Path(__file__).parents[2] / "configs" / "users.py"
     assert main(["plan", str(path), "--accountant", "rdp"]) == 0
     assert "users, at most 16 examples of each" in capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_the_shipped_config_is_planned_in_users(capsys):
 
 
 @pytest.mark.slow
-def test_the_command_line_says_users(tmp_path, capsys):
+def test_command_line_states_user_level_privacy(tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
         "from dpoptax.training.config import TrainConfig\n"
@@ -213,14 +213,14 @@ def texts(tmp_path):
 
 
 @pytest.mark.slow
-def test_texts_are_trained_on_by_user(texts, tmp_path):
+def test_trains_on_texts_of_users(texts, tmp_path):
     changes = {**OF_USERS, "batch_size": 3, "records_per_user": 2, "seed": 0}
     config = config_for(texts[0], "sst2", **changes)
     summary = train_and_evaluate(config, tmp_path / "run", progress=False).summary
     assert (summary["dataset_size"], summary["unit"], summary["private"]) == (7, "user", True)
 
 
-def test_a_column_of_texts_says_whose_they_are(texts, tmp_path):
+def test_reads_owners_from_column_of_texts(texts, tmp_path):
     write = texts[1]
     dataset = load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
     assert dataset.owners.tolist() == TEXTS_OF
@@ -239,12 +239,12 @@ def test_a_column_of_texts_says_whose_they_are(texts, tmp_path):
         ({"unit": "example"}, "`records_per_user` must be None with unit='example', got 4"),
     ],
 )
-def test_fields_that_do_not_fit_are_refused(changes, message):
+def test_refuses_inconsistent_fields(changes, message):
     with pytest.raises(ConfigError, match=message):
         config_of_users(**changes)
 
 
-def test_owners_that_do_not_fit_are_refused(digits):
+def test_refuses_bad_owners(digits):
     with pytest.raises(ConfigError, match="must have owners with unit='user'"):
         data.digits().units("user")
     with pytest.raises(ConfigError, match="one owner for each of its 1438 .* got 3"):
@@ -260,7 +260,7 @@ def test_owners_that_do_not_fit_are_refused(digits):
         )
 
 
-def test_owners_stay_with_their_examples_where_some_are_held_out(digits):
+def test_held_out_split_keeps_owners_with_examples(digits):
     marked = dataclasses.replace(
         digits, train={**digits.train, "labels": np.arange(1438)}, owners=np.arange(1438)
     )
@@ -268,7 +268,7 @@ def test_owners_stay_with_their_examples_where_some_are_held_out(digits):
     np.testing.assert_array_equal(part.owners, part.train["labels"])
 
 
-def test_what_is_not_priced_in_users_is_refused(tmp_path):
+def test_refuses_users_in_sweeps_and_mixed_units(tmp_path):
     of_users = config_of_users(**OWNED, epsilon=3.0, noise_multiplier=None)
     with pytest.raises(ConfigError, match="`unit` must be 'example' in a sweep"):
         run_sweep({"a": of_users}, Sweep(tmp_path, grid=("steps=1,2",)), progress=False)
@@ -278,7 +278,7 @@ def test_what_is_not_priced_in_users_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_of_users_says_so(tmp_path):
+def test_comparison_states_unit_of_users(tmp_path):
     configs = {
         name: config_of_users(method=method, **OWNED, epsilon=8.0, noise_multiplier=None)
         for name, method in (("a", DPSGD()), ("b", Disk()))
