@@ -1,10 +1,12 @@
 """Configures the tests: collection, compilation and the cache of compiled programs."""
 
+import collections
 import gc
 import os
 import pathlib
 import subprocess
 import sys
+from math import gcd
 
 import pytest
 
@@ -70,13 +72,59 @@ _LONG_EXAMPLES = {
 }  # fmt: skip
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-case", action="store_true", help="run every case of tests marked `spread`"
+    )
+
+
+def _spread(cases: list[pytest.Function], count: int) -> list[pytest.Function]:
+    """Returns `count` cases of a test in which the values of each parameter are about as frequent.
+
+    Among cases whose values were taken equally seldom, it takes those farthest apart.
+    """
+    stride = next(s for s in range(round(0.618 * len(cases)), 0, -1) if gcd(s, len(cases)) == 1)
+    left = [cases[i * stride % len(cases)] for i in range(len(cases))]
+    kept: list[pytest.Function] = []
+    taken: collections.Counter[tuple[str, int]] = collections.Counter()
+
+    def values(case: pytest.Function) -> list[tuple[str, int]]:
+        return [(name, id(value)) for name, value in case.callspec.params.items()]
+
+    while left and len(kept) < count:
+        case = min(left, key=lambda case: sum(taken[value] for value in values(case)))
+        taken.update(values(case))
+        left.remove(case)
+        kept.append(case)
+    return kept
+
+
+def _select_spread(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Splits tests into those to run and the further cases of tests marked `spread(n)`."""
+    cases: dict[tuple[object, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("spread"):
+            cases.setdefault((item.parent, item.originalname), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for found in cases.values():
+        (count,) = found[0].get_closest_marker("spread").args
+        left_out.update(set(found) - set(_spread(found, count)))
+    return [i for i in items if i not in left_out], [i for i in items if i in left_out]
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks long examples and tests of experiments as slow, and moves `optimized` to the front.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Selects cases and marks slow tests.
+
+    Leaves cases of tests marked `spread` out, unless they are named or `--every-case` is given.
+    Marks long examples and tests of experiments as slow, and moves `optimized` to the front.
 
     Compiled programs are dropped between the two kinds. Workers receive the modules in this order,
     not by their number of tests.
     """
+    if not (config.option.every_case or any("::" in name for name in config.args)):
+        items[:], left_out = _select_spread(items)
+        config.hook.pytest_deselected(items=left_out)
     experiments = pathlib.Path(__file__).parent / "experiments"
     for item in items:
         long = isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES
