@@ -100,10 +100,11 @@ def _spread(cases: list[pytest.Function], count: int) -> list[pytest.Function]:
 
 
 def _select_spread(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Splits tests into those to run and the further cases of tests marked `spread(n)`."""
+    """Splits tests into those to run and the further slow cases of tests marked `spread(n)`."""
     cases: dict[tuple[object, str], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("spread"):
+        marked = all(map(item.get_closest_marker, ("slow", "spread")))
+        if isinstance(item, pytest.Function) and marked:
             cases.setdefault((item.parent, item.originalname), []).append(item)
     left_out: set[pytest.Item] = set()
     for found in cases.values():
@@ -114,22 +115,22 @@ def _select_spread(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[py
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects cases and marks slow tests.
+    """Marks slow tests, selects cases, and moves tests marked `optimized` to the front.
 
-    Leaves cases of tests marked `spread` out, unless they are named or `--every-case` is given.
-    Marks long examples and tests of experiments as slow, and moves `optimized` to the front.
+    Long examples and tests of experiments are slow. Slow cases of tests marked `spread` are left
+    out, unless `--every-case` is given or tests are named.
 
     Compiled programs are dropped between the two kinds. Workers receive the modules in this order,
     not by their number of tests.
     """
-    if not (config.option.every_case or any("::" in name for name in config.args)):
-        items[:], left_out = _select_spread(items)
-        config.hook.pytest_deselected(items=left_out)
     experiments = pathlib.Path(__file__).parent / "experiments"
     for item in items:
         long = isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES
         if long or experiments in item.path.parents:
             item.add_marker("slow")
+    if not (config.option.every_case or any("::" in name for name in config.args)):
+        items[:], left_out = _select_spread(items)
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: not any(item.getparent(pytest.Module).iter_markers("optimized")))
 
 
