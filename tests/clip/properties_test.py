@@ -102,6 +102,7 @@ def _others(*case):
     return [shapes for shapes in SHAPES if shapes is not QUICK.get(case)]
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize(
     ("name", "dtype", "lists"),
     [
@@ -173,6 +174,7 @@ def _paths(method, microbatch_size, clip):
     )
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize(
     ("points", "method", "microbatch_size", "clip"),
     [

@@ -86,6 +86,7 @@ def test_example_moves_sum_by_at_most_the_bound(program):
     assert _attack(program, CLIPS["l2"], QUICK) <= 1
 
 
+@pytest.mark.spread(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", ["l2", "AUTO-V"])
 @pytest.mark.parametrize("program", MODELS)
@@ -125,6 +126,7 @@ def test_bound_holds_for_narrow_dtypes(dtype):
     assert _attack("regression", CLIPS["l2"], QUICK, dtype) <= 1
 
 
+@pytest.mark.spread(24)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
@@ -134,6 +136,7 @@ def test_longer_search(program, clip, method):
     assert _attack(program, clip, effort, seed=1, method=method) <= 1
 
 
+@pytest.mark.spread(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
@@ -164,6 +167,7 @@ def test_bound_holds_if_large_terms_cancel(clip, size):
         assert found <= clip.sensitivity
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(
     ("program", "size", "microbatch_size"),
     helpers.covering(
@@ -566,6 +570,7 @@ def test_search_at_several_points_finds_rounding_errors(monkeypatch):
     assert found > 1
 
 
+@pytest.mark.spread(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)

@@ -173,6 +173,7 @@ _QUICK = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(26)
 @pytest.mark.parametrize(
     ("program", "way"),
     [
@@ -194,6 +195,7 @@ def test_bound_holds_for_any_constants(program, way):
 WEIGHTS = [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)]
 
 
+@pytest.mark.spread(20)
 @pytest.mark.parametrize(
     ("program", "way", "weights"),
     [
@@ -226,6 +228,7 @@ def _other_sums():
             yield pytest.param(program, kind, way, marks=[pytest.mark.slow] * (not quick))
 
 
+@pytest.mark.spread(40)
 @pytest.mark.parametrize(("program", "kind", "way"), list(_other_sums()))
 def test_bound_holds_for_any_constants_in_other_sums(program, kind, way):
     move, example = largest_move(compiled(program, way, **SUMS[kind]), EVERY[program][2])
@@ -252,6 +255,7 @@ def test_bound_holds_for_constants_next_to_aux(program):
     assert move <= 1, example
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("program", helpers.slow_but(("LoRA",), EVERY))
 def test_both_methods_give_the_same_sum(program, no_room):
     """The sums agree in value, next to examples without a gradient."""
@@ -329,6 +333,7 @@ _QUICK_OPTIONS = ("whole", "in parts", "bfloat16", "recompute", "streaming")
 _REFUSED = {("concatenation", kind) for kind in SUMS if kind.startswith(("recompute", "streaming"))}
 
 
+@pytest.mark.spread(18)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -492,6 +497,7 @@ _COMPILERS = {
 }
 
 
+@pytest.mark.spread(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "vmap", "recompute", "streaming"])
 @pytest.mark.parametrize("name", _COMPILERS)

@@ -150,6 +150,7 @@ def test_noise_is_the_same_on_each_platform(stage, platform):
     assert float(optax.tree.norm(there[0])) > 0
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("name", "microbatch_size"),
     [
@@ -200,6 +201,7 @@ def _attack(program, change, *, method="auto", effort=(14, 10)):
 QUICK_PROGRAMS = ("regression", "batched", "standardised", "convolution")
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     ("program", "factor"),
     [
@@ -236,6 +238,7 @@ def test_bound_holds_for_model_products_in_bfloat16(program, method):
     assert moved <= 1
 
 
+@pytest.mark.spread(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("program", adversary_test.PROGRAMS)

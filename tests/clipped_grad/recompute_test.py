@@ -102,6 +102,7 @@ def test_aux_and_keys_match_their_examples():
     np.testing.assert_allclose(values, losses, rtol=1e-5)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.optimized
 @pytest.mark.parametrize(("program", "clip"), attacks(["l2", "AUTO-V"]))
 def test_example_moves_sum_by_at_most_the_bound(program, clip):

@@ -326,6 +326,7 @@ def test_no_example_moves_mapped_sum_beyond_bound(program, kind):
         assert _attack(program, kind, spread, adversary_test.QUICK, clip=clip) <= 1 + 1e-4
 
 
+@pytest.mark.spread(10)
 @pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize("kind", KINDS[:3])
