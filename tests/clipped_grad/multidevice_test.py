@@ -27,9 +27,10 @@ CHECKS = (*QUICK_CHECKS, "shrinkage", "scaling", "fitting")
     ],
     ids=str,
 )
-def test_on_eight_virtual_devices(which):
+def test_on_eight_virtual_devices(which, request):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    command += ["--every-case"] * request.config.option.every_case
     checks = QUICK_CHECKS if which == "not slow" else CHECKS
     finished = subprocess.run(
         [*command, "-m", which, *(f"tests/multidevice/{name}.py" for name in checks)],

@@ -22,6 +22,7 @@ METHODS = {
 SPECS = (P("data"), P(None, "data"))
 
 
+@pytest.mark.spread(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "spec"), list(itertools.product(KINDS, SPECS)), ids=str)
 @pytest.mark.parametrize("name", METHODS)

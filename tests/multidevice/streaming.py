@@ -40,6 +40,7 @@ def one_device(way):
         return jax.jit(grad_fn)(make_params(), make_batch(0, EXAMPLES), MASK, **KEYS).sum
 
 
+@pytest.mark.spread(6)
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize(
     "case",

@@ -70,6 +70,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.spread(4)
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize(("devices", "microbatch_size", "method", "kind"), LAYOUTS, ids=str)
