@@ -46,6 +46,18 @@ class Layout:
         """Returns the number of shards of the examples."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
+    @property
+    def is_explicit(self) -> bool:
+        """Returns whether the types of arrays state how they are sharded over the mesh."""
+        return AxisType.Explicit in self.mesh.axis_types
+
+    def automatic(self, params: PyTree) -> "Layout":
+        """Returns the same layout on automatic axes."""
+        mesh = self.mesh.abstract_mesh.update_axis_types(
+            dict.fromkeys(self.mesh.axis_names, AxisType.Auto)
+        )
+        return Layout(mesh, self.axes, self.specs(params))
+
     def check_batch(self, examples: int) -> None:
         """Raises an error if the devices cannot share the examples evenly."""
         if examples % self.shards:
@@ -83,7 +95,7 @@ class Layout:
 
         `specs` is one spec for all leaves, or one for each.
         """
-        if AxisType.Explicit not in self.mesh.axis_types:
+        if not self.is_explicit:
             return tree
         if isinstance(specs, P):
             specs = jax.tree.broadcast(specs, tree)
@@ -138,11 +150,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
         points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         layout.check_batch(mask.shape[0])
-        # `shard_map` would convert weights that are Python numbers to float32 arrays, which would
-        # widen every cotangent of a computation in bfloat16. So they are not passed as operands.
-        fixed = points.weights if all(isinstance(w, float) for w in points.weights) else None
-        if fixed is not None:
-            points = dataclasses.replace(points, weights=())
+        points, with_weights = take_fixed_weights(points)
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
         point_specs = dataclasses.replace(
@@ -157,9 +165,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
-            points = jax.tree.map(_gather, points, point_specs)
-            if fixed is not None:
-                points = dataclasses.replace(points, weights=fixed)
+            points = with_weights(jax.tree.map(_gather, points, point_specs))
             total, aux = sums(points, batch, mask, key)
             own = specs if scatter else jax.tree.broadcast(P(), total)
             return jax.tree.map(sum_devices, total, own), aux
@@ -179,6 +185,21 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
         )
 
     return run
+
+
+def take_fixed_weights(
+    points: GradientPoints,
+) -> tuple[GradientPoints, Callable[[GradientPoints], GradientPoints]]:
+    """Returns points without weights that are Python numbers, and a function that adds these.
+
+    As operands of `shard_map` or `auto_axes`, they would become float32 arrays, which would widen
+    every cotangent of a computation in bfloat16.
+    """
+    fixed = points.weights
+    if not all(isinstance(weight, float) for weight in fixed):
+        return points, lambda points: points
+    without = dataclasses.replace(points, weights=())
+    return without, lambda points: dataclasses.replace(points, weights=fixed)
 
 
 def device_adder(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -20,7 +20,13 @@ from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clipping_functions import PerLayerClip
 from dpoptax._clipped_grad.microbatches import in_microbatches
-from dpoptax._clipped_grad.sharding import DeviceSum, Layout, device_adder, names_of
+from dpoptax._clipped_grad.sharding import (
+    DeviceSum,
+    Layout,
+    device_adder,
+    names_of,
+    take_fixed_weights,
+)
 from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunction
 from dpoptax._ghost_clipping.sums.recomputed_sum import recomputed_sum
 from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
@@ -55,10 +61,6 @@ def select_use_sum(
         raise ValueError(
             f"{option} must have method='auto', got 'recompute'. Streaming needs no second turn."
         )
-    if mesh is not None and AxisType.Explicit in mesh.axis_types:
-        raise ValueError(
-            f"The `mesh` of {option} must have automatic axes, got axis_types={mesh.axis_types}."
-        )
     if mesh is not None and microbatch_size is not None:
         raise ValueError(
             f"`microbatch_size` must be `None` for {option} on a mesh, got {microbatch_size}. Use "
@@ -79,17 +81,20 @@ def streaming_sum(
 ) -> DeviceSum:
     """Returns `sums(points, records, mask, key)`, which runs `use_sum` on all devices.
 
-    The compiler shards the loss over automatic axes. Only the sums over examples run in
-    `shard_map`.
+    The compiler shards the loss. Only the sums over examples run in `shard_map`. Explicit axes
+    become automatic for this computation, whose results have explicit shardings again.
     """
 
-    def sums(
-        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
-    ) -> tuple[PyTree, PyTree]:
+    def sum_parts(
+        layout: Layout | None,
+        points: GradientPoints,
+        records: PyTree,
+        mask: jax.Array,
+        key: jax.Array | None,
+    ) -> tuple[UseTotal, PyTree]:
         batch, ids = records
         whole, devices = WholeBatch(mask.shape[0]), BatchDevices()
         if layout is not None:
-            layout.check_batch(mask.shape[0])
             whole = WholeBatch(mask.shape[0], layout.shards)
             specs = layout.specs(points.points[0])
             devices = MeshDevices(layout, whole, clip.sensitivity, specs)
@@ -104,9 +109,38 @@ def streaming_sum(
         )((batch, keys), mask)
         if layout is not None:
             total = layout.constrain(total, points.points[0])
+        return (total, statistic), aux
+
+    def sums(
+        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
+        run: Callable[..., tuple[UseTotal, PyTree]] = functools.partial(sum_parts, layout)
+        if layout is not None:
+            layout.check_batch(mask.shape[0])
+            if layout.is_explicit:
+                run = _on_automatic_axes(sum_parts, layout, points.points[0])
+        (total, statistic), aux = run(points, records, mask, key)
         return clip.join(total, statistic), aux
 
     return sums
+
+
+def _on_automatic_axes(
+    sum_parts: Callable[..., tuple[UseTotal, PyTree]], layout: Layout, params: PyTree
+) -> Callable[..., tuple[UseTotal, PyTree]]:
+    """Runs `sum_parts(layout, points, …)` of explicitly sharded arrays on automatic axes."""
+    automatic = layout.automatic(params)
+    specs = (automatic.specs(params), P()), P(layout.axes)
+
+    def run(points: GradientPoints, *rest: PyTree) -> tuple[UseTotal, PyTree]:
+        points, with_weights = take_fixed_weights(points)
+        sums = jax.sharding.auto_axes(
+            lambda points, *rest: sum_parts(automatic, with_weights(points), *rest),
+            out_sharding=jax.tree.map(functools.partial(NamedSharding, layout.mesh), specs),
+        )
+        return sums(points, *rest)
+
+    return run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,24 @@ def test_sum_equals_one_device(case, monkeypatch):
         assert leaf.sharding.is_equivalent_to(params[name].sharding, leaf.ndim), name
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_room")
+@pytest.mark.parametrize("way", WAYS)
+def test_sum_on_explicit_axes_equals_one_device(way):
+    mesh = make_mesh((2, 4), ("model", "data"), KINDS[1])
+    specs = FSDP | {"kernel": P(None, None, None, ("model", "data"))}
+    grad_fn = dpoptax.clipped_grad(loss_fn, **WAYS[way], mesh=mesh)
+    with jax.set_mesh(mesh):
+        params, batch = (
+            put(make_params(), mesh, specs),
+            put(make_batch(0, EXAMPLES), mesh, P("data")),
+        )
+        total = jax.jit(grad_fn)(params, batch, put(MASK, mesh, P("data")), **KEYS).sum
+    assert_close(total, one_device(way))
+    for name, leaf in total.items():
+        assert jax.typeof(leaf).sharding == jax.typeof(params[name]).sharding, name
+
+
 # sums.py has a quick test of integer sums.
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_room")
@@ -93,11 +111,9 @@ def test_example_moves_sum_by_at_most_the_bound(way):
     assert found <= CLIP.sensitivity
 
 
-def test_refuses_uneven_batches_and_explicit_axes():
+def test_refuses_uneven_batches_and_microbatches_on_a_mesh():
     mesh = make_mesh((8,), ("data",), KINDS[0])
     with pytest.raises(ValueError, match="must split evenly over the 8 devices"):
         dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh)(make_params(), make_batch(0, 12))
     with pytest.raises(ValueError, match="must be `None` for .*on a mesh, got 2"):
         dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, microbatch_size=2)
-    with pytest.raises(ValueError, match="must have automatic axes"):
-        dpoptax.clipped_grad(loss_fn, CLIP, mesh=make_mesh((8,), ("data",), KINDS[1]))
