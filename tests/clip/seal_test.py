@@ -16,8 +16,6 @@ from dpoptax._clip.checksum import checksum
 from dpoptax._clip.clipped_sum import is_intact
 from tests import helpers
 
-pytestmark = pytest.mark.optimized
-
 CLIP = dpoptax.l2_clip(1.0)
 PARAMS = {k: helpers.floats(np.zeros(shape)) for k, shape in dict(w=(2, 3), b=3, c=3).items()}
 
@@ -417,24 +415,6 @@ def test_release_works_under_scan_vmap_and_donation():
     assert np.isfinite(means["w"]).all()
     mean, _ = jax.jit(tx.update, donate_argnums=0)(clipped_sum(), tx.init(PARAMS))
     assert np.isfinite(mean["w"]).all()
-
-
-@pytest.mark.parametrize(
-    ("method", "microbatch_size"), helpers.covering(["auto", "vmap"], [None, 3], strength=1)
-)
-def test_seal_matches_returned_sum_bit_for_bit(method, microbatch_size):
-    """The seal fits the returned sum bit for bit, compiled together or separately."""
-    points = dpoptax.gradient_points((), helpers.mlp_params(0))
-    grad_fn = dpoptax.clipped_grad(
-        helpers.mlp_loss, CLIP, method=method, microbatch_size=microbatch_size
-    )
-    together = jax.jit(lambda p, b: is_intact(jax.tree.map(lambda x: x, grad_fn(p, b))))
-    apart = jax.jit(grad_fn)
-    for seed in range(3):
-        data = helpers.mlp_batch(seed, 8)
-        assert together(points, data)
-        assert is_intact(apart(points, data))
-    assert jax.jit(is_intact)(grad_fn(points, data))
 
 
 def test_accumulated_parts_equal_the_batch():

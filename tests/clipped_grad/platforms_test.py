@@ -114,7 +114,7 @@ def noise(**options):
     return dpoptax.gaussian_noise(**RELEASE | options)
 
 
-QUICK_STEPS = {("mlp", 4)}
+QUICK_NOISE = {("gaussian", "cuda"), ("fixed point", "tpu")}
 STAGES = {
     "gaussian": lambda: noise(),
     "scheduled": lambda: noise(noise_multiplier={0: 2.0, 1: 1.0}),
@@ -127,7 +127,17 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize(("stage", "platform"), covering(list(STAGES), list(PLATFORMS), strength=1))
+@pytest.mark.spread(6)
+@pytest.mark.parametrize(
+    ("stage", "platform"),
+    [
+        pytest.param(
+            stage, platform, marks=[pytest.mark.slow] * ((stage, platform) not in QUICK_NOISE)
+        )
+        for stage in STAGES
+        for platform in PLATFORMS
+    ],
+)
 def test_noise_is_the_same_on_each_platform(stage, platform):
     tx = STAGES[stage]()
     params = {"w": jnp.zeros((33, 5)), "b": jnp.zeros(7)}
@@ -150,15 +160,10 @@ def test_noise_is_the_same_on_each_platform(stage, platform):
     assert float(optax.tree.norm(there[0])) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.spread(4)
-@pytest.mark.parametrize(
-    ("name", "microbatch_size"),
-    [
-        pytest.param(name, size, marks=[pytest.mark.slow] * ((name, size) not in QUICK_STEPS))
-        for name in NETWORKS
-        for size in (None, 4)
-    ],
-)
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_step_is_the_same_for_cuda(name, microbatch_size):
     network = NETWORKS[name]
     params, batch = network.params(0), network.batch(1, SIZE)
