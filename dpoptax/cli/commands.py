@@ -98,7 +98,7 @@ def _plan(arguments: list[str]) -> int:
         description=f"Compute the cost of {path} without training. Every field can be overridden.",
     )
     with Phases(say)("plan"):
-        cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
+        cost = planning.plan_run(given.config, attacks=True)
     print(planning.text(name, cost))
     return 0
 
@@ -142,9 +142,11 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         raise ConfigError(
             "`dpoptax plan --suggest` needs a compute budget. Pass --examples or --flops."
         )
-    names = ("dataset_size", "epsilon", "delta", "min_steps", "max_excess", "accountant")
     suggestion = accounting.suggest_plan(
-        examples=examples, **{name: getattr(given, name) for name in names}
+        dataset_size=given.dataset_size,
+        epsilon=given.epsilon,
+        delta=given.delta,
+        examples=examples,
     )
     print(suggestion)
     if given.figure is not None:
@@ -216,11 +218,7 @@ def _audit(arguments: list[str]) -> int:
         row
         for job in jobs
         for row in audit.audit_config(
-            job.config,
-            trials=job.trials,
-            confidence=job.confidence,
-            seed=job.attack_seed,
-            progress=True,
+            job.config, trials=job.trials, confidence=job.confidence, progress=True
         )
     ]
     print(audit.table(rows))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from dpoptax.training.config import Accountant, TrainConfig
+from dpoptax.training.config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,6 @@ class PlanArguments:
     """Options of `dpoptax plan`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    compile: bool = False
-    """Also compile the step, which can take minutes, to show its working memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,12 +46,6 @@ class SuggestArguments:
     """Number of parameters of a transformer, with 6 operations per parameter and token."""
     tokens: float = 1
     """Number of tokens per example, for --params."""
-    min_steps: int = 100
-    """Minimum number of steps."""
-    max_excess: float = 0.1
-    """Acceptable relative excess of the noise over that of full batches."""
-    accountant: Accountant = "rdp"
-    """Accountant of the options; "pld" takes minutes."""
     figure: Path | None = None
     """PNG file for a figure of the options."""
 
@@ -67,5 +59,3 @@ class AuditArguments:
     """Number of training runs with the attacked example, and of runs without it."""
     confidence: float = 0.999
     """Confidence of each bound."""
-    attack_seed: int = 0
-    """Seed of the attack, not of the training."""

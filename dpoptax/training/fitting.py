@@ -19,7 +19,7 @@ from dpoptax.training.models import takes_key
 from dpoptax.training.run import inputs, records, resume, seeds
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
-from dpoptax.training.run.phases import PATIENCE, Phases, say
+from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.step import Step
 from dpoptax.training.run.step_keys import step_keys
@@ -124,7 +124,7 @@ def fit(
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of range; the data do not fit the plan or are not finite; one
         step exceeds the budget; or `workdir` holds another run.
-      OSError: a checkpoint cannot be written, or no existing checkpoint can be read.
+      OSError: a checkpoint cannot be written or read.
 
     >>> import dpoptax, jax.numpy as jnp, optax
     >>> data = jnp.arange(100.0) / 100
@@ -193,7 +193,6 @@ def fit(
             exact=fixed_point,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
-            patience=PATIENCE,
         )
         first = State(0, params, opt_state)
         del params, opt_state  # frees them once a restored state replaces them

@@ -64,15 +64,6 @@ def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_compiled_step_tells_its_working_memory():
-    small, large = (
-        plan_run(dataclasses.replace(TINY, batch_size=size), compiled=True).working_bytes
-        for size in (32, 512)
-    )
-    assert 0 < small < large
-
-
-@pytest.mark.slow
 def test_a_large_epsilon_is_planned_by_rdp(capsys):
     # Charging e^12 times the probability of the default truncation used up δ, which raised an
     # error.

@@ -381,14 +381,6 @@ def test_a_typing_error_is_told_before_the_noise_is_worked_out(changes, tmp_path
         train_and_evaluate(tiny(**changes), tmp_path, progress=False)
 
 
-def test_training_metrics_are_opt_in_and_marked(finished):
-    assert finished[0].summary["not_covered_by_epsilon"] == []
-    result = run(tiny(record_training_metrics=True))
-    assert result.summary["not_covered_by_epsilon"] == ["training loss and accuracy"]
-    assert result.history[-1]["not_covered_by_epsilon"].keys() == {"train_loss", "train_accuracy"}
-    assert result.summary["params_sha256"] == finished[0].summary["params_sha256"]
-
-
 def test_delta_of_one_over_n_warns():
     with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/N"):
         make_plan(tiny(delta=1e-3), 1438)

@@ -85,8 +85,8 @@ class Dataset:
     def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
-                f"dataset={self.name!r} must have owners with unit='user', got None. Register a "
-                "Dataset with `owners`, or use unit='example'."
+                f"dataset={self.name!r} must have owners with `records_per_user`, got None. "
+                "Register a Dataset with `owners`, or omit `records_per_user`."
             )
         if len(self.owners) != self.train_size:
             raise ConfigError(

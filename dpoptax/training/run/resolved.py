@@ -47,7 +47,7 @@ class ResolvedRun:
         config, plan = self.config, self.plan
         sampler = dataclasses.asdict(plan.sampler)
         del sampler["seed"]
-        fields = config.to_dict()
+        fields, free = config.to_dict(), fields_with(config, Role.PLANNED | Role.CHANGEABLE)
         # The strategy of correlated noise depends on the number of steps. So does a schedule of the
         # learning rate: with another schedule, repeated steps would add the same noise to gradients
         # at other parameters.
@@ -61,7 +61,7 @@ class ResolvedRun:
                 **sampler,
                 "method": fields.pop("method"),
                 "noise_multiplier": plan.noise_multiplier,
-                **{name: fields[name] for name in fields_with(config, Role.KEPT) if name in fields},
+                **{name: value for name, value in fields.items() if name not in free},
                 **({"steps": config.steps} if of_steps else {}),
             }
         )
@@ -73,7 +73,6 @@ class ResolvedRun:
         epsilon = None
         if plan.promise is not None and plan.noise_multiplier > 0:
             epsilon = plan.promise.guarantee(opt_state).stated_epsilon
-        recorded = ["training loss and accuracy"] if config.record_training_metrics else []
         return {
             "method": config.method.name,
             "private": epsilon is not None and math.isfinite(epsilon),
@@ -87,7 +86,6 @@ class ResolvedRun:
             **plan.sampler.describe(),
             "unit": config.unit,
             "records_per_user": config.records_per_user,
-            "not_covered_by_epsilon": recorded,
             "assumed_secret": [] if epsilon is None or config.seed is None else ["config.seed"],
         }
 

@@ -49,10 +49,9 @@ class Comparison:
     so publish none of the models."""
     epsilon: float | None = None
     """ε of every private config. None: the common ε of the configs."""
-    learning_rates: tuple[float, ...] | None = None
-    """Grid of learning rates for every config. None: multiples of the config's own."""
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    """These multiples. They are ignored if learning_rates is given."""
+    """Grid of learning rates, as multiples of the config's own. With --set learning_rate=1, they
+    are the rates themselves."""
     steps: int | None = None
     """Number of steps of every config; None: the configs' own."""
     set: tuple[str, ...] = ()
@@ -69,10 +68,8 @@ class Comparison:
             raise ConfigError(
                 f"`trial_seeds` must be between 1 and seeds={self.seeds}, got {self.trial_seeds}."
             )
-        for name in ("learning_rates", "factors"):
-            grid = getattr(self, name)
-            if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
-                raise ConfigError(f"`{name}` must be positive and finite, got {grid}.")
+        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
+            raise ConfigError(f"`factors` must be positive and finite, got {self.factors}.")
 
 
 def compare(
@@ -91,7 +88,8 @@ def compare(
     size = dataset.units(config.unit)
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
-    plans = [_grid(config, comparison) for config in configs.values()]
+    factors = sorted(set(comparison.factors))
+    plans = [[factor * config.learning_rate for factor in factors] for config in configs.values()]
     for config in configs.values():  # raises all errors before the first long run
         make_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
@@ -212,7 +210,7 @@ def _on_one_footing(
     if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
         _common("dataset", configs, "--set dataset=NAME, or configs of one data set")
         raise ConfigError("`data_dir` must be the same for all configs. Pass --data-dir.")
-    _common("unit", configs, "--set unit=VALUE")
+    _common("unit", configs, "--set records_per_user=VALUE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = configs | {
         name: dataclasses.replace(config, **calibrated) for name, config in private.items()
@@ -237,23 +235,15 @@ def _with_noise(
 
 def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
     """Returns the configs with all options of the comparison except ε."""
-    changes: dict[str, Any] = {"record_training_metrics": False}
-    if comparison.steps is not None:
-        changes["steps"] = comparison.steps
-    options = {"epsilon": "--epsilon", "learning_rate": "--learning-rates", "seed": "--seeds"}
-    options |= {"noise_multiplier": "--epsilon", "data_dir": "--data-dir", "steps": "--steps"}
+    options = {"seed": "--seeds", "noise_multiplier": "--epsilon"}  # chosen by the comparison
     for text in comparison.set:
         field = text.partition("=")[0].replace("-", "_")
         if field in options:
             raise ConfigError(
                 f"`set` must not contain {field}, got {text!r}. Pass {options[field]} instead."
             )
-        if field in changes:
-            raise ConfigError(
-                f"`set` must not contain {field}, which comparisons ignore, got {text!r}."
-            )
-    configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}
-    return settings.with_values(configs, comparison.set)
+    given = [] if comparison.steps is None else [f"steps={comparison.steps}"]
+    return settings.with_values(configs, [*comparison.set, *given])
 
 
 def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
@@ -264,12 +254,6 @@ def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
             f"`{field}` must be the same for all configs, got {listed}. Pass {remedy}."
         )
     return next(iter(values.values()))
-
-
-def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
-    if comparison.learning_rates is not None:
-        return tuple(sorted(set(comparison.learning_rates)))
-    return tuple(factor * config.learning_rate for factor in sorted(set(comparison.factors)))
 
 
 def _names(configs: dict[str, TrainConfig]) -> list[str]:

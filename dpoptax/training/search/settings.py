@@ -109,10 +109,8 @@ def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[t
     pairs = []
     for text in given:
         field, separator, values = text.partition("=")
-        if not (separator and values):
-            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a value.")
-        if not field:
-            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a field.")
+        if not (field and separator and values):
+            raise ConfigError(f"A setting must have the form {form}, got {text!r}.")
         pairs.append((field.replace("-", "_"), values))
     names = [field for field, _ in pairs]
     if len(set(names)) < len(names):

@@ -53,11 +53,6 @@ class Trial:
     keep_params: bool = False
 
     def __post_init__(self) -> None:
-        if self.config.seed is None:
-            raise ConfigError(
-                "`seed` must be given for a trial, got None. A repeated trial must use the same "
-                "seed."
-            )
         if self.config.parallel == "hosts":
             raise ConfigError(
                 "`parallel` must not be 'hosts' for trials, which one process trains. Use "
