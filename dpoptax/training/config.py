@@ -69,7 +69,7 @@ class TrainConfig:
 
     steps: int = field(120, Role.CHANGEABLE, _COUNT)
     """Number of optimizer steps."""
-    batch_size: int = field(256, Role.PLANNED, _COUNT)
+    batch_size: int = field(256, Role.CHANGEABLE, _COUNT)
     """Expected number of examples per step. Every sum is divided by it."""
     microbatch_size: int | None = field(None, numbers=_COUNT)
     """Number of examples with gradients in memory at once. None: the whole batch."""
@@ -90,7 +90,7 @@ class TrainConfig:
     """Target ε of the calibration, and the privacy budget. None: no budget."""
     delta: float = field(1e-5, numbers=_FRACTION)
     """δ of (ε, δ)-differential privacy, well below 1 / number of examples."""
-    noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
+    noise_multiplier: float | None = field(None, Role.CHANGEABLE, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm. None: calibrated from epsilon."""
     fixed_point: bool = field(False, Role.UNPRICED)
     """Whether to add integer noise, so that ε holds against an adversary who sees every bit of the
@@ -102,7 +102,7 @@ class TrainConfig:
     it."""
     l2_clip_norm: float = field(1.0, Role.UNPRICED, _CLIP_NORM)
     """Bound on the l2 norm of one example's gradient."""
-    sampling: str = field("poisson", Role.PLANNED)
+    sampling: str = field("poisson", Role.CHANGEABLE)
     """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of every
     epoch), random_allocation (each example in as many steps as there are epochs, anywhere in the
     run), min_separation (random, and never twice within the steps over which noise is correlated),
@@ -112,7 +112,7 @@ class TrainConfig:
     """Accountant: privacy loss distributions (pld), Rényi divergences (rdp), or monte_carlo, which
     samples the privacy loss of the whole run, for correlated noise with random participation."""
 
-    seed: int | None = field(None, Role.PLANNED, _SEED)
+    seed: int | None = field(None, Role.CHANGEABLE, _SEED)
     """Seed of the initial parameters, the batches and the noise. None: a fresh seed from the
     operating system, stored in the checkpoints only. Anyone who knows the seed can subtract the
     noise, and two runs with one seed reveal each other's noise. Set it only to repeat a study."""

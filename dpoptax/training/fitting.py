@@ -167,12 +167,13 @@ def fit(
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
             opt_state = inputs.on_devices("optimizer", chain.init(params), place)
-        seed = plan.sampler.seed
+        seed, noise = plan.sampler.seed, plan.noise_multiplier
+        least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
         owners = None if users is None else users.sample(plan.sampler, 0).records
         dataset = Dataset("data", data, {}, 0, owners=owners)
         job = Job(
             name="training",
-            plan=RunPlan(plan.sampler, _least(plan.noise_multiplier), steps, plan),
+            plan=RunPlan(plan.sampler, least_noise, steps, plan),
             step=Step(
                 loss_fn,
                 clip,
@@ -202,12 +203,6 @@ def fit(
     state = course.state
     guarantee = plan.guarantee(state.opt_state)
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
-
-
-def _least(noise_multiplier: float | Mapping[int, float]) -> float:
-    if isinstance(noise_multiplier, Mapping):
-        return min(noise_multiplier.values())
-    return noise_multiplier
 
 
 def _metrics(

@@ -13,10 +13,9 @@ Value = TypeVar("Value")
 class Role(enum.Flag):
     """Freedoms of a field. A run cannot continue with another value of a field without a role."""
 
-    PLANNED = enum.auto()
-    """May change if the plan of the run stays the same: a drawn seed, calibrated noise."""
     CHANGEABLE = enum.auto()
-    """May change when a run continues, because it does not affect the releases of a step."""
+    """May change when a run continues, because it affects its releases through the plan at most,
+    which is compared: a drawn seed, calibrated noise."""
     UNPRICED = enum.auto()
     """Does not affect the privacy cost of a run."""
 
@@ -70,5 +69,5 @@ def role_of(declared: "dataclasses.Field[Any]") -> Role:
 
 
 def fields_with(settings: Any, role: Role) -> tuple[str, ...]:
-    """Returns the names of the fields with one of the roles in `role`."""
-    return tuple(each.name for each in dataclasses.fields(settings) if role & role_of(each))
+    """Returns the names of the fields with `role`, of a dataclass or an instance."""
+    return tuple(each.name for each in dataclasses.fields(settings) if role in role_of(each))

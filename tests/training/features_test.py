@@ -207,7 +207,7 @@ def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, mo
         mnist = dataclasses.replace(mnist, data_dir=tmp_path)
         given = planning.plan_run(mnist, count_flops=False)
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
-    assert "linear on scattering of mnist" in planning.text("mnist", given)
+    assert "linear on mnist" in planning.text("mnist", given)
     dataset = load_published("mnist", tmp_path, features=mnist.feature_map)
     published = dataclasses.replace(mnist, data_dir=None).data().shapes("example")
     assert published.example == dataset.shapes("example").example

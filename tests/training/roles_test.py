@@ -24,9 +24,7 @@ from experiments.methods import GeoDP
 
 def test_only_these_fields_of_a_config_may_change_when_a_run_continues():
     free = {
-        each.name
-        for each in dataclasses.fields(TrainConfig)
-        if (Role.PLANNED | Role.CHANGEABLE) & role_of(each)
+        each.name for each in dataclasses.fields(TrainConfig) if Role.CHANGEABLE in role_of(each)
     }
     planned = {"batch_size", "noise_multiplier", "sampling", "seed"}
     files = {"data_dir", "checkpoint_every", "eval_every"}
@@ -52,13 +50,12 @@ def test_a_range_needs_a_field_without_a_price_in_every_config():
         kappa: float = 0.7  # without a role, the field counts as priced
 
     ranged = ("method.kappa=uniform:0.1:0.9",)
-    (one,) = settings.costs({"disk": TrainConfig(method=Disk())}, ranged)
+    (one,) = settings.representatives({"disk": TrainConfig(method=Disk())}, ranged)
     assert 0.1 < one.config.method.kappa < 0.9
-    with pytest.raises(
-        settings.ConfigError,
-        match=r"`method.kappa` must be a list of values .* got uniform:0.1:0.9",
-    ):
-        settings.costs({"a": TrainConfig(method=Disk()), "b": TrainConfig(method=Own())}, ranged)
+    with pytest.raises(settings.ConfigError, match="`method.kappa` must not be drawn"):
+        settings.representatives(
+            {"a": TrainConfig(method=Disk()), "b": TrainConfig(method=Own())}, ranged
+        )
 
 
 def _traced(config, key):

@@ -44,8 +44,17 @@ def get_config():
 
 
 def sweep(workdir, **changes):
-    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1"), "seed": 1, "processes": 1}
+    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1")}
     return Sweep(workdir=workdir, **{**given, **changes})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seed():
+    """The seed of new sweeps, which tests may change."""
+    chosen = {"seed": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module.secrets, "randbits", lambda bits: chosen["seed"])
+        yield chosen
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +129,10 @@ def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, 
     monkeypatch.setattr(trials, "train", None)
     for seed in (0, None):  # the config's seed, which no trial uses
         configs = {"tiny": dataclasses.replace(TINY, seed=seed)}
-        again = run_sweep(configs, sweep(workdir, seed=None), progress=False)
+        again = run_sweep(configs, sweep(workdir), progress=False)
         assert again.result == results.result
-    assert again.result["assumed_secret"] == ["seed"]
-    assert "seed was given" in table(again)
-    for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}):
-        with pytest.raises(ConfigError, match="another workdir"):
-            run_sweep(CONFIGS, sweep(workdir, **change), progress=False)
+    with pytest.raises(ConfigError, match="another workdir"):
+        run_sweep(CONFIGS, sweep(workdir, grid=("learning_rate=1,2",)), progress=False)
 
 
 def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path, monkeypatch):
@@ -184,7 +190,7 @@ def test_a_field_that_decides_the_noise_is_not_without_a_price(tmp_path, values)
 
 
 def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
-    given = {"grid": ("sampling=in_order",), "seed": None}
+    given = {"grid": ("sampling=in_order",)}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
 
@@ -239,7 +245,7 @@ def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, 
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
     """Only one process trains; two would release results under separate seeds and ε."""
     out = tmp_path / "out"
-    one_trial = {"grid": ("learning_rate=1",), "seed": None}
+    one_trial = {"grid": ("learning_rate=1",)}
     real = sweep_module.prepare
 
     def meanwhile(*args, **options):
@@ -250,13 +256,14 @@ def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypat
     monkeypatch.setattr(sweep_module, "prepare", meanwhile)
     results = run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
     assert len(list((out / "trials").glob("*.json"))) == 1
-    assert "seed was given" not in table(results)
-    assert results.result["assumed_secret"] == []
+    assert len(results.trials) == 1
 
 
-def test_what_a_random_number_of_trials_must_keep_secret_is_for_the_owner_alone(tmp_path):
-    given = {"trials": 2, "repetitions": "poisson", "seed": 3}
+def test_what_a_random_number_of_trials_must_keep_secret_is_for_the_owner_alone(tmp_path, seed):
+    seed["seed"] = 3
+    given = {"trials": 2, "repetitions": "poisson"}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
+    seed["seed"] = 1
     assert results.trials
     for name in ("trials.md", "sweep.json", "trials"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
@@ -300,16 +307,21 @@ def sweep_seed(seed, use):
 
 
 def test_random_trials_cost_what_the_costliest_setting_could(tmp_path):
-    """The price covers the costliest setting even if it was not drawn."""
-    costly = {"tiny": dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)}
+    """The price covers the costliest config even if it was not drawn."""
+    small = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
+    configs = {"small": small, "large": dataclasses.replace(small, batch_size=512)}
     given = {"grid": (), "repetitions": "geometric", "trials": 2}
+    drawn = sweep(tmp_path, random=("learning_rate=log:0.1:10",), **given)
     price = [
-        prepare(costly, sweep(tmp_path, random=(values, "learning_rate=log:0.1:10"), **given), 3)[2]
-        for values in ("batch_size=64,512", "batch_size=512", "batch_size=64")
+        prepare(chosen, drawn, 3)[2].epsilon
+        for chosen in (configs, {"large": configs["large"]}, {"small": small})
     ]
-    assert price[0].epsilon == price[1].epsilon > price[2].epsilon
-    with pytest.raises(ConfigError, match="`batch_size` must be a list of values .* got int:32:64"):
-        prepare(costly, sweep(tmp_path, random=("batch_size=int:32:64",), **given), 3)
+    assert price[0] == price[1] > price[2]
+    listed = sweep(tmp_path, **{**given, "grid": ("batch_size=64,512",)})
+    assert prepare({"small": small}, listed, 3)[2].epsilon == price[0]
+    for values in ("int:32:64", "64,512"):
+        with pytest.raises(ConfigError, match="`batch_size` must not be drawn .* --grid"):
+            prepare(configs, sweep(tmp_path, random=(f"batch_size={values}",), **given), 3)
 
 
 def test_what_has_no_guarantee_gets_none(tmp_path):
@@ -397,14 +409,14 @@ def test_all_trials_of_a_sweep_are_not_priced_by_monte_carlo(tmp_path):
 
 def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):
     trial = Trial(dataclasses.replace(TINY, seed=3))
-    with Runner(tmp_path, made_by="a") as runner, Runner(tmp_path, made_by="b") as other:
-        assert runner.path(trial) == runner.path(Trial(dataclasses.replace(TINY, seed=3)))
-        different = [
-            Trial(dataclasses.replace(TINY, seed=4)),
-            Trial(dataclasses.replace(TINY, seed=3), held_out=True),
-        ]
-        paths = {runner.path(trial), *map(runner.path, different), other.path(trial)}
-        assert len(paths) == 4
+    runner, other = Runner(tmp_path, made_by="a"), Runner(tmp_path, made_by="b")
+    assert runner.path(trial) == runner.path(Trial(dataclasses.replace(TINY, seed=3)))
+    different = [
+        Trial(dataclasses.replace(TINY, seed=4)),
+        Trial(dataclasses.replace(TINY, seed=3), held_out=True),
+    ]
+    paths = {runner.path(trial), *map(runner.path, different), other.path(trial)}
+    assert len(paths) == 4
 
 
 def test_what_cannot_be_one_of_many_runs():
@@ -486,23 +498,23 @@ def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
+def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path, seed):
     """A dry run prices the draws of the actual seed; previously it used seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
     drawn = {"grid": (), "random": ("batch_size=int:1:1000",), "trials": 2}
-    known = sweep(tmp_path, **drawn)
-    results = run_sweep({"one": config}, known, progress=False)
-    other = dataclasses.replace(known, workdir=tmp_path / "other", seed=2)
-    runs = dry_run({"one": config}, other, progress=False)
-    assert runs == run_sweep({"one": config}, other, progress=False).notes != results.notes
-    begun = dataclasses.replace(known, seed=None)
+    begun = sweep(tmp_path, **drawn)
+    results = run_sweep({"one": config}, begun, progress=False)
+    other = dataclasses.replace(begun, workdir=tmp_path / "other")
+    seed["seed"] = 2
+    assert run_sweep({"one": config}, other, progress=False).notes != results.notes
+    seed["seed"] = 1
     assert dry_run({"one": config}, begun, progress=False) == results.notes
     unknown = "drawn when the sweep starts"
     for changes, said in (
         ({"random": ("batch_size=int:1:1000",)}, True),
         ({"random": (), "grid": ("batch_size=64,128",)}, True),
         ({"random": (), "grid": ("batch_size=64,128",), "trials": None}, False),
-        ({"random": ("batch_size=64,128",), "repetitions": "geometric"}, False),
+        ({"random": ("learning_rate=1,2",), "repetitions": "geometric"}, False),
     ):
         new = dataclasses.replace(begun, workdir=tmp_path / "new", **changes)
         assert (unknown in dry_run({"one": config}, new, progress=False)[-1]) == said
@@ -522,11 +534,10 @@ def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_leaves_no_workers_and_goes_on(finished, tmp_path):
-    _, expected = finished
+def test_a_killed_sweep_leaves_no_workers_and_goes_on(tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
-    grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1", "--seed", "1"]
+    grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1"]
     start = "from dpoptax.cli.main import main; main()"
     command = [sys.executable, "-c", start, "sweep", "tiny.py"]
     options = ["--workdir", str(workdir), "--processes", "2", *grid]
@@ -545,6 +556,4 @@ def test_a_killed_sweep_leaves_no_workers_and_goes_on(finished, tmp_path):
         time.sleep(0.05)
     results = run_sweep(CONFIGS, sweep(workdir), progress=False)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert [row.score for row in results.trials] == pytest.approx(
-        [row.score for row in expected.trials], abs=0.02
-    )
+    assert len(results.trials) == 4

@@ -159,7 +159,13 @@ def build_chain(
     config = dataclasses.replace(config, learning_rate=1.0, seed=None)
     own_clip = method.clip(config.l2_clip_norm)
     clip = CLIPS[config.clip](config.l2_clip_norm) if own_clip is None else own_clip
-    stddev = _noise_stddev(config, clip, noise_multiplier) if method.private else 0.0
+    stddev = 0.0
+    if method.private and (clip.encodes or method.unproven() is not None):
+        stddev = math.nan  # the noise has no single standard deviation, or no ε holds
+    elif method.private:
+        stddev = dpoptax.extend.noise_stddev(
+            clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
+        )
     chain = TrainingChain(config, noise_multiplier, clip, stddev, rate, keys, random)
     if method.unproven() is None and type(method).noise is not Method.noise:
         raise ConfigError(
@@ -181,12 +187,4 @@ def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
         batch_size=config.batch_size,
         key=chain.keys.noise,
         **({"fixed_point": True} if config.fixed_point else {}),
-    )
-
-
-def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:
-    if clip.encodes or config.method.unproven() is not None:
-        return math.nan  # the noise has no single standard deviation, or no ε holds
-    return dpoptax.extend.noise_stddev(
-        clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
     )

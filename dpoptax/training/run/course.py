@@ -108,8 +108,8 @@ class Course:
         if not restored:
             self.save(wait=True)
 
-    def _identify(self, program: Program) -> resume.Identity:
-        """Returns the identity of the run, with its data if they must be compared."""
+    def _identify(self, program: Program) -> dict[str, Any]:
+        """Returns all values that a resumed run must share, with its data if they are compared."""
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         hashed = ""
@@ -118,7 +118,7 @@ class Course:
             arithmetic |= code
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
-        return resume.Identity(job.fields, hashed, arithmetic, job.secrets)
+        return {"run": job.fields, "data": hashed, "arithmetic": arithmetic, **job.secrets}
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint, if any, and logs its records again."""
@@ -226,11 +226,11 @@ class Course:
         if checkpoints is None:
             return
         with self.context.phases("checkpoints"):
-            described = resume.describe(self._identity, state.opt_state)
+            ledgers, history = resume.ledgers(state.opt_state), list(state.history)
             checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),
-                {**described, "history": list(state.history)},
+                {**self._identity, "ledgers": ledgers, "history": history},
                 wait=wait,
             )
 

@@ -150,7 +150,7 @@ def text(name: str, cost: RunCost) -> str:
     epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
-        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.data().title}"),
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
@@ -219,9 +219,7 @@ def table(
                 _size(cost.state_bytes),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines), refused
+    return records.markdown_table(rows[0], rows[1:]), refused
 
 
 def _users(config: TrainConfig) -> str:

@@ -24,7 +24,8 @@ class Sweep:
 
     workdir: Path
     """Directory for best/, which may be published, and for trials/, trials.md and sweep.json;
-    trials.md lists which of them may be published. The same command resumes a sweep."""
+    trials.md lists which of them may be published. The same command resumes a sweep. sweep.json
+    holds its seed."""
     grid: tuple[str, ...] = ()
     """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD sets the method's."""
     random: tuple[str, ...] = ()
@@ -36,10 +37,8 @@ class Sweep:
     """fixed: ε covers all trials together. geometric, poisson or logarithmic: the number of trials
     is random and secret, and only the best is published, at a smaller ε. With --grid, each trial
     then draws a combination."""
-    seed: int | None = None
-    """Secret seed. None: a fresh seed, stored in sweep.json."""
-    processes: int | None = None
-    """Number of concurrent trials. None: one per core."""
+    processes: int = 1
+    """Number of concurrent trials."""
 
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
@@ -165,11 +164,6 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
             f"This holds for best/ alone, the best of a {sweep.repetitions} number of trials with "
             f"mean {sweep.trials}. All other files, the number of trials and their duration must "
             "stay secret."
-        )
-    if sweep.seed is not None:
-        said.append(
-            "The seed was given, so this holds only if it stays secret and no other sweep uses it. "
-            "Omit the seed for a result that will be published."
         )
     said.append(
         f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "

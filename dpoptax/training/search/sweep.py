@@ -25,7 +25,7 @@ from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
-from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
+from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 
 def run_sweep(
@@ -41,7 +41,7 @@ def run_sweep(
     records.make_private(trials)  # records contain seeds, which reveal the noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(trials, stack)
-        begun, sweep = _begun(configs, sweep)
+        begun = _begun(configs, sweep)
         candidates, chosen, cost = prepare(configs, sweep, begun["seed"], progress=progress)
         first = _priced(configs, sweep, candidates)[0].config
         data = fingerprint(dataset_of(first, held_out=False), begun["seed"])
@@ -66,13 +66,13 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     Raises:
         ConfigError: As for `run_sweep`.
     """
-    begun, seeded = _begun(configs, sweep)
-    _, _, cost = prepare(configs, seeded, begun["seed"], progress=progress)
-    said = notes(seeded, cost)
-    if sweep.seed is None and "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
+    begun = _begun(configs, sweep)
+    _, _, cost = prepare(configs, sweep, begun["seed"], progress=progress)
+    said = notes(sweep, cost)
+    if "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
             "The settings are drawn when the sweep starts. If their costs differ, this price is "
-            "for other draws. With --seed, it is for the draws of the sweep."
+            "for other draws."
         )
     return said
 
@@ -100,22 +100,19 @@ def _run(
         )
         for index, one in enumerate(settled)
     ]
-    processes = sweep.processes or default_processes()
-    with (
-        Runner(sweep.workdir / "trials", processes=processes) as runner,
-        Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
-    ):
+    runner = Runner(sweep.workdir / "trials", sweep.processes)
+    with Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar:
         found = runner.run(trials, bar)
-        scores = _scores(found, cost, seed)
-        rows = [
-            TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
-            for one, trial, score in zip(settled, trials, scores, strict=True)
-        ]
-        best = max(range(len(rows)), key=lambda index: rows[index].score, default=None)
-        published = None
-        if best is not None:
-            params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
-            published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
+    scores = _scores(found, cost, seed)
+    rows = [
+        TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
+        for one, trial, score in zip(settled, trials, scores, strict=True)
+    ]
+    best = max(range(len(rows)), key=lambda index: rows[index].score, default=None)
+    published = None
+    if best is not None:
+        params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
+        published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
     said, versions = notes(sweep, cost), records.versions()
     results = SweepResult(cost, said, rows, best, published, versions)
     listed = sweep.workdir / "trials.md"
@@ -190,9 +187,9 @@ def prepare(
 def _priced(
     configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
 ) -> list[settings.Candidate]:
-    """Returns the candidates to price, for random repetitions all that can be drawn."""
+    """Returns the candidates to price, which have the costs of all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
-        return settings.costs(configs, sweep.random)
+        return settings.representatives(configs, sweep.random)
     return candidates
 
 
@@ -212,34 +209,26 @@ def table(results: SweepResult) -> str:
     return "\n".join(lines)
 
 
-def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any], Sweep]:
-    """Returns the identity of the sweep, from its directory if it was started before.
-
-    Also returns the sweep with the seed that was given at any start.
-    """
+def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
+    """Returns the identity and the seed of the sweep, from its directory if it was started."""
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
-        if name not in ("workdir", "processes", "seed")
+        if name not in ("workdir", "processes")
     }
     # Ignore the seeds of configs, because each trial has its own.
     described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
     identity = records.plain({"sweep": given, "configs": described})
     path = sweep.workdir / "sweep.json"
-    begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    same = begun is not None and identity == {name: begun[name] for name in identity}
-    if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
+    if not path.is_file():
+        return {**identity, "seed": secrets.randbits(63)}
+    begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if identity != {name: begun[name] for name in identity}:
         raise ConfigError(
             f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings. "
             "The trials of that sweep are not part of this ε. Use another workdir."
         )
-    if begun is None:
-        seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
-        return {**identity, "seed": seed, "seed_given": sweep.seed is not None}, sweep
-    begun["seed_given"] |= sweep.seed is not None
-    if begun["seed_given"]:
-        sweep = dataclasses.replace(sweep, seed=begun["seed"])
-    return begun, sweep
+    return begun
 
 
 def _drawn(
@@ -320,7 +309,6 @@ def _publish(
         **metrics,
         "epsilon": cost.epsilon,
         "delta": found["delta"],
-        "assumed_secret": [] if cost.epsilon is None or sweep.seed is None else ["seed"],
         "params_sha256": found["params_sha256"],
     }
     records.write_json(directory / "summary.json", result)
