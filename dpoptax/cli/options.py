@@ -57,6 +57,10 @@ class AuditArguments:
 
 def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
     """Reads the configs of all paths by name, with the path if several share a name."""
+    if not paths:
+        raise ConfigError(
+            "`configs` must name at least one config, got none. Pass the path of a config file."
+        )
     loaded = [(str(path), load_configs(path)) for path in paths]
     names = [name for _, configs in loaded for name in configs]
     given = {

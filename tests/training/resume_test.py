@@ -455,6 +455,13 @@ def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(stopped, undis
     assert outcome(run(stopped)) == outcome(undisturbed[0])
 
 
+def test_a_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
+        with pytest.raises(ConfigError, match="another model or method. Use another workdir"):
+            checkpoints.restore({"w": jax.numpy.zeros(3)})
+
+
 def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
     for step in ("2", "4"):
         shutil.rmtree(stopped / "checkpoints" / step)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
 
 FORMAT = 5
@@ -140,12 +141,16 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The newest checkpoint cannot be read.
+            ConfigError: It holds arrays of another model or method.
         """
 
         def read(step: int) -> tuple[Any, dict[str, Any]]:
             record = self._read_record(step)
             if record["leaves"] != _names(like):
-                raise ValueError("It holds arrays of another model or method.")
+                raise ConfigError(
+                    f"The checkpoints in {self.directory} hold arrays of another model or method. "
+                    "Use another workdir for a new run."
+                )
             target = {
                 name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
                 for name, x in _arrays(like).items()
@@ -181,6 +186,8 @@ class Checkpoints:
             return None
         try:
             return read(steps[0])
+        except ConfigError:
+            raise
         except Exception as error:  # damaged files can raise any error
             remedy = "Restore it from a backup, or use another workdir and account for both runs."
             if steps[1:]:

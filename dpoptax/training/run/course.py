@@ -114,8 +114,7 @@ class Course:
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         hashed = ""
         if checkpoints is not None:
-            code = {"training step": program.digest} if job.code is None else job.code
-            arithmetic |= code
+            arithmetic |= {"training step": program.digest} if job.code is None else job.code
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
         return {"run": job.fields, "data": hashed, "arithmetic": arithmetic, **job.secrets}

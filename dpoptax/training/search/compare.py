@@ -168,10 +168,6 @@ def _on_one_footing(
     configs: dict[str, TrainConfig], comparison: Comparison
 ) -> tuple[dict[str, TrainConfig], float | None, float | None]:
     """Returns the configs at a common ε and δ, or raises a ConfigError."""
-    if not configs:
-        raise ConfigError(
-            "`configs` must name at least one config, got none. Pass the path of a config file."
-        )
     configs = _with_values(configs, comparison)
     private = {
         name: config

@@ -113,8 +113,7 @@ def _run(
     if best is not None:
         params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
         published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
-    said, versions = notes(sweep, cost), records.versions()
-    results = SweepResult(cost, said, rows, best, published, versions)
+    results = SweepResult(cost, notes(sweep, cost), rows, best, published, records.versions())
     listed = sweep.workdir / "trials.md"
     if sweep.repetitions != "fixed":  # only the best trial may be published
         records.make_secret(listed)
@@ -133,10 +132,6 @@ def prepare(
     Raises:
         ConfigError: As for `run_sweep`.
     """
-    if not configs:
-        raise ConfigError(
-            "`configs` must name at least one config, got none. Pass the path of a config file."
-        )
     candidates, chosen = _drawn(configs, sweep, seed)
     priced = _priced(configs, sweep, candidates)
     _check_one_data_set(priced)
