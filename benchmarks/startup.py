@@ -41,16 +41,16 @@ import json, sys, time
 begun = float(sys.argv[1])
 from dpoptax.cli.main import main
 import dpoptax.cli.commands, dpoptax.training.loop
-from dpoptax.training.run.phases import Phases
-stepped, at_first = Phases.stepped, []
-def noting(phases):
-    at_first.append(time.process_time()) if phases.first_step is None else None
-    stepped(phases)
-Phases.stepped = noting
+from benchmarks.phase_times import PhaseTimes, install
+install()
 imported = time.time()
 code = main(sys.argv[3:])
 times = {"import": imported - begun, "main": time.time() - imported}
-times["processor"], times["first_processor"] = time.process_time(), sum(at_first)
+times["processor"] = time.process_time()
+if PhaseTimes.newest is not None:
+    for name in ("first_step", "first_processor"):
+        times[name] = getattr(PhaseTimes.newest, name)
+    times["phases"] = PhaseTimes.newest.seconds()
 open(sys.argv[2], "w").write(json.dumps(times))
 sys.exit(code)
 """
@@ -112,7 +112,12 @@ def measure(config: str, options: list[str], start: str, folder: Path, cache: Pa
     times, begun = folder / "times.json", time.time()
     command = [sys.executable, "-c", _CHILD, str(begun), str(times), "train", config]
     command += ["--workdir", str(folder / "run"), *options]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -120,19 +125,16 @@ def measure(config: str, options: list[str], start: str, folder: Path, cache: Pa
     if done.returncode:
         said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
         raise RuntimeError(f"{config}: {said[-1]}")
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    return timed(config, start, json.loads(times.read_text()), summary, whole)
+    return timed(config, start, json.loads(times.read_text()), whole)
 
 
-def timed(
-    config: str, start: str, spent: dict[str, float], summary: dict[str, Any], whole: float
-) -> Timed:
+def timed(config: str, start: str, spent: dict[str, Any], whole: float) -> Timed:
     """Returns the times of one training.
 
-    `spent` holds the times of the command, and `summary` those of the run. The run's times start
+    `spent` holds the times of the command, and those of the run by phase. The run's times start
     after the command has read its config, and end before the process does.
     """
-    phases = summary["phases"]
+    phases = spent["phases"]
     before = spent["import"] + spent["main"] - sum(phases.values())
     seconds = {"import": spent["import"], **phases}
     seconds["other"] = whole - sum(seconds.values()) + phases.get("other", 0.0)
@@ -140,7 +142,7 @@ def timed(
         config,
         start,
         seconds,
-        before + summary["first_step_seconds"],
+        before + spent["first_step"],
         spent["first_processor"],
         whole,
         spent["processor"],

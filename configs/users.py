@@ -24,7 +24,6 @@ def get_config() -> TrainConfig:
     """Returns the config of the run."""
     return TrainConfig(
         dataset="digits_of_made_up_writers",
-        unit="user",
         records_per_user=16,
         batch_size=20,
         steps=60,

@@ -42,38 +42,38 @@ class ExperimentConfig(TrainConfig):
     qqp; e2e and dart. `model` also names the models of `experiments.models`.
     """
 
-    features: Features = field("none", Role.KEPT | Role.UNPRICED)
+    features: Features = field("none", Role.UNPRICED)
     """Features that replace images. none: the images. scattering: fixed means of wavelet moduli.
     dictionary: responses to many patches drawn from a random process. Both are functions of one
     example, so they cost no privacy. They are computed once and kept on disk."""
-    scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED, _COUNT)
+    scattering_scale: int = field(2, Role.UNPRICED, _COUNT)
     """Binary logarithm of the width of a feature's window in pixels. It also lowers the
     resolution."""
-    scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED, _COUNT)
+    scattering_angles: int = field(8, Role.UNPRICED, _COUNT)
     """Number of directions of the wavelets."""
-    feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED, _COUNT)
+    feature_groups: int | None = field(27, Role.UNPRICED, _COUNT)
     """Number of groups of scattering channels, each normalized over one example. None: no
     normalization."""
-    feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
+    feature_colors: Colors = field("given", Role.UNPRICED)
     """Channels for scattering. given: those of the image. opponent: the sum and two differences of
     red, green and blue, a fixed map of one pixel."""
-    dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED, _COUNT)
+    dictionary_filters: int = field(200, Role.UNPRICED, _COUNT)
     """Number of patches in the dictionary. The mirror image of each is added."""
-    dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED, _COUNT)
+    dictionary_patch: int = field(5, Role.UNPRICED, _COUNT)
     """Height and width of a patch of the dictionary, in pixels."""
-    dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED, _COUNT)
+    dictionary_grid: int = field(3, Role.UNPRICED, _COUNT)
     """Cells along each side of an image; features are means over a cell."""
-    pretrained: Path | None = field(None, Role.KEPT)
+    pretrained: Path | None = None
     """Folder of a published model, with config.json, model.safetensors and, for texts, the files of
     the tokenizer. Training starts from its weights."""
-    sequence_length: int = field(128, Role.KEPT, _LENGTH)
+    sequence_length: int = field(128, numbers=_LENGTH)
     """Number of tokens per example. Longer texts are cut, and shorter ones are padded."""
-    lora_rank: int | None = field(None, Role.KEPT, _COUNT)
+    lora_rank: int | None = field(None, numbers=_COUNT)
     """Rank of the trained correction to each projection of a published model. All other weights
     except the classification head are frozen. None: all weights are trained."""
-    lora_alpha: float = field(16.0, Role.KEPT, _POSITIVE)
+    lora_alpha: float = field(16.0, numbers=_POSITIVE)
     """The correction is multiplied by lora_alpha / lora_rank."""
-    lora_projections: tuple[str, ...] = field((), Role.KEPT)
+    lora_projections: tuple[str, ...] = ()
     """Names of the corrected projections. Without names: query and value, or GPT-2's joint
     projection."""
 

@@ -160,7 +160,7 @@ def compiled_quickly(request: pytest.FixtureRequest):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory):
-    """Redirects the compilation cache of commands under test away from the user's cache folder."""
+    """Redirects the features of experiments away from the user's cache folder."""
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     yield

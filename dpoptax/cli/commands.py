@@ -8,8 +8,8 @@ from typing import Any
 
 import tyro
 
-from dpoptax.cli.options import AuditArguments, PlanArguments, SuggestArguments, TrainArguments
-from dpoptax.training.config import TrainConfig, load_config, load_configs
+from dpoptax.cli.options import AuditArguments, SuggestArguments, TrainArguments, configs_by_name
+from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.errors import ConfigError
 
 # Each command imports its own modules, so that it starts quickly.
@@ -71,18 +71,12 @@ def _plan(arguments: list[str]) -> int:
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
         return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
-    if len(paths) > 1:
-        from dpoptax.cli.search_options import configs_by_name
-
-        path, configs = "the command line", configs_by_name(list(map(Path, paths)))
-    else:
-        path = paths[0] if paths else _config_of("plan", arguments)[0]
-        configs = load_configs(path)
+    configs = configs_by_name([Path(path) for path in paths or [_config_of("plan", arguments)[0]]])
     if len(configs) > 1:
         if rest:
             raise ConfigError(
-                f"Options need one run, but {path} names {len(configs)} runs. Pass FILE:NAME "
-                "before the options."
+                f"Options need one run, but {' '.join(paths)} names {len(configs)} runs. Pass "
+                "FILE:NAME before the options."
             )
         table, refused = planning.table(configs, progress=True)
         print(table)
@@ -90,15 +84,15 @@ def _plan(arguments: list[str]) -> int:
             raise ConfigError("\n".join(map(str, refused)))
         return 0
     (name, config), *_ = configs.items()
-    given = tyro.cli(
-        PlanArguments,
-        default=PlanArguments(config=config),
+    config = tyro.cli(
+        type(config),
+        default=config,
         args=rest,
-        prog=f"dpoptax plan {path}",
-        description=f"Compute the cost of {path} without training. Every field can be overridden.",
+        prog=f"dpoptax plan {paths[0]}",
+        description=f"Compute the cost of {paths[0]}. Every field can be overridden.",
     )
     with Phases(say)("plan"):
-        cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
+        cost = planning.plan_run(config, attacks=True)
     print(planning.text(name, cost))
     return 0
 
@@ -125,26 +119,28 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         prog="dpoptax plan --suggest",
         description="Suggest batch size, steps and noise for a compute budget.",
     )
-    examples, cost = given.examples, given.flops_per_example
+    examples = given.examples
     if given.flops is not None:
-        if cost is None and given.params is not None:
+        if given.params is not None:
             cost = 6 * given.params * given.tokens
-        elif cost is None and paths:
+        elif paths:
             planned = planning.plan_run(config)
             cost = (planned.flops or 0.0) / planned.rows
-        if not cost:
+        else:
             raise ConfigError(
-                "`--flops` needs the operations for one example. Pass --flops-per-example, or "
-                "--params and --tokens."
+                "`--flops` needs the operations for one example. Pass --params and --tokens, or a "
+                "config."
             )
         examples = given.flops / cost
     if examples is None:
         raise ConfigError(
             "`dpoptax plan --suggest` needs a compute budget. Pass --examples or --flops."
         )
-    names = ("dataset_size", "epsilon", "delta", "min_steps", "max_excess", "accountant")
     suggestion = accounting.suggest_plan(
-        examples=examples, **{name: getattr(given, name) for name in names}
+        dataset_size=given.dataset_size,
+        epsilon=given.epsilon,
+        delta=given.delta,
+        examples=examples,
     )
     print(suggestion)
     if given.figure is not None:
@@ -153,7 +149,7 @@ def _suggest(paths: list[str], options: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from dpoptax.cli.search_options import CompareArguments, configs_by_name, with_data
+    from dpoptax.cli.search_options import CompareArguments, with_data
     from dpoptax.training.search.compare import compare, table
 
     _check_method("compare", arguments)
@@ -170,7 +166,7 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from dpoptax.cli.search_options import SweepArguments, configs_by_name, with_data
+    from dpoptax.cli.search_options import SweepArguments, with_data
     from dpoptax.training.search import sweep
 
     _check_method("sweep", arguments)
@@ -216,11 +212,7 @@ def _audit(arguments: list[str]) -> int:
         row
         for job in jobs
         for row in audit.audit_config(
-            job.config,
-            trials=job.trials,
-            confidence=job.confidence,
-            seed=job.attack_seed,
-            progress=True,
+            job.config, trials=job.trials, confidence=job.confidence, progress=True
         )
     ]
     print(audit.table(rows))

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import dpoptax
-from dpoptax.cli import compilation_cache
-from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.errors import unknown_name
 
 # Commands with options that depend on the config. Their help without a config lists none.
@@ -28,7 +26,7 @@ _COMMANDS = {
         suggests batch size, steps and noise for a compute budget""",
     "compare": """\
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
-          [--learning-rates R...] [--set FIELD=VALUE...]
+          [--factors F...] [--set FIELD=VALUE...]
         trains several configs at one ε and writes a table and a figure""",
     "sweep": """\
   sweep CONFIG... --workdir DIR
@@ -63,8 +61,7 @@ def run_command(
 ) -> int:
     """Runs a command and returns the exit code.
 
-    Compiled programs are cached on disk. Each warning is printed once. Errors that a user can fix
-    are printed without traceback.
+    Each warning is printed once. Errors that a user can fix are printed without traceback.
 
     Args:
         program: Name of the program, at the start of each message.
@@ -85,8 +82,7 @@ def run_command(
         warnings.filterwarnings("default", category=UserWarning)
         warnings.showwarning = show_once
         try:
-            with compilation_cache.kept_in(cache_folder("compiled")):
-                return dispatch(arguments)
+            return dispatch(arguments)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in _EXTRA:
                 raise

@@ -1,12 +1,14 @@
-"""Options of the commands that read one config."""
+"""Options of the commands that read one config, and configs by name."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from dpoptax.training.config import Accountant, TrainConfig
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,15 +19,6 @@ class TrainArguments:
     workdir: Path
     """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/. The
     same command resumes an interrupted run."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanArguments:
-    """Options of `dpoptax plan`."""
-
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    compile: bool = False
-    """Also compile the step, which can take minutes, to show its working memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,18 +35,11 @@ class SuggestArguments:
     """Compute budget in examples, batch size times steps; by default the config's."""
     flops: float | None = None
     """Compute budget in floating-point operations, instead of examples."""
-    flops_per_example: float | None = None
-    """Operations per example; by default those of the config's traced step."""
     params: float | None = None
-    """Number of parameters of a transformer, with 6 operations per parameter and token."""
+    """Number of parameters of a transformer, with 6 operations per parameter and token; by default,
+    the operations of the config's traced step count."""
     tokens: float = 1
     """Number of tokens per example, for --params."""
-    min_steps: int = 100
-    """Minimum number of steps."""
-    max_excess: float = 0.1
-    """Acceptable relative excess of the noise over that of full batches."""
-    accountant: Accountant = "rdp"
-    """Accountant of the options; "pld" takes minutes."""
     figure: Path | None = None
     """PNG file for a figure of the options."""
 
@@ -67,5 +53,21 @@ class AuditArguments:
     """Number of training runs with the attacked example, and of runs without it."""
     confidence: float = 0.999
     """Confidence of each bound."""
-    attack_seed: int = 0
-    """Seed of the attack, not of the training."""
+
+
+def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
+    """Reads the configs of all paths by name, with the path if several share a name."""
+    if not paths:
+        raise ConfigError(
+            "`configs` must name at least one config, got none. Pass the path of a config file."
+        )
+    loaded = [(str(path), load_configs(path)) for path in paths]
+    names = [name for _, configs in loaded for name in configs]
+    given = {
+        name if names.count(name) == 1 else f"{path}:{name}": config
+        for path, configs in loaded
+        for name, config in configs.items()
+    }
+    if len(given) < len(names):
+        raise ConfigError(f"`configs` must name each config once, got {', '.join(names)}.")
+    return given

@@ -1,14 +1,12 @@
 """Options of the commands that train many runs."""
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.errors import ConfigError
+from dpoptax.training.config import TrainConfig
 from dpoptax.training.search.compare import Comparison
 from dpoptax.training.search.price import Sweep
 
@@ -45,17 +43,3 @@ def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, Tra
         name: dataclasses.replace(config, data_dir=given.data_dir)
         for name, config in configs.items()
     }
-
-
-def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
-    """Reads the configs of all paths by name, with the path if several share a name."""
-    loaded = [(str(path), load_configs(path)) for path in paths]
-    names = [name for _, configs in loaded for name in configs]
-    given = {
-        name if names.count(name) == 1 else f"{path}:{name}": config
-        for path, configs in loaded
-        for name, config in configs.items()
-    }
-    if len(given) < len(names):
-        raise ConfigError(f"`configs` must name each config once, got {', '.join(names)}.")
-    return given

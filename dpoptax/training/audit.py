@@ -16,13 +16,12 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import make_job
-from dpoptax.training.run import devices, seeds
+from dpoptax.training.run import devices, records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.course import Course, State
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.records import epsilon_text
 from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.seeds import Keys
 
@@ -119,14 +118,11 @@ def audit_config(
     # A fixed seed makes audits repeatable.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
+    plan = make_plan(config, dataset.units(config.unit))
+    run = resolve(config, plan, num_classes=dataset.num_classes)
     # A fixed key: audits of many runs fold a key for each run into it.
-    run = resolve(
-        config,
-        make_plan(config, dataset.units(config.unit)),
-        num_classes=dataset.num_classes,
-        keys=Keys.fixed(config.generator),
-    )
-    plan, chain = run.plan, run.chain
+    chain = dataclasses.replace(run.chain, keys=Keys.fixed(config.generator))
+    run = dataclasses.replace(run, chain=chain)
     settings: dict[str, Any] = {
         "delta": config.delta,
         "confidence": confidence,
@@ -168,22 +164,17 @@ def audit_config(
 
 def table(rows: list[Audited]) -> str:
     """Returns the bounds of the audits as a Markdown table."""
-    lines = [
-        "| method | audited | threat model | trials | claimed ε | audited ε ≥ | by | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    names = "method, audited, threat model, trials, claimed ε, audited ε ≥, by, seconds"
+    lines = []
     for row in rows:
         found = row.result
-        for i, bound in enumerate(found.bounds):
-            refuted = bound.epsilon > found.claimed_epsilon
-            verdict = " **VIOLATED**" if refuted else ""
-            lines.append(
-                f"| {row.method} | {row.name} | {found.threat_model} | {found.trials} | "
-                f"{epsilon_text(found.claimed_epsilon)} | "
-                f"{epsilon_text(bound.epsilon, lower=True)}{verdict} | {bound.method} | "
-                f"{f'{found.seconds:.1f}' if i == 0 else ''} |"
-            )
-    return "\n".join(lines)
+        claimed, seconds = records.epsilon_text(found.claimed_epsilon), f"{found.seconds:.1f}"
+        audit = (row.method, row.name, found.threat_model, str(found.trials), claimed)
+        for bound in found.bounds:
+            verdict = " **VIOLATED**" if bound.epsilon > found.claimed_epsilon else ""
+            shown = records.epsilon_text(bound.epsilon, lower=True) + verdict
+            lines.append((*audit, shown, bound.method, seconds))
+    return records.markdown_table(names.split(", "), lines)
 
 
 def notes(rows: list[Audited]) -> list[str]:
@@ -205,9 +196,9 @@ def notes(rows: list[Audited]) -> list[str]:
 
 
 def _full_batch(run: ResolvedRun) -> auditing.Game:
-    records = run.plan.sampler.dataset_size
-    chain = _one_release(run, records)
-    sampler = sampling.PoissonSampler(records, records, seed=0)
+    size = run.plan.sampler.dataset_size
+    chain = _one_release(run, size)
+    sampler = sampling.PoissonSampler(size, size, seed=0)
     return auditing.canary_gradient(chain.release, chain.clip, jnp.zeros(_SMALL), sampler)
 
 
@@ -238,7 +229,7 @@ def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.Audit
 def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
     """Returns the chain of the run for one step at another batch size."""
     config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
-    return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
+    return build_chain(config, run.plan.noise_multiplier, run.chain.keys)
 
 
 class _AuditState(NamedTuple):

@@ -50,59 +50,59 @@ class TrainConfig:
         ConfigError: A field is out of range. The message names field, value and remedy.
     """
 
-    method: Method = field(DPSGD(), Role.KEPT | Role.STEP)
+    method: Method = DPSGD()
     """Method: gradient points, and the filter of the noisy gradient."""
 
-    dataset: str = field("digits", Role.KEPT)
+    dataset: str = "digits"
     """Name of a data set: digits, or one registered by the config file."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set, if it has files."""
-    model: str = field("mlp", Role.KEPT | Role.UNPRICED)
+    model: str = field("mlp", Role.UNPRICED)
     """Name of a model: linear, mlp, cnn, one registered by the config file, or MODULE:FUNCTION. The
     function maps the number of classes to a flax module or a FunctionModel."""
 
-    unit: Unit = field("example", Role.KEPT | Role.STEP)
-    """Unit of privacy: example, or user. With user, the clip applies to the gradient of the mean
-    loss of a user's examples, and batch and microbatch sizes count users."""
-    records_per_user: int | None = field(None, Role.KEPT, _COUNT)
-    """Maximum number of examples of a user in a step. If a user has more, each step draws some."""
+    records_per_user: int | None = field(None, numbers=_COUNT)
+    """Maximum number of examples of a user in a step. If a user has more, each step draws some. The
+    clip then applies to the gradient of the mean loss of a user's examples, batch and microbatch
+    sizes count users, and ε protects a user with all of its examples. None: it protects one
+    example."""
 
-    steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
+    steps: int = field(120, Role.CHANGEABLE, _COUNT)
     """Number of optimizer steps."""
-    batch_size: int = field(256, Role.PLANNED | Role.STEP, _COUNT)
+    batch_size: int = field(256, Role.CHANGEABLE, _COUNT)
     """Expected number of examples per step. Every sum is divided by it."""
-    microbatch_size: int | None = field(None, Role.KEPT | Role.STEP, _COUNT)
+    microbatch_size: int | None = field(None, numbers=_COUNT)
     """Number of examples with gradients in memory at once. None: the whole batch."""
-    optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
+    optimizer: str = field("sgd", Role.UNPRICED)
     """Optimizer of the filtered gradient: sgd, momentum, adam, adamw (weight decay 0.01), or
     MODULE:FUNCTION. The function returns an optax transformation without a learning rate."""
-    learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED, _POSITIVE)
+    learning_rate: float = field(1.0, Role.UNPRICED, _POSITIVE)
     """Peak learning rate."""
-    schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)
+    schedule: str = field("constant", Role.UNPRICED)
     """Schedule of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
     which warms up over the first twentieth of the steps."""
 
-    parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED, _FRACTION)
+    parameter_ema: float | None = field(None, Role.UNPRICED, _FRACTION)
     """Decay of a moving average of the parameters, in (0, 1), at most (1 + t)/(10 + t) at step t.
     The average is evaluated and saved instead of the parameters. None: no average."""
 
     epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
     """Target ε of the calibration, and the privacy budget. None: no budget."""
-    delta: float = field(1e-5, Role.KEPT, _FRACTION)
+    delta: float = field(1e-5, numbers=_FRACTION)
     """δ of (ε, δ)-differential privacy, well below 1 / number of examples."""
-    noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
+    noise_multiplier: float | None = field(None, Role.CHANGEABLE, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm. None: calibrated from epsilon."""
-    fixed_point: bool = field(False, Role.KEPT | Role.STEP | Role.UNPRICED)
+    fixed_point: bool = field(False, Role.UNPRICED)
     """Whether to add integer noise, so that ε holds against an adversary who sees every bit of the
     parameters. Sampling noise takes twice as long, and the noise is larger by some thousandths.
     Correlated noise then needs sampling="cyclic" or "in_order"."""
-    clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
+    clip: str = field("l2", Role.UNPRICED)
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer, auto_s_per_layer and
     auto_v_per_layer split the bound evenly over the arrays of parameters. A method may override
     it."""
-    l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED, _CLIP_NORM)
+    l2_clip_norm: float = field(1.0, Role.UNPRICED, _CLIP_NORM)
     """Bound on the l2 norm of one example's gradient."""
-    sampling: str = field("poisson", Role.PLANNED)
+    sampling: str = field("poisson", Role.CHANGEABLE)
     """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of every
     epoch), random_allocation (each example in as many steps as there are epochs, anywhere in the
     run), min_separation (random, and never twice within the steps over which noise is correlated),
@@ -112,13 +112,11 @@ class TrainConfig:
     """Accountant: privacy loss distributions (pld), Rényi divergences (rdp), or monte_carlo, which
     samples the privacy loss of the whole run, for correlated noise with random participation."""
 
-    seed: int | None = field(None, Role.PLANNED, _SEED)
+    seed: int | None = field(None, Role.CHANGEABLE, _SEED)
     """Seed of the initial parameters, the batches and the noise. None: a fresh seed from the
     operating system, stored in the checkpoints only. Anyone who knows the seed can subtract the
     noise, and two runs with one seed reveal each other's noise. Set it only to repeat a study."""
-    generator: Literal["threefry", "chacha20"] = field(
-        "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
-    )
+    generator: Literal["threefry", "chacha20"] = field("threefry", Role.UNPRICED)
     """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With chacha20,
     the guarantee holds against adversaries who cannot break these ciphers, and sampling takes about
     four times as long. A seed from the operating system has 63 bits for threefry and 256 for
@@ -129,9 +127,6 @@ class TrainConfig:
     """Devices that share each batch: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
-    record_training_metrics: bool = field(False, Role.KEPT)
-    """Whether to record loss and accuracy on the training split. They are computed from private
-    data without noise, so the stated ε does not cover them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -157,21 +152,16 @@ class TrainConfig:
                 "`seed` must be below 2**63 with generator='threefry', whose keys have no more "
                 "bits. Pass a smaller seed, or use generator='chacha20'."
             )
-        if self.unit == "user" and self.records_per_user is None:
-            raise ConfigError(
-                "`records_per_user` must be given with unit='user', got None. Pass the largest "
-                "number of examples of a user in a step."
-            )
-        if self.unit == "example" and self.records_per_user is not None:
-            raise ConfigError(
-                "`records_per_user` must be None with unit='example', got "
-                f"{self.records_per_user}. Omit it, or use unit='user'."
-            )
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
                 "`epsilon` or `noise_multiplier` must be given for a private method, got None for "
                 "both. Set `epsilon` to calibrate the noise, or set `noise_multiplier`."
             )
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of privacy: a user if `records_per_user` is given, else an example."""
+        return "example" if self.records_per_user is None else "user"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values, for summary.json."""

@@ -9,44 +9,32 @@ import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpoptax.training.errors import ConfigError, unknown_name
 
+LOADED: dict[str, tuple[str, bytes]] = {}
+"""Path and content of each config file that this process has run, in order.
 
-class ConfigFile(NamedTuple):
-    """A config file that was read.
-
-    Attributes:
-        module: Name in `sys.modules`, where pickle finds the classes of the file.
-        path: Path of the file.
-        source: Contents of the file.
-    """
-
-    module: str
-    path: str
-    source: bytes
-
-
-LOADED: dict[str, ConfigFile] = {}
-"""Config files that this process has run, in order, by module name."""
+The key is the name of its module in `sys.modules`, where pickle finds the classes of the file.
+"""
 
 
 def load(path: str) -> types.ModuleType:
     """Runs the file at `path` as a new module."""
-    return run(ConfigFile(f"<config {secrets.token_hex(8)}>", path, Path(path).read_bytes()))
+    return run(f"<config {secrets.token_hex(8)}>", path, Path(path).read_bytes())
 
 
-def run(file: ConfigFile) -> types.ModuleType:
-    """Runs a file that this or another process has read."""
-    module = types.ModuleType(file.module)
-    module.__file__ = file.path
+def run(name: str, path: str, source: bytes) -> types.ModuleType:
+    """Runs a file that this or another process has read, as the module `name`."""
+    module = types.ModuleType(name)
+    module.__file__ = path
     # Register the module first, because dataclasses look up the module that defines them.
-    sys.modules[file.module], LOADED[file.module] = module, file
+    sys.modules[name], LOADED[name] = module, (path, source)
     try:
-        exec(compile(file.source, file.path, "exec"), vars(module))
+        exec(compile(source, path, "exec"), vars(module))
     except BaseException:
-        del sys.modules[file.module], LOADED[file.module]
+        del sys.modules[name], LOADED[name]
         raise
     return module
 

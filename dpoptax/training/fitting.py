@@ -19,7 +19,7 @@ from dpoptax.training.models import takes_key
 from dpoptax.training.run import inputs, records, resume, seeds
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
-from dpoptax.training.run.phases import PATIENCE, Phases, say
+from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.step import Step
 from dpoptax.training.run.step_keys import step_keys
@@ -124,7 +124,7 @@ def fit(
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of range; the data do not fit the plan or are not finite; one
         step exceeds the budget; or `workdir` holds another run.
-      OSError: a checkpoint cannot be written, or no existing checkpoint can be read.
+      OSError: a checkpoint cannot be written or read.
 
     >>> import dpoptax, jax.numpy as jnp, optax
     >>> data = jnp.arange(100.0) / 100
@@ -167,12 +167,13 @@ def fit(
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
             opt_state = inputs.on_devices("optimizer", chain.init(params), place)
-        seed = plan.sampler.seed
+        seed, noise = plan.sampler.seed, plan.noise_multiplier
+        least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
         owners = None if users is None else users.sample(plan.sampler, 0).records
         dataset = Dataset("data", data, {}, 0, owners=owners)
         job = Job(
             name="training",
-            plan=RunPlan(plan.sampler, _least(plan.noise_multiplier), steps, plan),
+            plan=RunPlan(plan.sampler, least_noise, steps, plan),
             step=Step(
                 loss_fn,
                 clip,
@@ -193,7 +194,6 @@ def fit(
             exact=fixed_point,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
-            patience=PATIENCE,
         )
         first = State(0, params, opt_state)
         del params, opt_state  # frees them once a restored state replaces them
@@ -203,12 +203,6 @@ def fit(
     state = course.state
     guarantee = plan.guarantee(state.opt_state)
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
-
-
-def _least(noise_multiplier: float | Mapping[int, float]) -> float:
-    if isinstance(noise_multiplier, Mapping):
-        return min(noise_multiplier.values())
-    return noise_multiplier
 
 
 def _metrics(

@@ -58,7 +58,7 @@ def train_and_evaluate(
     Raises:
         ValueError: The config cannot be trained, or `workdir` holds a run with another mechanism,
             sampler or data. The message names field, value and remedy.
-        CheckpointError: A checkpoint cannot be written, or no existing checkpoint can be read.
+        CheckpointError: A checkpoint cannot be written or read.
     """
     phases = Phases(say if progress else None)
     with phases("devices"):
@@ -83,8 +83,9 @@ def train_and_evaluate(
         if main:  # after all checks, so that a refused start keeps the summary of the earlier run
             (workdir / "summary.json").unlink(missing_ok=True)
         result = _result(run, course, dataset.name)
-        # Write under the lock, so that parameters and summary are from one process.
-        return _written(result, workdir, phases) if main else result
+        if main:  # under the lock, so that parameters and summary are from one process
+            _write(result, workdir, phases)
+    return result
 
 
 def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Context) -> ResolvedRun:
@@ -126,18 +127,16 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
     return run
 
 
-def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
-    """Writes the files of a finished run and returns it with final times."""
+def _write(result: RunResult, workdir: Path, phases: Phases) -> None:
+    """Writes the files of a finished run."""
     with phases("files"):
         # Imported late: matplotlib is slow to import, and the first step does not need it.
         from dpoptax.training.run import figures
 
         records.save_params(workdir / "params.msgpack", result.params)
         figures.plot_run(result.summary, result.history, workdir / "training.png")
-    summary = {**result.summary, "phases": phases.seconds()}
     seeded = result.summary["config"]["seed"] is not None  # the seed reveals the noise
-    records.write_json(workdir / "summary.json", summary, secret=seeded)
-    return dataclasses.replace(result, summary=summary)
+    records.write_json(workdir / "summary.json", result.summary, secret=seeded)
 
 
 def train(
@@ -175,11 +174,6 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         ConfigError: The config cannot be trained on these data.
     """
     config, plan, place, phases = run.config, run.plan, context.place, context.phases
-    if config.record_training_metrics and not streaming.in_memory(dataset.train):
-        raise ConfigError(
-            "`record_training_metrics` must be False for a data set that is streamed from files, "
-            "got True. The metrics would read the whole training split."
-        )
     with phases("init"):
         first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
         variables = config.initial_variables(run.model, first, run.init_key)
@@ -189,26 +183,16 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         else:
             opt_state = place.distribute(run.chain.optimizer.init(params))
     with phases("data"):
-        splits: dict[str, Any] = {"test": dataset.test}
-        if streaming.in_memory(dataset.test):
-            splits["test"] = place.distribute(dataset.test)
-        source = dataset.train
-        if streaming.in_memory(source) and (place.mesh is None or config.record_training_metrics):
-            splits["train"] = place.distribute(source)
-            source = splits["train"] if place.mesh is None else source
+        source, test = dataset.train, dataset.test
+        if streaming.in_memory(test):
+            test = place.distribute(test)
+        if streaming.in_memory(source) and place.mesh is None:
+            source = place.distribute(source)
         users = None
         if config.records_per_user is not None:
             seed = seeds.of_records(plan.seed, config.generator)
             users = dataset.users(config.records_per_user, seed=seed)
-    evaluator = Evaluator(config, run.model, splits, frozen)
-
-    def evaluate(params: Any, opt_state: Any) -> Record:
-        params = averaged(params, opt_state)
-        entry: Record = evaluator(params, "test")
-        if config.record_training_metrics:
-            entry["not_covered_by_epsilon"] = evaluator(params, "train")
-        return entry
-
+    evaluator = Evaluator(config, run.model, test, frozen)
     job = Job(
         name=config.method.name,
         plan=plan,
@@ -216,7 +200,7 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         frozen=frozen,
         data=source,
         users=users,
-        evaluate=evaluate,
+        evaluate=lambda params, opt_state: evaluator(averaged(params, opt_state)),
         fields=run.fields,
         secrets={"seed": plan.seed, "seed_given": config.seed is not None},
         fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
@@ -249,9 +233,6 @@ def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:
         "num_params": optax.tree.size(state.params),
         "params_sha256": sha256,
         "train_seconds": newest["seconds"],
-        "compile_seconds": round(course.compile_seconds, 4),
-        "first_step_seconds": phases.first_step and round(phases.first_step, 4),
-        "phases": phases.seconds(),
         "config": config.to_dict(),
         "versions": versions,
     }

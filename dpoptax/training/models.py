@@ -130,8 +130,11 @@ class Variables(NamedTuple):
     frozen: Params
 
 
-def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
+@functools.partial(jax.jit, static_argnums=0)
+def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
     """Initializes the variables for one example with the shape of `inputs`.
+
+    The compiler removes the forward pass of the initialization.
 
     Raises:
         ConfigError: The model does not take one such example, or it keeps other state.
@@ -161,15 +164,6 @@ def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError
         f"`model` must take one example without a batch axis, got {type(model).__name__}{where}, "
         f"which fails for inputs of shape {inputs.shape} with {type(error).__name__}: {error}"
     )
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
-    """Initializes the variables like `init_variables`, in one compiled program.
-
-    The compiler removes the forward pass of the initialization.
-    """
-    return init_variables(model, inputs, key)
 
 
 def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:

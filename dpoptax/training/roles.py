@@ -11,16 +11,11 @@ Value = TypeVar("Value")
 
 
 class Role(enum.Flag):
-    """Effects of a field on a run. Each field has one of the first three roles."""
+    """Freedoms of a field. A run cannot continue with another value of a field without a role."""
 
-    KEPT = enum.auto()
-    """A run cannot continue with another value."""
-    PLANNED = enum.auto()
-    """Like KEPT, for the value resolved by the plan, such as a drawn seed or calibrated noise."""
     CHANGEABLE = enum.auto()
-    """May change when a run continues, because it does not affect the releases of a step."""
-    STEP = enum.auto()
-    """Affects the compiled step. Runs that differ only in other fields share a program."""
+    """May change when a run continues, because it affects its releases through the plan at most,
+    which is compared: a drawn seed, calibrated noise."""
     UNPRICED = enum.auto()
     """Does not affect the privacy cost of a run."""
 
@@ -39,9 +34,9 @@ class Numbers(NamedTuple):
     hint: str = ""
 
 
-def field(default: Value, role: Role, numbers: Numbers | None = None) -> Value:
+def field(default: Value, role: Role | None = None, numbers: Numbers | None = None) -> Value:
     """Declares a field of a dataclass with default, role and allowed numbers."""
-    metadata = {"role": role, "numbers": numbers}
+    metadata = {"role": role or Role(0), "numbers": numbers}
     declared: Any = dataclasses.field(default=default, metadata=metadata)
     return declared
 
@@ -76,30 +71,3 @@ def role_of(declared: "dataclasses.Field[Any]") -> Role:
 def fields_with(settings: Any, role: Role) -> tuple[str, ...]:
     """Returns the names of the fields with `role`, of a dataclass or an instance."""
     return tuple(each.name for each in dataclasses.fields(settings) if role in role_of(each))
-
-
-class Part:
-    """Exposes only the fields of an instance that have a role.
-
-    Reading another field raises an error. Parts are compared and hashed by these fields.
-    """
-
-    def __init__(self, settings: Any, role: Role) -> None:
-        self._role = role
-        self._values = {name: getattr(settings, name) for name in fields_with(settings, role)}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle look these up before __init__
-            raise AttributeError(name)
-        if name not in self._values:
-            raise AttributeError(
-                f"`{name}` must have role {self._role} to be read here. Add this role to the "
-                "declaration of the field."
-            )
-        return self._values[name]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Part) and self._values == other._values
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._values.items()))

@@ -3,12 +3,19 @@
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.loop import train
+from dpoptax.training.loop import make_job
+from dpoptax.training.run.context import Context
+from dpoptax.training.run.course import Course
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.evaluation import Evaluator
+from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.trials import dataset_of
 from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
 
@@ -32,7 +39,18 @@ def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
     panel, _, curve = name.split("/")
     method, _, size = curve.rpartition("-")
     dataset = dataset_of(config, held_out=False, progress=True)
-    result = train(config, dataset, make_plan(config, dataset.units(config.unit)))
+    plan = make_plan(config, dataset.units(config.unit))
+    run = resolve(config, plan, num_classes=dataset.num_classes)
+    context = Context(Devices(), Phases())
+    job, first = make_job(run, dataset, context)
+    on_training_data = Evaluator(config, run.model, job.data, job.frozen)
+
+    def evaluate(params: Any, opt_state: Any) -> dict[str, Any]:
+        training_loss = on_training_data(params)["test_loss"]
+        return {**job.evaluate(params, opt_state), "training_loss": training_loss}
+
+    course = Course(dataclasses.replace(job, evaluate=evaluate), first, context)
+    course.finish()
     return [
         {
             "panel": panel,
@@ -41,10 +59,10 @@ def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
             "batch_size": int(size),
             "seed": seed,
             "step": entry["step"],
-            "training_loss": entry["not_covered_by_epsilon"]["train_loss"],
+            "training_loss": entry["training_loss"],
             "test_accuracy": 100 * entry["test_accuracy"],
         }
-        for entry in result.history
+        for entry in course.state.history
     ]
 
 

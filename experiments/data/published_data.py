@@ -100,11 +100,6 @@ class PublishedSpec(DatasetSpec):
     tokens: Tokens = Tokens(None, 128)
     features: FeatureMap | None = None
 
-    @property
-    def title(self) -> str:
-        """Returns a description for plans."""
-        return self.name if self.features is None else f"{self.features.name} of {self.name}"
-
     def load(self) -> Dataset:
         """Reads the data set and computes its features.
 

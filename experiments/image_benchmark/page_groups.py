@@ -233,9 +233,10 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
 
 def _setting(line: Line, delta: float) -> Setting:
     given = ExperimentConfig().to_dict() | line.settings
-    common = ("dataset", "features", "model", "steps", "batch_size", "unit")
+    common = ("dataset", "features", "model", "steps", "batch_size")
     return Setting(
         **{name: given[name] for name in common},
+        unit="example" if given["records_per_user"] is None else "user",
         in_order=_sampling(line) == "in_order",
         epsilon=math.inf if line.epsilon is None else line.epsilon,
         delta=delta,

@@ -12,7 +12,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from experiments.config import ExperimentConfig
 
-_APART = {"learning_rate", "seed", "epsilon", "delta", "data_dir", "record_training_metrics"}
+_APART = {"learning_rate", "seed", "epsilon", "delta", "data_dir"}
 _IDLE = {"checkpoint_every", "keep_checkpoints", "eval_every", "microbatch_size"}
 
 

@@ -248,7 +248,7 @@ def test_help_version_and_unknown_commands(config, capsys):
         assert exit_info.value.code == 0
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
-    assert "--learning-rates" in output
+    assert "--factors" in output
     assert "`command` must be one of audit, compare, plan" in error_of(capsys, "tarin")
 
 
@@ -269,8 +269,8 @@ def compared(tmp_path_factory):
         workdir=workdir / "out",
         seeds=2,
         epsilon=4.0,
-        learning_rates=(1e-3, 1.0),
-        set=("l2_clip_norm=0.5", "optimizer=momentum"),
+        factors=(1e-3, 1.0),
+        set=("learning_rate=1", "l2_clip_norm=0.5", "optimizer=momentum"),
     )
     return paths, workdir / "out", compare(configs, comparison, progress=False)
 
@@ -387,11 +387,6 @@ def test_command_compares_with_default_grid(config, tmp_path, capsys):
         (", delta=1e-6", [], "`delta` must be the same for all configs"),
         (", dataset='other'", [], "`dataset` must be the same for all configs"),
         ("", ["--seeds", "0"], "`seeds` must be at least 1, got 0."),
-        (
-            "",
-            ["--learning-rates", "-1"],
-            "`learning_rates` must be positive and finite, got (-1.0,).",
-        ),
         ("", ["--factors", "1", "0"], "`factors` must be positive and finite, got (1.0, 0.0)."),
         ("", ["--epsilon", "-2"], "`epsilon` must be positive and finite, got -2.0."),
     ],

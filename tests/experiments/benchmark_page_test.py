@@ -94,7 +94,7 @@ def test_groups_runs_by_delta_unit_and_neighboring_relation():
         run("dp_sgd", DPSGD(), 0.97),
         dataclasses.replace(run("dp_sgd", DPSGD(), 0.98), delta=1.661e-5),
         run("dp_sgd", DPSGD(), 0.9, sampling="fixed_size"),
-        run("dp_sgd", DPSGD(), 0.8, unit="user"),
+        run("dp_sgd", DPSGD(), 0.8, records_per_user=4),
     ]
     groups = page_groups.grouped([*found, free])
     assert {setting.title: [e.mean for e in entries] for setting, entries in groups.items()} == {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training.models import MODELS, example_loss, init_variables
+from dpoptax.training.models import MODELS, example_loss, initial_variables
 from experiments.models import large_networks, networks
 from experiments.models.vision_transformer import VisionTransformer
 
@@ -31,7 +31,7 @@ TINY = {
 
 
 def shapes(model, shape):
-    init = functools.partial(init_variables, model, key=jax.random.key(0))
+    init = functools.partial(initial_variables, model, key=jax.random.key(0))
     return jax.eval_shape(init, jnp.zeros(shape)).params
 
 
@@ -110,7 +110,7 @@ def test_private_step_uses_exact_clipped_gradients(name):
         "inputs": jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32),
         "labels": jnp.asarray([0, 1, 3]),
     }
-    params, _ = init_variables(model, batch["inputs"][0], jax.random.key(0))
+    params, _ = initial_variables(model, batch["inputs"][0], jax.random.key(0))
     loss = example_loss(model)
     per_example = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
     squares = [jnp.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]

@@ -16,7 +16,7 @@ from dpoptax.training.models import (
     Variables,
     apply,
     example_loss,
-    init_variables,
+    initial_variables,
 )
 from experiments.config import ExperimentConfig
 from experiments.models.pretrained import fields_of, load_weights, save_model
@@ -57,7 +57,7 @@ def start(name, folder=None, num_classes=3, **changes):
         values = np.zeros(shape.shape) if zero else rng.normal(size=shape.shape)
         return jnp.asarray(values, shape.dtype)
 
-    shapes = jax.eval_shape(lambda: init_variables(model, inputs[0], KEY))
+    shapes = jax.eval_shape(lambda: initial_variables(model, inputs[0], KEY))
     made = jax.tree_util.tree_map_with_path(new, shapes._asdict())
     return model, Variables(**load_weights(folder, model, made)), reference
 
@@ -185,7 +185,7 @@ def test_parameter_counts_match_published_models(name, count):
     kind = PUBLISHED_MODELS[name].kind
     model = ExperimentConfig(model=name, dataset=DATASETS[kind]).build_model(2)
     shapes = jax.eval_shape(
-        lambda: init_variables(
+        lambda: initial_variables(
             model,
             jnp.zeros((32, 32, 3)) if kind == "images" else jnp.zeros(128, jnp.int32),
             jax.random.key(0),

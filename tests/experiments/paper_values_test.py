@@ -144,7 +144,6 @@ STATED = [
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-8", {"filter": ((1.0,), ())}),
     ("GeoDP, VI-A", "geodp/*:*", {"l2_clip_norm": 0.1, "epsilon": None, "delta": 1e-5}),
     ("GeoDP, VI-C", "geodp/figure_5:*", {"steps": 350, "dataset": "mnist", "model": "linear"}),
-    ("GeoDP, VI-C", "geodp/figure_5:*", {"record_training_metrics": True}),
     ("GeoDP, VI-D", "geodp/tables_2_3:*", {"epochs": 20}),
     ("GeoDP, Table II", "geodp/tables_2_3:table_2/*", {"dataset": "mnist", "model": "cnn_2"}),
     ("GeoDP, Table III", "geodp/tables_2_3:table_3/*", {"dataset": "cifar10", "model": "resnet_3"}),

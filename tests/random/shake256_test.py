@@ -321,7 +321,7 @@ class TestTrainer:
         run = resolve(config, privacy.make_plan(config, 1438), num_classes=10)
         examples = jax.tree.map(jnp.asarray, dataset.train)
         first = jax.tree.map(lambda x: x[0], examples["inputs"])
-        params = models.init_variables(run.model, first, run.init_key).params
+        params = models.initial_variables(run.model, first, run.init_key).params
         grad_fn = dpoptax.clipped_grad(models.example_loss(run.model), dpoptax.l2_clip(1.0))
         tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=32, key=key)
         indices, mask = sampler.sample(0)

@@ -1,6 +1,7 @@
 """Tests that the benchmark suite runs and reports, without checking times."""
 
 import json
+import time
 from functools import partial
 
 import jax
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 import dpoptax
-from benchmarks import contenders, noise, report, startup, telemetry, third_party
+from benchmarks import contenders, noise, phase_times, report, startup, telemetry, third_party
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
@@ -205,14 +206,36 @@ def test_variants_and_sweeps_are_complete():
 
 
 class TestStartup:
+    def test_inner_phases_count_once(self):
+        measured = phase_times.PhaseTimes()
+        begun = time.perf_counter()
+        with measured("outer"):
+            time.sleep(0.05)
+            with measured("inner"):
+                time.sleep(0.1)
+        seconds, whole = measured.seconds(), time.perf_counter() - begun
+        assert 0.05 <= seconds["outer"] < 0.1 <= seconds["inner"]
+        assert sum(seconds.values()) == pytest.approx(whole, abs=0.01)
+
+    def test_failed_phase_counts_its_time(self):
+        measured = phase_times.PhaseTimes()
+
+        def fail():
+            with measured("failing"):
+                time.sleep(0.02)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        with measured("next"):
+            pass
+        assert measured.seconds()["failing"] >= 0.02
+
     def test_startup_times_add_up(self):
         phases = {"data": 1.0, "steps": 2.0, "telemetry": 0.1, "other": 0.2}
-        summary = {
-            "phases": phases,
-            "first_step_seconds": 1.5,
-        }
         spent = {"import": 4.0, "main": 3.7, "processor": 8.0, "first_processor": 3.0}
-        times = startup.timed("a.py", "first", spent, summary, 10.0)
+        spent |= {"phases": phases, "first_step": 1.5}
+        times = startup.timed("a.py", "first", spent, 10.0)
         assert sum(times.seconds.values()) == pytest.approx(10.0)
         assert times.seconds["other"] == pytest.approx(2.9)  # in none of the phases
         assert times.first_step == pytest.approx(4.0 + 0.4 + 1.5)
@@ -234,7 +257,8 @@ class TestStartup:
         assert startup.main(chosen).count("configs/digits/dp_sgd.py") == 2
         first, second = json.loads(chosen.output.read_text())
         assert all(row["seconds"]["compile"] > 0 for row in (first, second))
-        assert all(row["seconds"]["steps"] > 0 for row in (first, second))
+        for name in ("steps", "telemetry", "evaluation", "checkpoints", "files"):
+            assert all(row["seconds"][name] > 0 for row in (first, second)), name
         assert 0 < first["first_step"] < first["whole"]
 
     def test_failed_training_reports_reason(self, tmp_path):

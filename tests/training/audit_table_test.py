@@ -56,7 +56,7 @@ def test_every_bound_has_a_row_and_a_note():
     rows = _rows()
     lines = audit.table(rows).splitlines()[2:]
     methods = [bound.method for row in rows for bound in row.result.bounds]
-    assert [line.split(" | ")[6] for line in lines] == methods
+    assert [line.split("|")[7].strip() for line in lines] == methods
     assert len(methods) == 5
     notes = "\n".join(audit.notes(rows))
     assert all(f"By {method}: " in notes for method in methods)
@@ -70,7 +70,7 @@ def test_rounds_claims_up_and_bounds_down():
     found = auditing.AuditResult(1.0001, 0.9999, 1e-5, 0.999, 100, "white-box", "largest", 0.1)
     assert "claimed ε = 1.001, audited ε ≥ 0.999 " in str(found)
     row = audit.table([audit.Audited("DP-SGD", "one release", found)]).splitlines()[-1]
-    assert " | 1.001 | 0.999 | " in row
+    assert [cell.strip() for cell in row.split("|")[5:7]] == ["1.001", "0.999"]
 
 
 def test_reports_refuted_claim_in_row_and_notes():

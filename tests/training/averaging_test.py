@@ -74,12 +74,12 @@ def test_run_keeps_and_evaluates_average():
     model = config.build_model(10)
     init_key, _ = jax.random.split(jax.random.key(config.seed))
     image = jax.tree.map(lambda x: x[0], dataset.train)["inputs"]
-    start = models.init_variables(model, image, init_key).params
+    start = models.initial_variables(model, image, init_key).params
     leaves = [jax.tree.leaves(params) for params in (start, *last)]
     for got, *iterates in zip(jax.tree.leaves(result.params), *leaves, strict=True):
         np.testing.assert_allclose(got, recursion(iterates, 0.15), rtol=1e-4, atol=1e-6)
-    evaluate = Evaluator(config, model, {"test": dataset.test}, {})
-    of_average, of_last = (evaluate(params, "test") for params in (result.params, last[-1]))
+    evaluate = Evaluator(config, model, dataset.test, {})
+    of_average, of_last = (evaluate(params) for params in (result.params, last[-1]))
     assert result.summary["test_loss"] == pytest.approx(of_average["test_loss"], rel=1e-5)
     assert abs(of_average["test_loss"] - of_last["test_loss"]) > 1e-4
 

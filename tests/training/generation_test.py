@@ -104,7 +104,7 @@ def test_one_beam_is_greedy_search():
 def tiny():
     """A GPT-2 with five tokens and weights large enough for distinct preferences."""
     model = Gpt2(5, width=8, depth=2, heads=2, hidden=16, positions=12)
-    make = jax.jit(functools.partial(models.init_variables, model))
+    make = jax.jit(functools.partial(models.initial_variables, model))
     variables = make(jnp.zeros(3, jnp.int32), jax.random.key(1))
     return model, jax.tree.map(lambda x: x + 20 * x * (x.ndim > 1), variables)
 

@@ -10,6 +10,7 @@ import pytest
 from flax import serialization
 
 from dpoptax.training import audit
+from dpoptax.training.bars import Bar
 from dpoptax.training.data import Dataset, dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
@@ -143,11 +144,8 @@ def test_reports_user_defined_metrics(own, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_comparison_requires_accuracy(own):
     config = dataclasses.replace(CONFIG, model=f"{own}:only_loss", seed=0)
-    with (
-        pytest.raises(ConfigError, match="Return 'accuracy'"),
-        trials.Runner(Path("runs")) as runner,
-    ):
-        runner.run([trials.Trial(config)])
+    with pytest.raises(ConfigError, match="Return 'accuracy'"):
+        trials.Runner(Path("runs")).run([trials.Trial(config)], Bar(disable=True))
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import types
-import warnings
 
 import jax
 import numpy as np
@@ -15,13 +15,13 @@ import pytest
 
 from dpoptax._clip.block_sums import WholeBatch, tau
 from dpoptax.cli.main import main
-from dpoptax.training import cache_folder, loop, models
+from dpoptax.training import loop, models
 from dpoptax.training.config import load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import figures, resume
+from dpoptax.training.run import figures, records, resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.course import Course
@@ -239,15 +239,10 @@ def test_refuses_other_augmentation_draws_with_same_noise(other, named, tmp_path
         run(tmp_path, **augmented)
 
 
-def test_remembers_shown_steps_if_newest_checkpoint_is_damaged(stopped, monkeypatch):
-    for file in (stopped / "checkpoints" / "4" / "state").rglob("*"):
-        if file.is_file():
-            _damage_truncate(file)  # and the record stays intact
+def test_shown_steps_are_known_without_newest_checkpoint(stopped, monkeypatch):
+    shutil.rmtree(stopped / "checkpoints" / "4")
     monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
-    with (
-        pytest.warns(UserWarning, match="continues from step 2"),
-        pytest.raises(ConfigError, match="Step 4 was shown, .* is of step 2"),
-    ):
+    with pytest.raises(ConfigError, match="Step 4 was shown, .* is of step 2"):
         run(stopped)
 
 
@@ -312,7 +307,6 @@ def test_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
         ("learning_rate", 0.5),
         ("model", "mlp"),
         ("delta", 1e-9),  # metrics.jsonl would mix two values of ε
-        ("record_training_metrics", True),  # the summary would describe only the last part
     ],
 )
 def test_refuses_to_resume_with_other_config(undisturbed, field, value):
@@ -410,31 +404,29 @@ def _damage_remove(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
-def test_damaged_checkpoint_file_costs_at_most_some_steps(damage, undisturbed, tmp_path):
+def test_reports_damage_to_any_file_of_a_checkpoint(damage, undisturbed, tmp_path):
     workdir, like = undisturbed[1], _state_like()
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         want = checkpoints.restore(like)
     newest = workdir / "checkpoints" / "6"
     files = [path.relative_to(newest) for path in sorted(newest.rglob("*")) if path.is_file()]
     assert len(files) > 5
-    fallbacks = 0
+    reported = 0
     for number, file in enumerate(files):
         copy = tmp_path / str(number) / "checkpoints"
         shutil.copytree(workdir / "checkpoints", copy)
         damage(copy / "6" / file)
-        with warnings.catch_warnings(record=True) as caught, Checkpoints(copy) as checkpoints:
-            warnings.simplefilter("always")
-            state, record = checkpoints.restore(like)
-        warned = [str(w.message) for w in caught if "unreadable" in str(w.message)]
-        fallbacks += bool(warned)
-        if warned:
-            assert "continues from step 4" in warned[0]
-            assert record["step"] == 4
-            assert (copy.parent / "unreadable-checkpoint-6").is_dir()
-        else:  # a file that does not affect the values
-            assert record == want[1]
-            jax.tree.map(_assert_same, state, want[0])
-    assert fallbacks >= 2
+        found, error = want, ""  # of a file that does not affect the values
+        with Checkpoints(copy) as checkpoints:
+            try:
+                found = checkpoints.restore(like)
+            except CheckpointError as raised:
+                error = str(raised)
+        assert not error or re.search(r"/6 cannot be read .* to continue from step 4", error)
+        reported += bool(error)
+        assert found[1] == want[1]
+        jax.tree.map(_assert_same, found[0], want[0])
+    assert reported >= 2
 
 
 def _state_like():
@@ -442,7 +434,7 @@ def _state_like():
     dataset = dataset_module.load_dataset(CONFIG.dataset)
     model = CONFIG.build_model(dataset.num_classes)
     inputs = dataset.train["inputs"][0]
-    params, _ = models.init_variables(model, inputs, jax.random.key(0))
+    params, _ = models.initial_variables(model, inputs, jax.random.key(0))
     tx = build_chain(CONFIG, CONFIG.noise_multiplier, Keys.of(jax.random.key(0))).optimizer
     return params, tx.init(params)
 
@@ -453,20 +445,26 @@ def _assert_same(got, want):
     np.testing.assert_array_equal(got, want)
 
 
-def test_damaged_checkpoint_falls_back_to_previous_one(stopped, undisturbed):
+def test_run_continues_after_removing_damaged_checkpoint(stopped, undisturbed):
     _damage_truncate(stopped / "checkpoints" / "4" / "record" / "metadata")
-    with pytest.warns(UserWarning, match="continues from step 2"):
-        result = run(stopped)
-    assert outcome(result) == outcome(undisturbed[0])
-    # It may still contain the noise key and the seed.
-    assert (stopped / "unreadable-checkpoint-4").stat().st_mode & 0o077 == 0
+    with pytest.raises(CheckpointError, match=r"/4 cannot be read .*continue from step 2\."):
+        run(stopped)
+    shutil.rmtree(stopped / "checkpoints" / "4")
+    assert outcome(run(stopped)) == outcome(undisturbed[0])
+
+
+def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
+        with pytest.raises(ConfigError, match="another model or method. Use another workdir"):
+            checkpoints.restore({"w": jax.numpy.zeros(3)})
 
 
 def test_never_restarts_without_checkpoints_of_earlier_run(stopped, capsys, tmp_path):
     for step in ("2", "4"):
-        _damage_truncate(stopped / "checkpoints" / step / "record" / "metadata")
+        shutil.rmtree(stopped / "checkpoints" / step)
     _damage_truncate(stopped / "checkpoints" / "0" / "record" / "metadata")
-    with pytest.raises(CheckpointError, match="earlier releases"):
+    with pytest.raises(CheckpointError, match="account for both runs"):
         run(stopped)
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(CheckpointError, match="without its checkpoints"):
@@ -513,7 +511,7 @@ def test_checkpoint_folder_is_made_private_or_refused(tmp_path, monkeypatch):
     with Checkpoints(folder):
         assert folder.stat().st_mode & 0o077 == 0
     other = types.SimpleNamespace(st_uid=folder.stat().st_uid + 1)
-    monkeypatch.setattr(cache_folder, "os", types.SimpleNamespace(fstat=lambda file: other))
+    monkeypatch.setattr(records, "os", types.SimpleNamespace(fstat=lambda file: other))
     with pytest.raises(CheckpointError, match="must belong to the current user"):
         Checkpoints(folder)
 

@@ -1,4 +1,4 @@
-"""Tests of field roles in configs, and that parts read only the fields they depend on."""
+"""Tests of field roles in configs, and that equal chains are one program."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from dpoptax import matrix
 from dpoptax.training import methods, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
-from dpoptax.training.roles import Part, Role, field, role_of
+from dpoptax.training.roles import Role, role_of
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.feeding import Resident
 from dpoptax.training.run.resolved import build_step
@@ -21,12 +21,14 @@ from dpoptax.training.run.seeds import Keys
 from dpoptax.training.search import settings
 from experiments.methods import GeoDP
 
-OWNERS = (Role.KEPT, Role.PLANNED, Role.CHANGEABLE)
 
-
-@pytest.mark.parametrize("declared", dataclasses.fields(TrainConfig), ids=lambda each: each.name)
-def test_every_config_field_has_one_owner(declared):
-    assert sum(owner in role_of(declared) for owner in OWNERS) == 1
+def test_only_listed_fields_may_change_on_resuming():
+    free = {
+        each.name for each in dataclasses.fields(TrainConfig) if Role.CHANGEABLE in role_of(each)
+    }
+    planned = {"batch_size", "noise_multiplier", "sampling", "seed"}
+    files = {"data_dir", "checkpoint_every", "eval_every"}
+    assert free == {*planned, *files, "steps", "epsilon", "accountant", "parallel"}
 
 
 def test_method_fields_that_affect_release_are_priced():
@@ -48,30 +50,12 @@ def test_range_requires_unpriced_field_in_every_config():
         kappa: float = 0.7  # without a role, the field counts as priced
 
     ranged = ("method.kappa=uniform:0.1:0.9",)
-    (one,) = settings.costs({"disk": TrainConfig(method=Disk())}, ranged)
+    (one,) = settings.representatives({"disk": TrainConfig(method=Disk())}, ranged)
     assert 0.1 < one.config.method.kappa < 0.9
-    with pytest.raises(
-        settings.ConfigError,
-        match=r"`method.kappa` must be a list of values .* got uniform:0.1:0.9",
-    ):
-        settings.costs({"a": TrainConfig(method=Disk()), "b": TrainConfig(method=Own())}, ranged)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings for the test below."""
-
-    steps: int = field(3, Role.STEP)
-    seed: int = field(0, Role.KEPT)
-
-
-def test_parts_compare_by_their_fields():
-    part = Part(Settings(), Role.STEP)
-    assert part.steps == 3
-    assert part == Part(Settings(seed=1), Role.STEP) != Part(Settings(steps=4), Role.STEP)
-    assert hash(part) == hash(Part(Settings(seed=1), Role.STEP))
-    with pytest.raises(AttributeError, match=r"`seed` must have role Role"):
-        _ = part.seed
+    with pytest.raises(settings.ConfigError, match="`method.kappa` must not be drawn"):
+        settings.representatives(
+            {"a": TrainConfig(method=Disk()), "b": TrainConfig(method=Own())}, ranged
+        )
 
 
 def _traced(config, key):
@@ -79,7 +63,7 @@ def _traced(config, key):
     chain = build_chain(config, 1.0, Keys.of(jax.random.key(key)))
     model = config.build_model(10)
     inputs = jax.ShapeDtypeStruct((8, 8, 1), jnp.float32)
-    start = functools.partial(models.init_variables, model)
+    start = functools.partial(models.initial_variables, model)
     params, frozen = jax.eval_shape(start, inputs, jax.random.key(0))
     rows = jax.ShapeDtypeStruct((4,), jnp.int32)
     split = {"inputs": jax.ShapeDtypeStruct((9, 8, 8, 1), jnp.float32)}
@@ -96,7 +80,7 @@ def test_equal_chains_share_one_program(method):
     config = TrainConfig(method=method, model="linear", batch_size=4)
     config = dataclasses.replace(config, noise_multiplier=1.0, parameter_ema=0.9)
     first, program = _traced(config, 0)
-    other = dataclasses.replace(config, learning_rate=0.25, seed=3, eval_every=7, dataset="mnist")
+    other = dataclasses.replace(config, learning_rate=0.25, seed=3)
     second, same = _traced(other, 1)
     assert (first, hash(first), program) == (second, hash(second), same)
     third, different = _traced(dataclasses.replace(config, l2_clip_norm=0.5), 0)
@@ -104,12 +88,10 @@ def test_equal_chains_share_one_program(method):
     assert program != different
 
 
-def test_field_without_role_cannot_be_compiled_in(monkeypatch):
-    monkeypatch.setattr(
-        "dpoptax.training.roles.fields_with", lambda *_: ("method", "clip", "l2_clip_norm")
-    )
-    with pytest.raises(AttributeError, match=r"`batch_size` must have role .*STEP"):
-        build_chain(TrainConfig(), 1.0, Keys.of(jax.random.key(0)))
+def test_chain_depends_on_neither_learning_rate_nor_seed():
+    config = TrainConfig(noise_multiplier=1.0, learning_rate=0.25, seed=3)
+    chain = build_chain(config, 1.0, Keys.of(jax.random.key(0)))
+    assert (chain.config.learning_rate, chain.config.seed, chain.learning_rate) == (1.0, None, 0.25)
 
 
 def test_method_and_ledger_agree_on_missing_proof():

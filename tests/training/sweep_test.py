@@ -1,6 +1,5 @@
 """Tests of sweeps: trials, the price of the result, and resuming after a kill."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -45,8 +44,17 @@ def get_config():
 
 
 def sweep(workdir, **changes):
-    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1"), "seed": 1, "processes": 1}
+    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1")}
     return Sweep(workdir=workdir, **{**given, **changes})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seed():
+    """The seed of new sweeps, which tests may change."""
+    chosen = {"seed": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module.secrets, "randbits", lambda bits: chosen["seed"])
+        yield chosen
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +69,9 @@ def records_of(workdir, row):
 
 def test_grid_has_all_combinations_once(finished):
     workdir, results = finished
-    tried = [(row.changes["learning_rate"], row.changes["l2_clip_norm"]) for row in results.trials]
+    tried = [
+        (row.settings["learning_rate"], row.settings["l2_clip_norm"]) for row in results.trials
+    ]
     assert tried == [(0.5, 0.1), (0.5, 1.0), (1.0, 0.1), (1.0, 1.0)]
     records = [json.loads((workdir / "trials" / row.record).read_text()) for row in results.trials]
     assert len({record["config"]["seed"] for record in records}) == 4
@@ -119,23 +129,23 @@ def test_finished_sweep_trains_nothing_and_refuses_changes(finished, monkeypatch
     monkeypatch.setattr(trials, "train", None)
     for seed in (0, None):  # the config's seed, which no trial uses
         configs = {"tiny": dataclasses.replace(TINY, seed=seed)}
-        again = run_sweep(configs, sweep(workdir, seed=None), progress=False)
+        again = run_sweep(configs, sweep(workdir), progress=False)
         assert again.result == results.result
-    assert again.result["assumed_secret"] == ["seed"]
-    assert "seed was given" in table(again)
-    for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}, {"held_out": "public"}):
-        with pytest.raises(ConfigError, match="another workdir"):
-            run_sweep(CONFIGS, sweep(workdir, **change), progress=False)
+    with pytest.raises(ConfigError, match="another workdir"):
+        run_sweep(CONFIGS, sweep(workdir, grid=("learning_rate=1,2",)), progress=False)
 
 
-def test_refuses_trials_with_other_noise_than_priced(finished, tmp_path):
-    """Trials are refused if another version of the accounting calibrated their noise."""
-    workdir, results = finished
-    shutil.copytree(workdir, tmp_path / "out")
-    file = tmp_path / "out" / "trials" / results.trials[2].record
-    record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, "noise_multiplier": 0.9 * record["noise_multiplier"]}))
-    with pytest.raises(ConfigError, match=r"a trial with noise_multiplier=.* instead of "):
+def test_refuses_trials_with_other_noise_than_priced(finished, tmp_path, monkeypatch):
+    """A sweep does not go on if another version of the accounting calibrates other noise."""
+    shutil.copytree(finished[0], tmp_path / "out")
+    plan = sweep_module.make_plan
+
+    def calibrated_otherwise(*args):
+        found = plan(*args)
+        return dataclasses.replace(found, noise_multiplier=1.1 * found.noise_multiplier)
+
+    monkeypatch.setattr(sweep_module, "make_plan", calibrated_otherwise)
+    with pytest.raises(ConfigError, match="the noise of each trial, must be those of the sweep"):
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
 
 
@@ -166,7 +176,7 @@ def test_refuses_trials_with_other_strategy_than_priced(tmp_path, monkeypatch):
     given = {"grid": ("learning_rate=0.5,1",)}
     run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
     monkeypatch.setattr(Bands, "by", 0.25)
-    with pytest.raises(ConfigError, match=r"noise_strategy=.*0\.89.* instead of .*0\.97"):
+    with pytest.raises(ConfigError, match="the noise of each trial, must be those"):
         run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
 
 
@@ -180,7 +190,7 @@ def test_refuses_unpriced_role_of_field_that_affects_noise(tmp_path, values):
 
 
 def test_in_order_trials_use_whole_groups(tmp_path):
-    given = {"grid": ("sampling=in_order",), "seed": None}
+    given = {"grid": ("sampling=in_order",)}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
 
@@ -201,7 +211,7 @@ def test_refuses_to_resume_sweep_with_other_examples(tmp_path, monkeypatch, plac
         monkeypatch.setitem(DATASETS, "own", lambda found=own: found)
         trials._loaded.cache_clear()
         if replaced:
-            with pytest.raises(ConfigError, match="examples must be those of the sweep"):
+            with pytest.raises(ConfigError, match="The examples, .* must be those of the sweep"):
                 run_sweep(configs, sweep(tmp_path, **given), progress=False)
         else:
             first = run_sweep(configs, sweep(tmp_path, **given), progress=False)
@@ -235,28 +245,25 @@ def test_refuses_to_resume_comparison_with_other_examples(tmp_path, monkeypatch,
 def test_only_one_process_runs_a_sweep(tmp_path, monkeypatch):
     """Only one process trains; two would release results under separate seeds and ε."""
     out = tmp_path / "out"
-    one_trial = {"grid": ("learning_rate=1",), "seed": None}
-    real, results = sweep_module.prepare, []
+    one_trial = {"grid": ("learning_rate=1",)}
+    real = sweep_module.prepare
 
     def meanwhile(*args, **options):
-        monkeypatch.setattr(sweep_module, "prepare", real)
-        results.append(run_sweep(CONFIGS, sweep(out, **one_trial), progress=False))
+        with pytest.raises(checkpoints.CheckpointError, match="in use by another process"):
+            run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
         return real(*args, **options)
 
     monkeypatch.setattr(sweep_module, "prepare", meanwhile)
-    with pytest.raises(ConfigError, match="must not be shared with a sweep"):
-        run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
-    assert len(list((out / "trials").glob("*.json"))) == len(results) == 1
-    checkpoints.let_no_other_in(out / "trials", stack := contextlib.ExitStack())
-    with stack, pytest.raises(checkpoints.CheckpointError, match="in use by another process"):
-        run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
-    assert "seed was given" not in table(results[0])
-    assert results[0].result["assumed_secret"] == []
+    results = run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
+    assert len(list((out / "trials").glob("*.json"))) == 1
+    assert len(results.trials) == 1
 
 
-def test_only_owner_can_read_random_number_of_trials(tmp_path):
-    given = {"trials": 2, "repetitions": "poisson", "seed": 3}
+def test_only_owner_can_read_random_number_of_trials(tmp_path, seed):
+    seed["seed"] = 3
+    given = {"trials": 2, "repetitions": "poisson"}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
+    seed["seed"] = 1
     assert results.trials
     for name in ("trials.md", "sweep.json", "trials"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
@@ -283,11 +290,8 @@ def test_interrupted_sweep_resumes(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_public_scores_are_exact_and_random_trials_cost_less(tmp_path):
+def test_random_number_of_trials_costs_less(tmp_path):
     _, _, fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)
-    _, _, public = prepare(CONFIGS, sweep(tmp_path, held_out="public", trials=30), 0)
-    assert public.score_stddev == 0.0
-    assert public.epsilon <= fixed.epsilon
     for distribution in selection.SHAPES:
         _, chosen, random = prepare(
             CONFIGS, sweep(tmp_path, trials=30, repetitions=distribution), 5
@@ -303,16 +307,21 @@ def sweep_seed(seed, use):
 
 
 def test_random_trials_cost_as_much_as_costliest_setting(tmp_path):
-    """The price covers the costliest setting even if it was not drawn."""
-    costly = {"tiny": dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)}
+    """The price covers the costliest config even if it was not drawn."""
+    small = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
+    configs = {"small": small, "large": dataclasses.replace(small, batch_size=512)}
     given = {"grid": (), "repetitions": "geometric", "trials": 2}
+    drawn = sweep(tmp_path, random=("learning_rate=log:0.1:10",), **given)
     price = [
-        prepare(costly, sweep(tmp_path, random=(values, "learning_rate=log:0.1:10"), **given), 3)[2]
-        for values in ("batch_size=64,512", "batch_size=512", "batch_size=64")
+        prepare(chosen, drawn, 3)[2].epsilon
+        for chosen in (configs, {"large": configs["large"]}, {"small": small})
     ]
-    assert price[0].epsilon == price[1].epsilon > price[2].epsilon
-    with pytest.raises(ConfigError, match="`batch_size` must be a list of values .* got int:32:64"):
-        prepare(costly, sweep(tmp_path, random=("batch_size=int:32:64",), **given), 3)
+    assert price[0] == price[1] > price[2]
+    listed = sweep(tmp_path, **{**given, "grid": ("batch_size=64,512",)})
+    assert prepare({"small": small}, listed, 3)[2].epsilon == price[0]
+    for values in ("int:32:64", "64,512"):
+        with pytest.raises(ConfigError, match="`batch_size` must not be drawn .* --grid"):
+            prepare(configs, sweep(tmp_path, random=(f"batch_size={values}",), **given), 3)
 
 
 def test_sweep_without_guarantee_states_no_epsilon(tmp_path):
@@ -371,14 +380,14 @@ def test_error_lists_only_valid_settings():
         ({"grid": ()}, "Pass --grid or --random"),
         ({"random": ("steps=1",)}, "Pass --grid or --random"),
         ({"repetitions": "often"}, "`repetitions` must be"),
-        ({"held_out": "secret"}, "`held_out` must be one of private, public"),
         ({"trials": 0}, "`trials` must be at least 1, got 0."),
     ],
 )
 def test_refuses_bad_sweeps(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         run_sweep(CONFIGS, sweep(tmp_path / "out", **changes), progress=False)
-    assert not (tmp_path / "out").exists()  # a corrected command may use the same directory
+    # A corrected command may use the same directory.
+    assert not (tmp_path / "out" / "sweep.json").exists()
 
 
 def test_refuses_unlabeled_held_out_examples(tmp_path, monkeypatch):
@@ -389,7 +398,6 @@ def test_refuses_unlabeled_held_out_examples(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep_module, "dataset_of", lambda *args, **options: other)
     with pytest.raises(ConfigError, match="negative labels"):
         prepare(CONFIGS, sweep(tmp_path), 0)
-    prepare(CONFIGS, sweep(tmp_path, held_out="public"), 0)
 
 
 def test_refuses_monte_carlo_price_of_all_trials(tmp_path):
@@ -401,28 +409,24 @@ def test_refuses_monte_carlo_price_of_all_trials(tmp_path):
 
 def test_record_path_depends_on_config_split_and_code(tmp_path):
     trial = Trial(dataclasses.replace(TINY, seed=3))
-    with Runner(tmp_path, made_by="a") as runner, Runner(tmp_path, made_by="b") as other:
-        assert runner.path(trial) == runner.path(Trial(dataclasses.replace(TINY, seed=3)))
-        different = [
-            Trial(dataclasses.replace(TINY, seed=4)),
-            Trial(dataclasses.replace(TINY, seed=3), held_out=True),
-        ]
-        paths = {runner.path(trial), *map(runner.path, different), other.path(trial)}
-        assert len(paths) == 4
+    runner, other = Runner(tmp_path, made_by="a"), Runner(tmp_path, made_by="b")
+    assert runner.path(trial) == runner.path(Trial(dataclasses.replace(TINY, seed=3)))
+    different = [
+        Trial(dataclasses.replace(TINY, seed=4)),
+        Trial(dataclasses.replace(TINY, seed=3), held_out=True),
+    ]
+    paths = {runner.path(trial), *map(runner.path, different), other.path(trial)}
+    assert len(paths) == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "refusal"),
-    [({"seed": None}, "`seed` must be given"), ({"parallel": "hosts"}, "one process")],
-)
-def test_refuses_trial_without_seed_or_on_many_hosts(change, refusal):
-    with pytest.raises(ConfigError, match=refusal):
-        Trial(dataclasses.replace(TINY, **change))
+def test_refuses_trial_without_seed_or_on_many_hosts():
+    with pytest.raises(ConfigError, match="one process"):
+        Trial(dataclasses.replace(TINY, parallel="hosts"))
 
 
 @pytest.mark.slow
 def test_comparison_on_two_processes_gives_same_result(tmp_path):
-    rates = {"seeds": 1, "learning_rates": (0.5, 1.0)}
+    rates = {"seeds": 1, "factors": (0.5, 1.0)}
     one, two = (
         compare(CONFIGS, Comparison(tmp_path / str(n), processes=n, **rates), progress=False)
         for n in (1, 2)
@@ -465,7 +469,7 @@ def get_config():
 def compare_own_parts(folder, on_load="pass", in_function="pass"):
     """Compares a config file with custom parts on two processes; returns the exit code."""
     (folder / "own.py").write_text(OWN_PARTS.format(on_load=on_load, in_function=in_function))
-    options = ["--seeds", "2", "--learning-rates", "0.1", "--processes", "2"]
+    options = ["--seeds", "2", "--factors", "0.1", "--processes", "2"]
     return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
 
 
@@ -494,23 +498,23 @@ def test_dead_worker_ends_command_with_remedy(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path):
+def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path, seed):
     """A dry run prices the draws of the actual seed; previously it used seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
     drawn = {"grid": (), "random": ("batch_size=int:1:1000",), "trials": 2}
-    known = sweep(tmp_path, **drawn)
-    results = run_sweep({"one": config}, known, progress=False)
-    other = dataclasses.replace(known, workdir=tmp_path / "other", seed=2)
-    runs = dry_run({"one": config}, other, progress=False)
-    assert runs == run_sweep({"one": config}, other, progress=False).notes != results.notes
-    begun = dataclasses.replace(known, seed=None)
+    begun = sweep(tmp_path, **drawn)
+    results = run_sweep({"one": config}, begun, progress=False)
+    other = dataclasses.replace(begun, workdir=tmp_path / "other")
+    seed["seed"] = 2
+    assert run_sweep({"one": config}, other, progress=False).notes != results.notes
+    seed["seed"] = 1
     assert dry_run({"one": config}, begun, progress=False) == results.notes
     unknown = "drawn when the sweep starts"
     for changes, said in (
         ({"random": ("batch_size=int:1:1000",)}, True),
         ({"random": (), "grid": ("batch_size=64,128",)}, True),
         ({"random": (), "grid": ("batch_size=64,128",), "trials": None}, False),
-        ({"random": ("batch_size=64,128",), "repetitions": "geometric"}, False),
+        ({"random": ("learning_rate=1,2",), "repetitions": "geometric"}, False),
     ):
         new = dataclasses.replace(begun, workdir=tmp_path / "new", **changes)
         assert (unknown in dry_run({"one": config}, new, progress=False)[-1]) == said
@@ -530,11 +534,10 @@ def test_dry_run_prints_only_the_price(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_killed_sweep_leaves_no_workers_and_resumes(finished, tmp_path):
-    _, expected = finished
+def test_killed_sweep_leaves_no_workers_and_resumes(tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
-    grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1", "--seed", "1"]
+    grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1"]
     start = "from dpoptax.cli.main import main; main()"
     command = [sys.executable, "-c", start, "sweep", "tiny.py"]
     options = ["--workdir", str(workdir), "--processes", "2", *grid]
@@ -553,6 +556,4 @@ def test_killed_sweep_leaves_no_workers_and_resumes(finished, tmp_path):
         time.sleep(0.05)
     results = run_sweep(CONFIGS, sweep(workdir), progress=False)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert [row.score for row in results.trials] == pytest.approx(
-        [row.score for row in expected.trials], abs=0.02
-    )
+    assert len(results.trials) == 4

@@ -245,7 +245,7 @@ def test_augmented_step_averages_copies_before_clipping(no_room):
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
     model = config.build_model(10)
     example = jax.tree.map(lambda x: x[0], dataset.train)
-    params = models.init_variables(model, example["inputs"], init_key).params
+    params = models.initial_variables(model, example["inputs"], init_key).params
     state = chain.build_chain(config, 0.0, Keys.of(noise_key)).optimizer.init(params)
     indices, mask = plan.sampler.sample(0)
     batch = jax.tree.map(lambda x: x[indices], dataset.train)
@@ -434,7 +434,7 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
     found = audit._train(own, dataset, jax.random.key(0), delta=1e-5, confidence=0.999)
     assert len(drawn) == plan.permitted_steps
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
-    want = models.init_variables(own.model, first, own.init_key).params
+    want = models.initial_variables(own.model, first, own.init_key).params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), courses[0], want)
     assert all(set(step) == set(np.flatnonzero(found.canaries.included)) for step in drawn)
     assert found.canaries.auc > 0.95

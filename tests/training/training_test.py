@@ -381,14 +381,6 @@ def test_reports_typos_before_calibrating_noise(changes, tmp_path, monkeypatch):
         train_and_evaluate(tiny(**changes), tmp_path, progress=False)
 
 
-def test_training_metrics_are_opt_in_and_marked(finished):
-    assert finished[0].summary["not_covered_by_epsilon"] == []
-    result = run(tiny(record_training_metrics=True))
-    assert result.summary["not_covered_by_epsilon"] == ["training loss and accuracy"]
-    assert result.history[-1]["not_covered_by_epsilon"].keys() == {"train_loss", "train_accuracy"}
-    assert result.summary["params_sha256"] == finished[0].summary["params_sha256"]
-
-
 def test_warns_if_delta_is_not_below_one_over_n():
     with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/N"):
         make_plan(tiny(delta=1e-3), 1438)

@@ -36,7 +36,7 @@ from tests.training.resume_test import StoppedError, outcome, run
 USERS = 50
 # The writers of the digits are not published. Users have 1 to 73 examples, in data order.
 MADE_UP = [f"writer {place**2 % 101 % USERS}" for place in range(1438)]
-OF_USERS = {"unit": "user", "records_per_user": 4, "batch_size": 10, "steps": 2, "delta": 1e-4}
+OF_USERS = {"records_per_user": 4, "batch_size": 10, "steps": 2, "delta": 1e-4}
 
 
 @data.register_dataset
@@ -83,7 +83,7 @@ def test_user_level_run_states_unit_and_resumes(tmp_path):
     assert outcome(run(tmp_path / "stopped", **changes)) == outcome(whole)
     with pytest.raises(ConfigError, match="`records_per_user` must be 4, .* got 3"):
         run(tmp_path / "stopped", **{**changes, "records_per_user": 3})
-    of_examples = {"unit": "example", "records_per_user": None}
+    of_examples = {"records_per_user": None}
     with pytest.raises(ConfigError, match="`dataset_size` must be .* got 1438"):
         run(tmp_path / "stopped", **{**changes, **of_examples})
 
@@ -182,7 +182,7 @@ def test_command_line_states_user_level_privacy(tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
         "from dpoptax.training.config import TrainConfig\n"
-        "def get_config():\n    return TrainConfig(unit='user', records_per_user=4, steps=2, "
+        "def get_config():\n    return TrainConfig(records_per_user=4, steps=2, "
         "batch_size=10, model='linear', accountant='rdp', epsilon=None, noise_multiplier=1.0)\n"
     )
     options = ["--dataset", "digits_of_writers", "--workdir", str(tmp_path / "run")]
@@ -230,22 +230,13 @@ def test_reads_owners_from_column_of_texts(texts, tmp_path):
         load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"unit": "person"}, "`unit` must be one of example, user, got 'person'"),
-        ({"records_per_user": None}, "`records_per_user` must be given with unit='user'"),
-        ({"records_per_user": 0}, "`records_per_user` must be a positive integer, got 0"),
-        ({"unit": "example"}, "`records_per_user` must be None with unit='example', got 4"),
-    ],
-)
-def test_refuses_inconsistent_fields(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        config_of_users(**changes)
+def test_refuses_bound_that_is_not_positive():
+    with pytest.raises(ConfigError, match="`records_per_user` must be a positive integer, got 0"):
+        config_of_users(records_per_user=0)
 
 
 def test_refuses_bad_owners(digits):
-    with pytest.raises(ConfigError, match="must have owners with unit='user'"):
+    with pytest.raises(ConfigError, match="must have owners with `records_per_user`"):
         data.digits().units("user")
     with pytest.raises(ConfigError, match="one owner for each of its 1438 .* got 3"):
         dataclasses.replace(digits, owners=np.arange(3)).units("user")
@@ -270,9 +261,9 @@ def test_held_out_split_keeps_owners_with_examples(digits):
 
 def test_refuses_users_in_sweeps_and_mixed_units(tmp_path):
     of_users = config_of_users(**OWNED, epsilon=3.0, noise_multiplier=None)
-    with pytest.raises(ConfigError, match="`unit` must be 'example' in a sweep"):
+    with pytest.raises(ConfigError, match="`records_per_user` must be None in a sweep"):
         run_sweep({"a": of_users}, Sweep(tmp_path, grid=("steps=1,2",)), progress=False)
-    of_examples = dataclasses.replace(of_users, unit="example", records_per_user=None)
+    of_examples = dataclasses.replace(of_users, records_per_user=None)
     with pytest.raises(ConfigError, match="`unit` must be the same for all configs"):
         compare({"a": of_users, "b": of_examples}, Comparison(tmp_path), progress=False)
 

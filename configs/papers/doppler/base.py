@@ -10,7 +10,8 @@ def get_configs() -> dict[str, ExperimentConfig]:
 
     ε is that of Figures 3 and 7, and δ that of section 6.1. Table 1 states grids only: 50, 80, 120
     or 150 epochs; B of 500, 1000, 2000 or 5000 on CIFAR; η of 0.8, 0.5, 0.4, 0.2 or 0.1. The values
-    here lie inside these grids. `dpoptax compare --learning-rates 0.8 0.5 0.4 0.2 0.1` searches η.
+    here lie inside these grids. `dpoptax compare --set learning_rate=1 --factors 0.8 0.5 0.4 0.2
+    0.1` searches η.
 
     Not stated, and assumed: automatic clipping of all layers together, AUTO-S, at C = 1, which is
     best in Figure 9; the 5-layer CNN in all figures except 7(a), with its kernels and widths; B on

@@ -54,7 +54,6 @@ def get_configs() -> dict[str, ExperimentConfig]:
             epsilon=None,
             noise_multiplier=sigma,
             accountant="rdp" if sigma >= 1 else "pld",
-            record_training_metrics=True,
         )
         for panel, curves in PANELS.items()
         for sigma, batch, betas in curves

@@ -6,7 +6,6 @@ reads one record at a time.
 
 import dataclasses
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -85,8 +84,8 @@ class Dataset:
     def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
-                f"dataset={self.name!r} must have owners with unit='user', got None. Register a "
-                "Dataset with `owners`, or use unit='example'."
+                f"dataset={self.name!r} must have owners with `records_per_user`, got None. "
+                "Register a Dataset with `owners`, or omit `records_per_user`."
             )
         if len(self.owners) != self.train_size:
             raise ConfigError(
@@ -166,11 +165,6 @@ class DatasetSpec:
     name: str
     data_dir: Path | None = None
     progress: bool = dataclasses.field(default=False, compare=False)
-
-    @property
-    def title(self) -> str:
-        """Description for plans."""
-        return self.name
 
     def load(self) -> Dataset:
         """Reads and checks the data set.
@@ -283,22 +277,10 @@ def digits() -> Dataset:
     There are 1438 images for training and 359 for testing. Every fifth image is for testing, so
     that both splits have all writers. The values are divided by 16, a constant of the format.
     """
-    images, labels = _digits()
+    from sklearn.datasets import load_digits  # imported late, because it takes a second
+
+    images, labels = load_digits(return_X_y=True)
     inputs = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     examples = {"inputs": inputs, "labels": labels.astype(np.int32)}
     whole = Dataset("digits", examples, {}, 10, mixed=True)
     return whole.for_selection()
-
-
-def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Reads the file of `sklearn.datasets.load_digits` without importing scikit-learn."""
-    found = importlib.util.find_spec("sklearn")
-    for folder in (found and found.submodule_search_locations) or ():
-        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
-        if file.is_file():
-            table = np.loadtxt(file, delimiter=",")
-            return table[:, :-1], table[:, -1]
-    from sklearn.datasets import load_digits  # the file is elsewhere, or scikit-learn is missing
-
-    images, labels = load_digits(return_X_y=True)
-    return images, labels

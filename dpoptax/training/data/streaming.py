@@ -6,14 +6,12 @@ step), and reads only the rows of its own devices.
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
-
-from dpoptax.sampling import Sample
 
 T = TypeVar("T")
 
@@ -126,43 +124,37 @@ def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:
 
 
 def load_batch(
-    source: Source, sample: Sample, sharding: jax.sharding.NamedSharding | None = None
+    source: Source,
+    indices: np.ndarray,
+    others: Any,
+    sharding: jax.sharding.NamedSharding | None = None,
 ) -> tuple[Any, Any]:
-    """Reads the batch and the mask of a sample, sharded if `sharding` is given.
+    """Reads the records at `indices`, sharded if `sharding` is given.
 
     Args:
         source: The records.
-        sample: Indices of records, (B,), or of the records of users, (B, R), and the mask, (B,). It
-            is padded so that every device gets the same number of rows.
+        indices: Indices of records, (B,), or of the records of users, (B, R).
+        others: Other arrays with a row for each row of `indices`, such as the mask. All are padded
+            so that every device gets the same number of rows.
         sharding: Sharding of the leading axis, such as `NamedSharding(mesh, P("data"))`. Every host
             reads only the rows of its devices.
+
+    Returns:
+        The records and the other arrays.
     """
     if sharding is None:
-        return read(source, sample.indices), sample.mask
-    indices, mask = (_padded(rows, sharding) for rows in sample)
-    parts: Mapping[Any, Any] = sharding.addressable_devices_indices_map(mask.shape)
-    # Read rows once if several devices hold them.
-    rows: dict[tuple[int, int], Any] = {}
-    pieces = []
-    for device, (part,) in parts.items():
-        bounds = part.indices(len(mask))[:2]
-        if bounds not in rows:
-            rows[bounds] = read(source, indices[slice(*bounds)]), mask[slice(*bounds)]
-        pieces.append(jax.device_put(rows[bounds], device))
-    return jax.tree.map(
-        lambda *leaves: jax.make_array_from_single_device_arrays(
-            (len(mask), *leaves[0].shape[1:]), sharding, list(leaves)
-        ),
-        *pieces,
+        return read(source, indices), others
+    indices, others = jax.tree.map(lambda rows: _padded(rows, sharding), (indices, others))
+    size = len(indices)
+    parts = sharding.addressable_devices_indices_map((size,)).values()
+    # Several devices may hold the same rows.
+    bounds = sorted({part[0].indices(size)[:2] for part in parts if part is not None})
+    own = np.concatenate([np.arange(*part) for part in bounds])
+    rows = read(source, indices[own]), jax.tree.map(lambda x: x[own], others)
+    loaded: tuple[Any, Any] = jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharding, x, (size, *x.shape[1:])), rows
     )
-
-
-def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = None) -> Any:
-    """Loads an array with a value for each row of a batch, sharded as in `load_batch`."""
-    if sharding is None:
-        return rows
-    padded = _padded(rows, sharding)
-    return jax.make_array_from_callback(padded.shape, sharding, lambda part: padded[part])
+    return loaded
 
 
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:

@@ -99,7 +99,7 @@ class Method:
         kind: type = type(self)
         module = kind.__module__
         if module in LOADED:
-            module = Path(LOADED[module].path).stem
+            module = Path(LOADED[module][0]).stem
         own = kind.__module__.partition(".")[0] == "dpoptax"
         known = {} if own else {"class": f"{module}.{kind.__qualname__}"}
         return {"name": self.name, **known, **dataclasses.asdict(self)}

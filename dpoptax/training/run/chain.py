@@ -4,10 +4,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import dpoptax
@@ -15,7 +14,6 @@ from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import Method
-from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step_keys import step_keys
@@ -59,12 +57,11 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
 class TrainingChain:
     """The clip and the optax chains of a config at a noise multiplier.
 
-    Chains with equal noise multipliers and equal fields of `Role.STEP` are equal and share one
-    compiled step. Learning rate and keys may differ, because they are in the optimizer state. No
-    other field of the config is read.
+    Chains of configs that differ in learning rate and seed only are equal and share one compiled
+    step, because learning rate and keys are in the optimizer state.
 
     Attributes:
-        config: The fields of `Role.STEP`. Reading another field raises an error.
+        config: The config, with learning rate 1 and without a seed.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         clip: The method's own clip, or the clip that the config names.
         filtered_stddev: Standard deviation of the noise in each coordinate of a release, for the
@@ -111,22 +108,15 @@ class TrainingChain:
 
     def begin(self, params: Any) -> Any:
         """Returns the initial optimizer state on one device, by one program."""
-        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
-        program = _compiled_begin(self, tuple(leaves), structure)
-        return program(params, self.keys, self.learning_rate)
+        return _begin(self, params, self.keys, self.learning_rate)
 
 
-@functools.lru_cache(maxsize=64)
-def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callable[..., Any]:
+@functools.partial(jax.jit, static_argnums=0)
+def _begin(chain: TrainingChain, params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
     # Keys and rate are arguments, so that all runs share the program and its copy on disk contains
     # no key.
-    def begin(params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
-        of_run = dataclasses.replace(chain, keys=keys, learning_rate=learning_rate)
-        return of_run.optimizer.init(params)
-
-    keys = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), chain.keys)
-    rate = jax.ShapeDtypeStruct((), jnp.result_type(float), weak_type=True)
-    return jax.jit(begin).lower(jax.tree.unflatten(structure, leaves), keys, rate).compile()
+    of_run = dataclasses.replace(chain, keys=keys, learning_rate=learning_rate)
+    return of_run.optimizer.init(params)
 
 
 def check_names(config: TrainConfig) -> None:
@@ -164,13 +154,19 @@ def build_chain(
             `unproven`.
     """
     check_names(config)
-    fields = cast(TrainConfig, Part(config, Role.STEP))
-    method = fields.method
-    own_clip = method.clip(fields.l2_clip_norm)
-    clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
-    stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
-    rate, random = config.learning_rate, random or method.random
-    chain = TrainingChain(fields, noise_multiplier, clip, stddev, rate, keys, random)
+    method, rate = config.method, config.learning_rate
+    random = random or method.random
+    config = dataclasses.replace(config, learning_rate=1.0, seed=None)
+    own_clip = method.clip(config.l2_clip_norm)
+    clip = CLIPS[config.clip](config.l2_clip_norm) if own_clip is None else own_clip
+    stddev = 0.0
+    if method.private and (clip.encodes or method.unproven() is not None):
+        stddev = math.nan  # the noise has no single standard deviation, or no ε holds
+    elif method.private:
+        stddev = dpoptax.extend.noise_stddev(
+            clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
+        )
+    chain = TrainingChain(config, noise_multiplier, clip, stddev, rate, keys, random)
     if method.unproven() is None and type(method).noise is not Method.noise:
         raise ConfigError(
             f"method={method.name} must not override noise(), because the run is priced for the "
@@ -191,12 +187,4 @@ def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
         batch_size=config.batch_size,
         key=chain.keys.noise,
         **({"fixed_point": True} if config.fixed_point else {}),
-    )
-
-
-def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:
-    if clip.encodes or config.method.unproven() is not None:
-        return math.nan  # the noise has no single standard deviation, or no ε holds
-    return dpoptax.extend.noise_stddev(
-        clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
     )

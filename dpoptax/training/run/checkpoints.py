@@ -10,8 +10,7 @@ functions of (seed, step) and noise of (key, step). Repeated steps therefore rel
 
 import os
 import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,18 +20,17 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from dpoptax.training import cache_folder
-from dpoptax.training.run import devices
-from dpoptax.training.run.records import plain
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import devices, records
 
-FORMAT = 4
+FORMAT = 5
 
 _KEPT = 3
-"""Number of checkpoints to keep, in case the newest is damaged."""
+"""Number of checkpoints to keep, in case a file is damaged."""
 
 
 class CheckpointError(OSError):
-    """Raised when a checkpoint cannot be written or none can be read, with the remedy."""
+    """Raised when a checkpoint cannot be written or read, with the remedy."""
 
 
 class Checkpoints:
@@ -50,7 +48,7 @@ class Checkpoints:
         """
         self.directory = directory.absolute()
         try:
-            cache_folder.make_private(self.directory)
+            records.make_private(self.directory)
         except OSError as error:
             raise CheckpointError(
                 f"The checkpoint directory {self.directory} cannot be created: {error}"
@@ -118,7 +116,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(arrays),
-                    record=ocp.args.JsonSave(plain(whole)),
+                    record=ocp.args.JsonSave(records.plain(whole)),
                 ),
                 force=True,
             )
@@ -127,45 +125,43 @@ class Checkpoints:
                 self._manager.check_for_errors()
 
     def newest_record(self) -> dict[str, Any] | None:
-        """Returns the record of the newest readable checkpoint, or None without one.
+        """Returns the record of the newest checkpoint, or None without one.
 
         Raises:
-            CheckpointError: No existing checkpoint can be read.
+            CheckpointError: The newest checkpoint cannot be read.
         """
-        found = self._first_readable(self._read_record)
-        return None if found is None else found[1]
+        return self._newest(self._read_record)
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Returns state and record of the newest readable checkpoint, or None without one.
-
-        Unreadable checkpoints are moved aside with a warning. The run then repeats the lost steps
-        exactly.
+        """Returns state and record of the newest checkpoint, or None without one.
 
         Args:
             like: A state of the same structure. The result has its shapes, types and shardings, on
                 any devices.
 
         Raises:
-            CheckpointError: No existing checkpoint can be read.
+            CheckpointError: The newest checkpoint cannot be read.
+            ConfigError: It holds arrays of another model or method.
         """
 
         def read(step: int) -> tuple[Any, dict[str, Any]]:
             record = self._read_record(step)
             if record["leaves"] != _names(like):
-                raise ValueError("It holds arrays of another model or method.")
+                raise ConfigError(
+                    f"The checkpoints in {self.directory} hold arrays of another model or method. "
+                    "Use another workdir for a new run."
+                )
             target = {
                 name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
                 for name, x in _arrays(like).items()
             }
             args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-            return _rebuild(like, self._manager.restore(step, args=args)["state"]), record
+            state = _rebuild(like, self._manager.restore(step, args=args)["state"])
+            if _names(state) != record["leaves"]:  # without some metadata, keys become numbers
+                raise ValueError("It has lost the types of its arrays.")
+            return state, record
 
-        found = self._first_readable(read)
-        if found is None:
-            return None
-        step, result = found
-        self._set_aside([other for other in self.steps() if other > step])
-        return result
+        return self._newest(read)
 
     def _read_record(self, step: int) -> dict[str, Any]:
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
@@ -177,49 +173,29 @@ class Checkpoints:
             )
         return record
 
-    def _first_readable(self, read: Any) -> tuple[int, Any] | None:
-        if not devices.same_on_all_hosts(repr(self.steps())):
+    def _newest(self, read: Callable[[int], Any]) -> Any:
+        """Reads the newest checkpoint. A damaged one is not skipped without the user's consent."""
+        steps = self.steps()
+        if not devices.same_on_all_hosts(repr(steps)):
             # Hosts would read batches and add noise of different steps.
             raise CheckpointError(
                 f"All hosts must see the same checkpoints in {self.directory}. Use a workdir on a "
                 "disk that they share."
             )
-        failures: list[str] = []
-        for step in self.steps():
-            try:
-                result = read(step)
-            except Exception as error:  # damaged files can raise any error
-                failures.append(f"step {step}: {_first_line(error)}")
-                if jax.process_count() > 1:
-                    break  # other hosts may have read it, and all must restore the same step
-                continue
-            if failures:
-                warnings.warn(
-                    f"Skipped unreadable checkpoints in {self.directory} ({'; '.join(failures)}). "
-                    f"The run continues from step {step}.",
-                    stacklevel=3,
-                )
-            return step, result
-        if failures:
+        if not steps:
+            return None
+        try:
+            return read(steps[0])
+        except ConfigError:
+            raise
+        except Exception as error:  # damaged files can raise any error
+            remedy = "Restore it from a backup, or use another workdir and account for both runs."
+            if steps[1:]:
+                remedy = f"Remove it to continue from step {steps[1]}."
             raise CheckpointError(
-                f"No checkpoint in {self.directory} can be read ({'; '.join(failures)}). Starting "
-                "again would ignore the earlier releases. Restore the directory from a backup, or "
-                "use another workdir and account for both runs."
-            )
-        return None
-
-    def _set_aside(self, steps: list[int]) -> None:
-        for step in steps:
-            target = self.directory.parent / f"unreadable-checkpoint-{step}"
-            number = 1
-            while target.exists():
-                number += 1
-                target = target.with_name(f"unreadable-checkpoint-{step}-{number}")
-            found = self.directory / str(step)
-            found.chmod(0o700)  # it leaves the private directory, and contains key and seed
-            found.rename(target)
-        if steps:
-            self._manager.reload()
+                f"The checkpoint {self.directory / str(steps[0])} cannot be read "
+                f"({_first_line(error)}). {remedy}"
+            ) from error
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -262,15 +238,9 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """Returns the leaves by number, with random keys as their key data.
-
-    Empty arrays, which orbax rejects, are left out.
-    """
-    return {
-        f"{index:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        for index, leaf in enumerate(jax.tree.leaves(state))
-        if leaf.size
-    }
+    """Returns the leaves by number, without empty arrays, which orbax rejects."""
+    leaves = enumerate(jax.tree.leaves(state))
+    return {f"{index:05d}": leaf for index, leaf in leaves if leaf.size}
 
 
 @jax.jit
@@ -284,17 +254,9 @@ def _names(state: Any) -> list[str]:
 
 
 def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
-    old, structure = jax.tree.flatten(like)
-    new = [arrays[f"{index:05d}"] if leaf.size else leaf for index, leaf in enumerate(old)]
-    leaves = [
-        jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else x
-        for leaf, x in zip(old, new, strict=True)
-    ]
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    leaves, structure = jax.tree.flatten(like)
+    found = [arrays.get(f"{index:05d}", leaf) for index, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, found)
 
 
 def _first_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ class Context:
 
     Attributes:
         place: The devices.
-        phases: Measures the time by phase.
+        phases: Announces slow phases.
         checkpoints: The checkpoints, or None if nothing is saved.
         begun: The record of the run in the folder, or None for a new run.
         observe: Called with each record.

@@ -12,6 +12,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.run import records, resume
 from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.feeding import Feed
+from dpoptax.training.run.phases import PATIENCE
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.step import Program, Step, make_program
 from dpoptax.users import UserTable
@@ -39,7 +40,6 @@ class Job:
         code: Hashes of the user's code by name. None: the hash of the compiled step.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
-        patience: Seconds before the progress bar appears.
     """
 
     name: str
@@ -56,7 +56,6 @@ class Job:
     users: UserTable | None = None
     exact: bool = False
     code: dict[str, str] | None = None
-    patience: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,6 @@ class Course:
         context: Runtime context: devices, checkpoints, logs and timing.
         state: The current state.
         last: Number of steps at the end of the run.
-        compile_seconds: Seconds until the step was compiled and the run restored.
     """
 
     def __init__(self, job: Job, first: State, context: Context) -> None:
@@ -92,7 +90,6 @@ class Course:
         self.job, self.context, self.state = job, context, first
         phases, place = context.phases, context.place
         self._feed = Feed(job.plan.sampler, job.data, place, users=job.users)
-        compiling = time.perf_counter()
         with phases("compile"):
             arguments = (first.params, first.opt_state), *self._feed(0), job.frozen
             program = make_program(job.step, arguments, place.mesh)
@@ -104,26 +101,23 @@ class Course:
         self.last = max(self.state.done, job.plan.permitted_steps)
         with phases("compile"):
             self._step = program.compiled
-        self.compile_seconds = time.perf_counter() - compiling
-        with phases("telemetry"):
-            self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
+        self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
         # The start time of the run if it had not been interrupted.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
         if not restored:
             self.save(wait=True)
 
-    def _identify(self, program: Program) -> resume.Identity:
-        """Returns the identity of the run, with its data if they must be compared."""
+    def _identify(self, program: Program) -> dict[str, Any]:
+        """Returns all values that a resumed run must share, with its data if they are compared."""
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         hashed = ""
         if checkpoints is not None:
-            code = {"training step": program.digest} if job.code is None else job.code
-            arithmetic |= code
+            arithmetic |= {"training step": program.digest} if job.code is None else job.code
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
-        return resume.Identity(job.fields, hashed, arithmetic, job.secrets)
+        return {"run": job.fields, "data": hashed, "arithmetic": arithmetic, **job.secrets}
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint, if any, and logs its records again."""
@@ -133,7 +127,7 @@ class Course:
         if begun is None:
             return False
         (params, opt_state), saved = begun
-        # If the newest checkpoint is damaged, this one is older than the last shown step.
+        # If a damaged checkpoint was removed, this one is older than the last shown step.
         resume.check_restored(
             self._identity,
             saved,
@@ -148,14 +142,14 @@ class Course:
 
     def finish(self) -> None:
         """Takes the remaining steps."""
-        phases, pace = self.context.phases, Pace()
+        pace = Pace()
         with Bar(
             total=self.last,
             initial=self.state.done,
             desc=self.job.name,
             unit="step",
             bar_format=SHORT,
-            delay=self.job.patience,
+            delay=PATIENCE,
             leave=None,  # a nested bar disappears at its end
             disable=not self.context.progress,
         ) as bar:
@@ -166,24 +160,18 @@ class Course:
             for batch in streaming.prefetch(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
-                with phases("telemetry"):
-                    bar.update()
+                bar.update()
                 if self._evaluates():
                     self.evaluate()
-                    with phases("telemetry"):
-                        bar.set_postfix_str(self.progress())
+                    bar.set_postfix_str(self.progress())
                 if self._saves():
                     self.save(wait=self.state.done == self.last)
 
     def advance(self, batch: tuple[Any, Any]) -> None:
         """Takes one step on a batch and its mask, and donates the arrays of the state."""
-        phases, before = self.context.phases, self.state
-        with phases("steps"):
-            arrays = self._step((before.params, before.opt_state), *batch, self.job.frozen)
-            self.state = State(before.done + 1, *arrays, before.history)
-            if phases.first_step is None or self._evaluates() or self._saves():
-                jax.block_until_ready(arrays)  # excludes the step from their times
-            phases.stepped()
+        before = self.state
+        arrays = self._step((before.params, before.opt_state), *batch, self.job.frozen)
+        self.state = State(before.done + 1, *arrays, before.history)
 
     def _evaluates(self) -> bool:
         done = self.state.done
@@ -196,15 +184,15 @@ class Course:
     def evaluate(self) -> None:
         """Adds a record of the current metrics to the history and the logs."""
         state = self.state
+        jax.block_until_ready(state.params)  # so that `seconds` includes all steps
         with self.context.phases("evaluation"):
             entry: Record = {
                 "step": state.done,
                 "epsilon": self._bounds[state.done],
                 **self.job.evaluate(state.params, state.opt_state),
             }
-        with self.context.phases("telemetry"):
-            entry["seconds"] = round(time.perf_counter() - self._began, 4)
-            self.context.observe(entry)
+        entry["seconds"] = round(time.perf_counter() - self._began, 4)
+        self.context.observe(entry)
         self.state = dataclasses.replace(state, history=(*state.history, entry))
 
     def progress(self) -> str:
@@ -237,11 +225,11 @@ class Course:
         if checkpoints is None:
             return
         with self.context.phases("checkpoints"):
-            described = resume.describe(self._identity, state.opt_state)
+            ledgers, history = resume.ledgers(state.opt_state), list(state.history)
             checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),
-                {**described, "history": list(state.history)},
+                {**self._identity, "ledgers": ledgers, "history": history},
                 wait=wait,
             )
 

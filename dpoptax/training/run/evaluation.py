@@ -1,4 +1,4 @@
-"""Computes metrics on a split on the device or a streamed split."""
+"""Computes metrics on the test split, on the device or streamed."""
 
 import functools
 import math
@@ -38,24 +38,24 @@ def evaluate_split(model: nn.Module, chunk: int = 1024) -> Callable[..., dict[st
 
 
 class Evaluator:
-    """Computes mean metrics on splits, and the perplexity for labels of tokens.
+    """Computes mean metrics on a split, and the perplexity for labels of tokens.
 
     Args:
         config: The run; its microbatch size bounds the chunks of the evaluation.
         model: Maps one example's inputs to logits.
-        splits: Splits by name, on the device or streamed.
+        split: The split, on the device or streamed.
         frozen: Constants of the model.
     """
 
     def __init__(
-        self, config: TrainConfig, model: nn.Module, splits: Mapping[str, Any], frozen: Any
+        self, config: TrainConfig, model: nn.Module, split: streaming.Source, frozen: Any
     ) -> None:
         self._chunk = min(1024, config.microbatch_size or 1024)
-        self._model, self._splits, self._frozen = model, splits, frozen
+        self._model, self._split, self._frozen = model, split, frozen
 
-    def __call__(self, params: models.Params, name: str) -> dict[str, float]:
-        """Returns the metrics on a split, prefixed with its name."""
-        split = self._splits[name]
+    def __call__(self, params: models.Params) -> dict[str, float]:
+        """Returns the metrics by name, such as "test_accuracy"."""
+        split = self._split
         size = streaming.source_size(split)
         parts: Iterable[Any] = [(split, np.ones(size, bool))]
         if not streaming.in_memory(split):
@@ -66,9 +66,9 @@ class Evaluator:
         for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):
             columns = zip(*(part[metric] for part in sums), strict=True)
             total, terms = (sum(map(float, column)) for column in columns)
-            metrics[f"{name}_{metric}"] = total / max(terms, 1)
+            metrics[f"test_{metric}"] = total / max(terms, 1)
         own = models.has_own_metrics(self._model)
         if not own and isinstance(split, Mapping) and np.ndim(split["labels"]) == 2:
-            mean = metrics[f"{name}_loss"]
-            metrics[f"{name}_perplexity"] = math.exp(mean) if mean < 700 else math.inf
+            mean = metrics["test_loss"]
+            metrics["test_perplexity"] = math.exp(mean) if mean < 700 else math.inf
         return metrics

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpoptax.sampling import Sample, Sampler
+from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import devices
 from dpoptax.users import UserTable
@@ -86,10 +86,7 @@ class Feed:
         indices = indices.astype(np.int32)
         if self._resident:
             return Resident(self._source, rows.astype(np.int32), indices, rows_mask), mask
-        batch, mask = streaming.load_batch(self._source, Sample(rows, mask), self._place.rows)
-        if rows_mask is not None:
-            batch = batch, self._rows(rows_mask)
-        return Loaded(batch, self._rows(indices)), mask
-
-    def _rows(self, rows: np.ndarray) -> Any:
-        return streaming.load_rows(rows, self._place.rows)
+        batch, (mask, indices, rows_mask) = streaming.load_batch(
+            self._source, rows, (mask, indices, rows_mask), self._place.rows
+        )
+        return Loaded(batch if rows_mask is None else (batch, rows_mask), indices), mask

@@ -1,9 +1,8 @@
-"""Measures the wall time of a run's phases and announces slow ones."""
+"""Announces slow phases of a run."""
 
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
@@ -22,67 +21,35 @@ _SAYS = {
     "plan": "computing the cost of the run",
     "files": "writing parameters and figures",
 }
-"""Messages by phase. A progress bar shows other phases, such as steps."""
+"""Messages by phase."""
 
 
 class Phases:
-    """Measures the wall time of a run by phase.
+    """Announces each slow phase of a run once.
 
-    Time counts for the innermost phase only. A phase is a context: `with phases("data"): ...`. A
-    phase longer than `PATIENCE` is announced once per run.
-
-    Attributes:
-        first_step: Seconds until the first step was finished, or None before that.
+    A phase is a context: `with phases("data"): ...`. It is announced after `PATIENCE` seconds.
     """
 
     def __init__(self, say: Callable[[str], object] | None = None) -> None:
-        """Starts the clock. `say` gets the announcements, if given."""
+        """Makes phases for one run. `say` gets the announcements, if given."""
         self._say, self._said = say, set[str]()
-        self._seconds: dict[str, float] = {}
-        self._stack: list[str] = []
-        self._begun = self._since = time.perf_counter()
-        self.first_step: float | None = None
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Counts the time in the context for phase `name`, which may recur."""
-        self._turn()
-        self._stack.append(name)
-        timer = None
-        if self._say is not None and name in _SAYS and name not in self._said:
-            timer = threading.Timer(PATIENCE, self._announce, [name])
-            timer.daemon = True
+        """Announces phase `name`, which may recur, if the context takes long."""
+        timer = threading.Timer(PATIENCE, self._announce, [name])
+        timer.daemon = True
+        if self._say is not None and name not in self._said:
             timer.start()
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
-            self._turn()
-            self._stack.pop()
-
-    def stepped(self) -> None:
-        """Records the time of the first finished step."""
-        if self.first_step is None:
-            self.first_step = time.perf_counter() - self._begun
-
-    def seconds(self) -> dict[str, float]:
-        """Returns the seconds by phase so far, with "other" for time outside phases."""
-        self._turn()
-        return {name: round(spent, 4) for name, spent in self._seconds.items()}
-
-    def _turn(self) -> None:
-        now = time.perf_counter()
-        name = self._stack[-1] if self._stack else "other"
-        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
-        self._since = now
+            timer.cancel()
 
     def _announce(self, name: str) -> None:
-        # A phase that is paused by a nested one is not announced.
-        say = self._say
-        if say is not None and name not in self._said and name in self._stack[-1:]:
+        if self._say is not None:
             self._said.add(name)
-            say(f"{_SAYS[name]} ...")
+            self._say(f"{_SAYS[name]} ...")
 
 
 def say(text: str) -> None:

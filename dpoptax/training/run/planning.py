@@ -14,7 +14,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Shapes
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.feeding import Loaded
 from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
@@ -42,7 +42,6 @@ class RunCost:
         rows: Number of rows of that batch, including padding.
         flops: Floating-point operations of one step on the largest batch. Of two branches, the
             longer one counts. None if not counted.
-        working_bytes: Temporary memory of the compiled step, or None if it was not compiled.
         attacks: Power of attacks: the largest true-positive rate at a false-positive rate of 1 %,
             and μ. None without a guarantee, or if not requested.
     """
@@ -61,13 +60,10 @@ class RunCost:
     batch_bytes: int
     rows: int
     flops: float | None
-    working_bytes: int | None
     attacks: tuple[float, float] | None = None
 
 
-def plan_run(
-    config: TrainConfig, *, count_flops: bool = True, compiled: bool = False, attacks: bool = False
-) -> RunCost:
+def plan_run(config: TrainConfig, *, count_flops: bool = True, attacks: bool = False) -> RunCost:
     """Computes the cost of a run of `config`.
 
     If `data_dir` is needed but not given, published sizes replace the data where they are known.
@@ -77,7 +73,6 @@ def plan_run(
     Args:
         config: The run.
         count_flops: Whether to trace the step.
-        compiled: Whether to compile the step, with its microbatches, for its working memory.
         attacks: Whether to compute the power of attacks, which takes seconds.
 
     Raises:
@@ -90,19 +85,14 @@ def plan_run(
     arguments = step_arguments(run, shapes)
     params, state, loaded, _, frozen = arguments
 
-    def lower(chain: TrainingChain) -> Any:
-        return jax.jit(build_step(chain, run.model)).lower(*arguments)
-
-    flops = working = None
+    flops = None
     if count_flops:
         # The body of a loop counts once, so microbatches would hide most examples.
         at_once = dataclasses.replace(config, microbatch_size=None)
-        whole = lower(
-            build_chain(at_once, plan.noise_multiplier, run.chain.keys, random=run.chain.random)
-        )
-        flops = float(whole.cost_analysis()["flops"])
-    if compiled:
-        working = lower(run.chain).compile().memory_analysis().temp_size_in_bytes
+        keys, random = run.chain.keys, run.chain.random
+        chain = build_chain(at_once, plan.noise_multiplier, keys, random=random)
+        lowered: Any = jax.jit(build_step(chain, run.model)).lower(*arguments)
+        flops = float(lowered.cost_analysis()["flops"])
     promise = "not private"
     if config.method.private:
         promise = plan.sampler.neighboring_relation + " user" * (config.unit == "user")
@@ -121,7 +111,6 @@ def plan_run(
         batch_bytes=_bytes(loaded.batch),
         rows=plan.sampler.padded_size,
         flops=flops,
-        working_bytes=working,
         attacks=_attacks(plan) if attacks else None,
     )
 
@@ -145,7 +134,7 @@ def step_arguments(run: ResolvedRun, shapes: Shapes) -> tuple[Any, ...]:
 @functools.lru_cache(maxsize=64)
 def variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
     """Returns shapes and types of the variables of a model."""
-    init = functools.partial(models.init_variables, model)
+    init = functools.partial(models.initial_variables, model)
     key = jax.eval_shape(jax.random.key, 0)
     shapes: models.Variables = jax.eval_shape(init, inputs, key)
     return shapes
@@ -161,7 +150,7 @@ def text(name: str, cost: RunCost) -> str:
     epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
-        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.data().title}"),
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
@@ -190,8 +179,6 @@ def text(name: str, cost: RunCost) -> str:
         lines.append(
             ("FLOPs", f"{cost.flops:.3g} a step, {cost.flops * cost.steps:.3g} in all, about")
         )
-    if cost.working_bytes is not None:
-        lines.append(("working", f"{_size(cost.working_bytes)} of temporaries in a step"))
     width = max(len(label) for label, _ in lines)
     return "\n".join([name, *(f"  {label:<{width}}  {value}" for label, value in lines)])
 
@@ -232,9 +219,7 @@ def table(
                 _size(cost.state_bytes),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines), refused
+    return records.markdown_table(rows[0], rows[1:]), refused
 
 
 def _users(config: TrainConfig) -> str:

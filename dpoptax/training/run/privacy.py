@@ -113,7 +113,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
     seed = config.seed
     if seed is None:
-        seed = devices.fresh_seed(seeds.bits(config.generator))
+        seed = devices.fresh_seed(bits=256 if config.generator == "chacha20" else 63)
     sampler = SAMPLERS[config.sampling](
         dataset_size,
         config.batch_size,

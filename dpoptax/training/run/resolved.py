@@ -14,7 +14,6 @@ from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step import Step
 
 
@@ -47,7 +46,7 @@ class ResolvedRun:
         config, plan = self.config, self.plan
         sampler = dataclasses.asdict(plan.sampler)
         del sampler["seed"]
-        fields = config.to_dict()
+        fields, free = config.to_dict(), fields_with(config, Role.CHANGEABLE)
         # The strategy of correlated noise depends on the number of steps. So does a schedule of the
         # learning rate: with another schedule, repeated steps would add the same noise to gradients
         # at other parameters.
@@ -61,7 +60,7 @@ class ResolvedRun:
                 **sampler,
                 "method": fields.pop("method"),
                 "noise_multiplier": plan.noise_multiplier,
-                **{name: fields[name] for name in fields_with(config, Role.KEPT) if name in fields},
+                **{name: value for name, value in fields.items() if name not in free},
                 **({"steps": config.steps} if of_steps else {}),
             }
         )
@@ -73,7 +72,6 @@ class ResolvedRun:
         epsilon = None
         if plan.promise is not None and plan.noise_multiplier > 0:
             epsilon = plan.promise.guarantee(opt_state).stated_epsilon
-        recorded = ["training loss and accuracy"] if config.record_training_metrics else []
         return {
             "method": config.method.name,
             "private": epsilon is not None and math.isfinite(epsilon),
@@ -87,7 +85,6 @@ class ResolvedRun:
             **plan.sampler.describe(),
             "unit": config.unit,
             "records_per_user": config.records_per_user,
-            "not_covered_by_epsilon": recorded,
             "assumed_secret": [] if epsilon is None or config.seed is None else ["config.seed"],
         }
 
@@ -97,7 +94,6 @@ def resolve(
     plan: RunPlan,
     *,
     num_classes: int | None,
-    keys: Keys | None = None,
 ) -> ResolvedRun:
     """Resolves a config under its plan.
 
@@ -105,14 +101,13 @@ def resolve(
         config: The config.
         plan: The plan of this config, from `make_plan`.
         num_classes: Number of classes of the data.
-        keys: Keys of the steps. None: derived from the seed of the run.
 
     Raises:
         ConfigError: As for `build_model` and `build_chain`.
     """
     model = config.build_model(num_classes)
-    init_key, own = seeds.keys(plan.seed, config.generator)
-    keys, random = own if keys is None else keys, has_random_loss(model)
+    init_key, keys = seeds.keys(plan.seed, config.generator)
+    random = has_random_loss(model)
     if random and not config.method.private:
         raise ConfigError(
             "`model` must have a loss without a key for training without privacy, got "

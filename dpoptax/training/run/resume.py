@@ -21,32 +21,12 @@ METRICS = "metrics.jsonl"
 _FEW = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """Identifies a run.
-
-    Attributes:
-        fields: Values that must not change, as JSON values without the seed.
-        data: Fingerprint of the training examples and frozen arrays; "" if not needed.
-        arithmetic: Other values that affect the sums of the run.
-        secrets: The seed, and other secret values that a resumed run needs.
-    """
-
-    fields: dict[str, Any]
-    data: str
-    arithmetic: dict[str, Any]
-    secrets: dict[str, Any] = dataclasses.field(repr=False)
-
-
-def describe(identity: Identity, opt_state: Any) -> dict[str, Any]:
-    """Returns the record of a run for a checkpoint, with ledgers, data and arithmetic."""
-    return {
-        "run": identity.fields,
-        "data": identity.data,
-        "arithmetic": identity.arithmetic,
-        "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
-        **identity.secrets,
-    }
+def ledgers(opt_state: Any) -> list[dict[str, Any]]:
+    """Returns the ledgers of an optimizer state as JSON values."""
+    return [
+        records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
+        for ledger in dpoptax.ledgers(opt_state)
+    ]
 
 
 def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
@@ -149,20 +129,20 @@ def arithmetic(sampler: Sampler, place: devices.Devices, *, exact: bool) -> dict
 
 
 def check_restored(
-    identity: Identity, record: dict[str, Any], opt_state: Any, *, steps: int, shown: int
+    identity: dict[str, Any], record: dict[str, Any], opt_state: Any, *, steps: int, shown: int
 ) -> None:
     """Raises a `ConfigError` if the run must not resume from a restored checkpoint.
 
     Args:
-        identity: Identity of the current start.
+        identity: The values of the current start that must be those of the record.
         record: Record of the checkpoint.
         opt_state: Optimizer state of the checkpoint.
         steps: Number of permitted steps now.
         shown: The last step whose metrics an earlier start has shown.
     """
-    _check_ledger(record, opt_state)
-    _check_same_data(record, identity.data)
-    _check_same_sums(record, identity.arithmetic, shown)
+    _check_ledgers(record, opt_state)
+    _check_same_data(record, identity["data"])
+    _check_same_sums(record, identity["arithmetic"], shown)
     if max(record["step"], steps) < shown:  # the stated ε would not cover all released steps
         raise ConfigError(
             f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "
@@ -192,12 +172,12 @@ def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) ->
     )
 
 
-def check_same_on_hosts(identity: Identity) -> None:
+def check_same_on_hosts(identity: dict[str, Any]) -> None:
     """Raises a `ConfigError` if hosts differ in config, seed, data or versions.
 
     Otherwise an example could be in a batch twice, or hosts could add different noise.
     """
-    if not devices.same_on_all_hosts(repr((identity, identity.secrets))):
+    if not devices.same_on_all_hosts(repr(identity)):
         raise ConfigError(
             "All hosts must have the same config, seed, training examples and package versions. "
             "Otherwise hosts draw different batches, and one example could be in a batch twice. "
@@ -216,17 +196,11 @@ def _check_same_data(record: dict[str, Any], now: str) -> None:
         )
 
 
-def _check_ledger(record: dict[str, Any], opt_state: Any) -> None:
-    """Raises a `ConfigError` if the ledger of a checkpoint does not match its record."""
-    for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
-        restored = _ledger(ledger)
-        if restored != stored or ledger.releases != record["step"]:
-            raise ConfigError(
-                f"The checkpoint of step {record['step']} is damaged, because its ledger is "
-                f"{restored} but its record states {stored}. Remove it to continue from the "
-                "previous checkpoint."
-            )
-
-
-def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:
-    return records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
+def _check_ledgers(record: dict[str, Any], opt_state: Any) -> None:
+    """Raises a `ConfigError` if the ledgers of a checkpoint do not match its record."""
+    found, stored = ledgers(opt_state), record["ledgers"]
+    if found != stored or any(ledger["releases"] != record["step"] for ledger in found):
+        raise ConfigError(
+            f"The checkpoint of step {record['step']} is damaged, because its ledgers are {found} "
+            f"but its record states {stored}. Remove it to continue from the previous checkpoint."
+        )

@@ -50,11 +50,6 @@ def random_key(noise: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(_words(seed, "random numbers of losses")[:2])
 
 
-def bits(generator: str) -> int:
-    """Returns the number of bits of a random seed."""
-    return 256 if generator == "chacha20" else 63
-
-
 def of_batches(seed: int, generator: str) -> int | bytes:
     """Derives the seed of the sampler."""
     return derived(seed, "batches") if generator == "chacha20" else seed

@@ -6,7 +6,6 @@ import math
 import os
 import secrets
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
     MethodResult,
-    Record,
     method_result,
 )
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
@@ -49,10 +47,9 @@ class Comparison:
     so publish none of the models."""
     epsilon: float | None = None
     """ε of every private config. None: the common ε of the configs."""
-    learning_rates: tuple[float, ...] | None = None
-    """Grid of learning rates for every config. None: multiples of the config's own."""
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    """These multiples. They are ignored if learning_rates is given."""
+    """Grid of learning rates, as multiples of the config's own. With --set learning_rate=1, they
+    are the rates themselves."""
     steps: int | None = None
     """Number of steps of every config; None: the configs' own."""
     set: tuple[str, ...] = ()
@@ -69,10 +66,8 @@ class Comparison:
             raise ConfigError(
                 f"`trial_seeds` must be between 1 and seeds={self.seeds}, got {self.trial_seeds}."
             )
-        for name in ("learning_rates", "factors"):
-            grid = getattr(self, name)
-            if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
-                raise ConfigError(f"`{name}` must be positive and finite, got {grid}.")
+        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
+            raise ConfigError(f"`factors` must be positive and finite, got {self.factors}.")
 
 
 def compare(
@@ -91,52 +86,41 @@ def compare(
     size = dataset.units(config.unit)
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
-    plans = [_grid(config, comparison) for config in configs.values()]
     for config in configs.values():  # raises all errors before the first long run
         make_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(data, known, secret=True)
 
-    seeds = range(comparison.seeds)
-    path, versions = comparison.workdir / "results.json", records.versions()
-    code = records.source_sha256()
-    methods: list[MethodResult] = []
-
-    def results() -> ComparisonResult:
-        return ComparisonResult(
-            dataset.name,
-            epsilon,
-            delta,
-            list(seeds),
-            _notes(methods),
-            list(methods),
-            versions,
-            code,
-        )
-
-    tried_on = seeds[: comparison.trial_seeds]
-    total = sum(len(plan) * (len(plan) > 1) * len(tried_on) + len(seeds) for plan in plans)
+    versions, code = records.versions(), records.source_sha256()
     made_by = records.to_json({"code": code, **versions})
-    with (
-        Runner(
-            comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
-        ) as runner,
-        Bar(total=total, unit="run", disable=not progress) as bar,
-    ):
-        for name, label, plan in zip(names, configs, plans, strict=True):
-            bar.set_description(name)
-            config = configs[label]
-            rate, grid, runs = _one_method(config, plan, seeds, tried_on, runner, bar)
-            methods.append(method_result(name, label, rate, grid, runs))
-            records.write_json(path, results())
+    runner = Runner(comparison.workdir / "runs", comparison.processes, made_by)
+    seeds, factors = range(comparison.seeds), sorted(set(comparison.factors))
+    tried_on = seeds[: comparison.trial_seeds] if len(factors) > 1 else range(0)
+    total = len(configs) * (len(factors) * len(tried_on) + len(seeds))
+    with Bar(total=total, unit="run", desc="compare", disable=not progress) as bar:
+        grids = _grids(list(configs.values()), factors, tried_on, runner, bar)
+        rates = [max(grid, key=_validation_accuracy).learning_rate for grid in grids]
+        trials = [
+            Trial(dataclasses.replace(config, learning_rate=rate, seed=seed))
+            for config, rate in zip(configs.values(), rates, strict=True)
+            for seed in seeds
+        ]
+        runs = iter(runner.run(trials, bar))
+    methods = [
+        method_result(name, label, rate, grid, [next(runs) for _ in seeds])
+        for name, label, rate, grid in zip(names, configs, rates, grids, strict=True)
+    ]
+    notes = _notes(methods)
+    results = ComparisonResult(
+        dataset.name, epsilon, delta, list(seeds), notes, methods, versions, code
+    )
     # Imported late, because matplotlib is slow to import.
     from dpoptax.training.search import comparison_figure
 
-    final = results()
-    (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
-    comparison_figure.plot_comparison(final, comparison.workdir / "comparison.png")
-    records.write_json(path, final)
-    return final
+    (comparison.workdir / "table.md").write_text(table(results) + "\n", encoding="utf-8")
+    comparison_figure.plot_comparison(results, comparison.workdir / "comparison.png")
+    records.write_json(comparison.workdir / "results.json", results)
+    return results
 
 
 def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
@@ -161,44 +145,29 @@ def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
     return known
 
 
-def _one_method(
-    config: TrainConfig,
-    rates: Sequence[float],
-    seeds: range,
-    tried_on: range,
-    runner: Runner,
-    bar: Bar,
-) -> tuple[float, list[GridPoint], list[Record]]:
-    """Returns the selected rate, the accuracies of all rates, and its runs."""
+def _grids(
+    configs: list[TrainConfig], factors: list[float], seeds: range, runner: Runner, bar: Bar
+) -> list[list[GridPoint]]:
+    """Returns the learning rates of each config with their accuracies on the held-out fifth."""
+    rates = [[factor * config.learning_rate for factor in factors] for config in configs]
+    trials = [
+        Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out=True)
+        for config, own in zip(configs, rates, strict=True)
+        for rate in own
+        for seed in seeds
+    ]
+    accuracies = (run["test_accuracy"] for run in runner.run(trials, bar))
+    return [[GridPoint(rate, [next(accuracies) for _ in seeds]) for rate in own] for own in rates]
 
-    def trials(rate: float, seeds: range, held_out: bool) -> list[Trial]:
-        return [
-            Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out)
-            for seed in seeds
-        ]
 
-    grid = [GridPoint(rate, []) for rate in rates]
-    best = grid[0]
-    if len(rates) > 1:
-        wanted = [trial for rate in rates for trial in trials(rate, tried_on, held_out=True)]
-        accuracies = [run["test_accuracy"] for run in runner.run(wanted, bar)]
-        grid = [
-            GridPoint(rate, accuracies[index * len(tried_on) :][: len(tried_on)])
-            for index, rate in enumerate(rates)
-        ]
-        best = max(grid, key=lambda point: statistics.fmean(point.validation_accuracies))
-    runs = runner.run(trials(best.learning_rate, seeds, held_out=False), bar)
-    return best.learning_rate, grid, runs
+def _validation_accuracy(point: GridPoint) -> float:
+    return statistics.fmean(point.validation_accuracies or [0.0])
 
 
 def _on_one_footing(
     configs: dict[str, TrainConfig], comparison: Comparison
 ) -> tuple[dict[str, TrainConfig], float | None, float | None]:
     """Returns the configs at a common ε and δ, or raises a ConfigError."""
-    if not configs:
-        raise ConfigError(
-            "`configs` must name at least one config, got none. Pass the path of a config file."
-        )
     configs = _with_values(configs, comparison)
     private = {
         name: config
@@ -212,7 +181,7 @@ def _on_one_footing(
     if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
         _common("dataset", configs, "--set dataset=NAME, or configs of one data set")
         raise ConfigError("`data_dir` must be the same for all configs. Pass --data-dir.")
-    _common("unit", configs, "--set unit=VALUE")
+    _common("unit", configs, "--set records_per_user=VALUE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = configs | {
         name: dataclasses.replace(config, **calibrated) for name, config in private.items()
@@ -237,23 +206,15 @@ def _with_noise(
 
 def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
     """Returns the configs with all options of the comparison except ε."""
-    changes: dict[str, Any] = {"record_training_metrics": False}
-    if comparison.steps is not None:
-        changes["steps"] = comparison.steps
-    options = {"epsilon": "--epsilon", "learning_rate": "--learning-rates", "seed": "--seeds"}
-    options |= {"noise_multiplier": "--epsilon", "data_dir": "--data-dir", "steps": "--steps"}
+    options = {"seed": "--seeds", "noise_multiplier": "--epsilon"}  # chosen by the comparison
     for text in comparison.set:
         field = text.partition("=")[0].replace("-", "_")
         if field in options:
             raise ConfigError(
                 f"`set` must not contain {field}, got {text!r}. Pass {options[field]} instead."
             )
-        if field in changes:
-            raise ConfigError(
-                f"`set` must not contain {field}, which comparisons ignore, got {text!r}."
-            )
-    configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}
-    return settings.with_values(configs, comparison.set)
+    given = [] if comparison.steps is None else [f"steps={comparison.steps}"]
+    return settings.with_values(configs, [*comparison.set, *given])
 
 
 def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
@@ -264,12 +225,6 @@ def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
             f"`{field}` must be the same for all configs, got {listed}. Pass {remedy}."
         )
     return next(iter(values.values()))
-
-
-def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
-    if comparison.learning_rates is not None:
-        return tuple(sorted(set(comparison.learning_rates)))
-    return tuple(factor * config.learning_rate for factor in sorted(set(comparison.factors)))
 
 
 def _names(configs: dict[str, TrainConfig]) -> list[str]:

@@ -2,16 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.search import settings
-
-if TYPE_CHECKING:
-    pass
 
 # Functions import the accounting, so that help stays fast.
 
@@ -22,12 +19,13 @@ class Sweep:
 
     Each trial trains on four fifths of the training split and is scored on the other fifth. The
     best trial is the result. It is not retrained, and only it is evaluated on the test split. Its ε
-    covers the selection; see --repetitions and --held-out.
+    covers the selection (see --repetitions) and the held-out fifth.
     """
 
     workdir: Path
     """Directory for best/, which may be published, and for trials/, trials.md and sweep.json;
-    trials.md lists which of them may be published. The same command resumes a sweep."""
+    trials.md lists which of them may be published. The same command resumes a sweep. sweep.json
+    holds its seed."""
     grid: tuple[str, ...] = ()
     """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD sets the method's."""
     random: tuple[str, ...] = ()
@@ -39,13 +37,8 @@ class Sweep:
     """fixed: ε covers all trials together. geometric, poisson or logarithmic: the number of trials
     is random and secret, and only the best is published, at a smaller ε. With --grid, each trial
     then draws a combination."""
-    held_out: str = "private"
-    """private: scores get noise, and ε also covers the held-out fifth. public: the held-out fifth
-    is public, and scores are exact."""
-    seed: int | None = None
-    """Secret seed. None: a fresh seed, stored in sweep.json."""
-    processes: int | None = None
-    """Number of concurrent trials. None: one per core."""
+    processes: int = 1
+    """Number of concurrent trials."""
 
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
@@ -55,8 +48,6 @@ class Sweep:
             )
         if self.repetitions not in (known := ("fixed", *dpoptax.accounting.selection.SHAPES)):
             raise unknown_name("repetitions", self.repetitions, known)
-        if self.held_out not in ("private", "public"):
-            raise unknown_name("held_out", self.held_out, ("private", "public"))
         if self.trials is not None:
             records.check_count("trials", self.trials)
         elif self.random or self.repetitions != "fixed":
@@ -76,6 +67,7 @@ class Price:
         delta: δ of both.
         score_stddev: Standard deviation of the noise on the number of correct predictions.
         held_out_size: Number of held-out examples.
+        noise: Noise multiplier, strategy, steps and number of examples of each priced setting.
         reason: Reason why no ε is stated, or None.
     """
 
@@ -84,6 +76,7 @@ class Price:
     delta: float | None = None
     score_stddev: float = 0.0
     held_out_size: int = 0
+    noise: tuple[tuple[float, str, int, int], ...] = ()
     reason: str | None = None
 
 
@@ -135,18 +128,21 @@ def price(
                 "trials, a smaller `epsilon`, or another kind of repetitions."
             ) from error
 
-    epsilon, stddev = selected(events, first.neighboring_relation), 0.0
-    if sweep.held_out == "private":
-        # A record that is added, removed or replaced changes the number of correct predictions by
-        # at most 1.
-        stddev = dpoptax.accounting.calibrate_noise_multiplier(
-            epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
-        )
+    epsilon = selected(events, first.neighboring_relation)
+    # A record that is added, removed or replaced changes the number of correct predictions by at
+    # most 1.
+    stddev = dpoptax.accounting.calibrate_noise_multiplier(
+        epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
+    )
+    scores = [GaussianDpEvent(stddev)] * len(events)
+    while selected(scores, "add-or-remove-one") > epsilon:
+        stddev *= 1.02
         scores = [GaussianDpEvent(stddev)] * len(events)
-        while selected(scores, "add-or-remove-one") > epsilon:
-            stddev *= 1.02
-            scores = [GaussianDpEvent(stddev)] * len(events)
-    return Price(epsilon, max(singles), delta, stddev)
+    noise = tuple(
+        (p.noise_multiplier, repr(p.strategy), p.permitted_steps, p.sampler.dataset_size)
+        for p in plans
+    )
+    return Price(epsilon, max(singles), delta, stddev, noise=noise)
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
@@ -169,20 +165,9 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
             f"mean {sweep.trials}. All other files, the number of trials and their duration must "
             "stay secret."
         )
-    if sweep.seed is not None:
-        said.append(
-            "The seed was given, so this holds only if it stays secret and no other sweep uses it. "
-            "Omit the seed for a result that will be published."
-        )
-    if sweep.held_out == "private":
-        said.append(
-            f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "
-            "correct predictions, so that ε also covers the held-out examples. The choice of "
-            "held-out examples is assumed to be public."
-        )
-    else:
-        said.append(
-            "Scores are exact. ε covers the training examples, and the held-out fifth is assumed "
-            "to be public."
-        )
+    said.append(
+        f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "
+        "correct predictions, so that ε also covers the held-out examples. The choice of "
+        "held-out examples is assumed to be public."
+    )
     return said

@@ -111,21 +111,14 @@ class TrialResult:
     """A trial of a sweep.
 
     Attributes:
-        config: Name of the config.
-        changes: Changed fields and their values.
-        score: Held-out accuracy, with noise if held-out examples are private.
+        settings: Name of the config and changed fields, by column of a table.
+        score: Held-out accuracy with noise.
         record: Name of the file of its record.
     """
 
-    config: str
-    changes: dict[str, Any]
+    settings: dict[str, Any]
     score: float
     record: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The config and the changed fields, by column of a table."""
-        return {"config": self.config, **self.changes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,44 +126,17 @@ class SweepResult:
     """Result of a sweep.
 
     Attributes:
-        begun: Options and seed, which identify the sweep.
         price: Privacy cost of publishing the result.
         notes: Statements on its privacy.
         trials: Trials in the order of their draws.
-        versions: Versions of the packages.
+        best: Index of the trial with the highest score, or None without trials.
         result: Content of best/summary.json, or None without trials.
+        versions: Versions of the packages.
     """
 
-    begun: dict[str, Any]
     price: Price
     notes: list[str]
     trials: list[TrialResult]
-    versions: dict[str, str]
+    best: int | None
     result: dict[str, Any] | None
-
-    @property
-    def best(self) -> int | None:
-        """Index of the trial with the highest score."""
-        return best_of(self.trials)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the content of sweep.json."""
-        rows = [
-            {**trial.settings, "score": trial.score, "record": trial.record}
-            for trial in self.trials
-        ]
-        found = {} if self.result is None else {"result": self.result}
-        return {
-            **self.begun,
-            "price": dataclasses.asdict(self.price),
-            "notes": self.notes,
-            "best": self.best,
-            "trials": rows,
-            "versions": self.versions,
-            **found,
-        }
-
-
-def best_of(trials: Sequence[TrialResult]) -> int | None:
-    """Returns the index of the best trial, or None without trials."""
-    return max(range(len(trials)), key=lambda index: trials[index].score, default=None)
+    versions: dict[str, str]

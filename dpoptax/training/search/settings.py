@@ -66,27 +66,21 @@ def random_candidates(
     return drawn
 
 
-def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """Returns one candidate for each privacy cost that `random_candidates` can draw.
+def representatives(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
+    """Returns a candidate of each config, whose cost is that of all `random_candidates`.
 
     Raises:
-        ConfigError: A field that affects the cost has a range instead of a list.
+        ConfigError: A drawn field affects the privacy cost.
     """
-    axes = []
-    for field, text in _parsed(given):
-        ranged, values = ":" in text, text.split(",")
-        if all(_is_unpriced(field, config) for config in configs.values()):
-            low = _draw(field, text, np.random.default_rng(0)) if ranged else values[0]
-            axes.append((field, [low]))
-        elif ranged:
+    for field, _ in _parsed(given):
+        if not all(_is_unpriced(field, config) for config in configs.values()):
             raise ConfigError(
-                f"`{field}` must be a list of values for random repetitions, got {text}. The field "
-                "changes the privacy cost of a trial. Pass FIELD=VALUE,VALUE,..., or use fixed "
-                "repetitions."
+                f"`{field}` must not be drawn for random repetitions, because it changes the "
+                "privacy cost of a trial. Pass its values with --grid, or use fixed repetitions."
             )
-        else:
-            axes.append((field, values))
-    return _products(configs, axes)
+    rng = np.random.default_rng(0)
+    values = {field: _draw(field, text, rng) for field, text in _parsed(given)}
+    return [_candidate(name, config, values) for name, config in configs.items()]
 
 
 def _is_unpriced(field: str, config: TrainConfig) -> bool:
@@ -109,10 +103,8 @@ def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[t
     pairs = []
     for text in given:
         field, separator, values = text.partition("=")
-        if not (separator and values):
-            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a value.")
-        if not field:
-            raise ConfigError(f"A setting must have the form {form}, got {text!r} without a field.")
+        if not (field and separator and values):
+            raise ConfigError(f"A setting must have the form {form}, got {text!r}.")
         pairs.append((field.replace("-", "_"), values))
     names = [field for field, _ in pairs]
     if len(set(names)) < len(names):

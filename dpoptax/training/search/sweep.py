@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import secrets
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 from flax import serialization
 
 import dpoptax
-from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
@@ -26,8 +24,8 @@ from dpoptax.training.run.phases import say
 from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
-from dpoptax.training.search.results import SweepResult, TrialResult, best_of
-from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
+from dpoptax.training.search.results import SweepResult, TrialResult
+from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 
 def run_sweep(
@@ -39,32 +37,26 @@ def run_sweep(
         ConfigError: A setting is unknown, the configs are not comparable, or the directory holds
             another sweep.
     """
-    begun, sweep = _begun(configs, sweep)
-    seed = begun["seed"]
-    candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
-    data = fingerprint(
-        dataset_of(_priced(configs, sweep, candidates)[0].config, held_out=False), seed
-    )
-    if begun.setdefault("data", data) != data:
-        raise ConfigError(
-            f"The training examples must be those of the sweep in {sweep.workdir}. No ε holds for "
-            "two data sets in one sweep. Restore the original files (`data_dir`), or use another "
-            "workdir and account for both sweeps."
-        )
-    cache_folder.make_private(
-        sweep.workdir / "trials"
-    )  # records contain seeds, which reveal the noise
+    trials = sweep.workdir / "trials"
+    records.make_private(trials)  # records contain seeds, which reveal the noise
     with contextlib.ExitStack() as stack:
-        let_no_other_in(sweep.workdir / "trials", stack)
+        let_no_other_in(trials, stack)
+        begun = _begun(configs, sweep)
+        candidates, chosen, cost = prepare(configs, sweep, begun["seed"], progress=progress)
+        first = _priced(configs, sweep, candidates)[0].config
+        data = fingerprint(dataset_of(first, held_out=False), begun["seed"])
+        for name, value in records.plain({"data": data, "price": cost}).items():
+            if begun.setdefault(name, value) != value:
+                raise ConfigError(
+                    "The examples, and the noise of each trial, must be those of the sweep in "
+                    f"{sweep.workdir}. No ε holds for two data sets or two prices in one sweep. "
+                    "Restore the original files (`data_dir`) and versions, or use another workdir "
+                    "and account for both sweeps."
+                )
+        # Written after all checks and before the first trial, because a second start must use the
+        # same seeds.
         if not (sweep.workdir / "sweep.json").is_file():
-            # Written after all checks and before the first trial, because a second start must use
-            # the same seeds.
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
-        elif _begun(configs, sweep)[0]["seed"] != seed:
-            raise ConfigError(
-                "`workdir` must not be shared with a sweep that starts at the same time, got "
-                f"{sweep.workdir}. Run the same command again to continue the other sweep."
-            )
         return _run(begun, sweep, candidates, chosen, cost, progress=progress)
 
 
@@ -74,13 +66,13 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     Raises:
         ConfigError: As for `run_sweep`.
     """
-    begun, seeded = _begun(configs, sweep)
-    _, _, cost = prepare(configs, seeded, begun["seed"], progress=progress)
-    said = notes(seeded, cost)
-    if sweep.seed is None and "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
+    begun = _begun(configs, sweep)
+    _, _, cost = prepare(configs, sweep, begun["seed"], progress=progress)
+    said = notes(sweep, cost)
+    if "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
             "The settings are drawn when the sweep starts. If their costs differ, this price is "
-            "for other draws. With --seed, it is for the draws of the sweep."
+            "for other draws."
         )
     return said
 
@@ -95,45 +87,38 @@ def _run(
     progress: bool,
 ) -> SweepResult:
     """Trains the missing trials and writes the files."""
-    seed = begun["seed"]
+    seed, settled = begun["seed"], [candidates[which] for which in chosen]
     trials = [
         Trial(
             dataclasses.replace(
-                candidates[which].config,
+                one.config,
                 seed=_seed(seed, index),
-                eval_every=candidates[which].config.steps,  # only the last score is used
+                eval_every=one.config.steps,  # only the last score is used
             ),
             held_out=True,
             keep_params=True,
         )
-        for index, which in enumerate(chosen)
+        for index, one in enumerate(settled)
     ]
-    processes = sweep.processes or default_processes()
-    with (
-        Runner(sweep.workdir / "trials", processes=processes) as runner,
-        Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
-    ):
+    runner = Runner(sweep.workdir / "trials", sweep.processes)
+    with Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar:
         found = runner.run(trials, bar)
-        if cost.epsilon is not None:
-            _check_priced(trials, found, sweep.workdir / "trials")
-        scores = _scores(found, cost, seed)
-        rows = [
-            TrialResult(
-                candidates[which].name, candidates[which].changes, score, runner.path(trial).name
-            )
-            for which, trial, score in zip(chosen, trials, scores, strict=True)
-        ]
-        best = best_of(rows)
-        published = None
-        if best is not None:
-            params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
-            published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
-    results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
+    scores = _scores(found, cost, seed)
+    rows = [
+        TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
+        for one, trial, score in zip(settled, trials, scores, strict=True)
+    ]
+    best = max(range(len(rows)), key=lambda index: rows[index].score, default=None)
+    published = None
+    if best is not None:
+        params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
+        published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
+    results = SweepResult(cost, notes(sweep, cost), rows, best, published, records.versions())
     listed = sweep.workdir / "trials.md"
     if sweep.repetitions != "fixed":  # only the best trial may be published
         records.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
-    records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
+    records.write_json(sweep.workdir / "sweep.json", begun | vars(results), secret=True)
     return results
 
 
@@ -147,18 +132,14 @@ def prepare(
     Raises:
         ConfigError: As for `run_sweep`.
     """
-    if not configs:
-        raise ConfigError(
-            "`configs` must name at least one config, got none. Pass the path of a config file."
-        )
     candidates, chosen = _drawn(configs, sweep, seed)
     priced = _priced(configs, sweep, candidates)
     _check_one_data_set(priced)
     if any(candidate.config.unit == "user" for candidate in (*candidates, *priced)):
         raise ConfigError(
-            "`unit` must be 'example' in a sweep, got 'user'. A user may own both training and "
-            "held-out examples, which the price of a sweep does not cover. Use unit='example', or "
-            "choose the settings on public data."
+            "`records_per_user` must be None in a sweep. A user may own both training and held-out "
+            "examples, which the price of a sweep does not cover. Omit it, or choose the settings "
+            "on public data."
         )
     if any(candidate.config.generator == "chacha20" for candidate in (*candidates, *priced)):
         raise ConfigError(
@@ -187,13 +168,13 @@ def prepare(
             "tokens."
         )
     size = streaming.source_size(dataset.test)
-    if sweep.held_out == "private" and dataset.num_classes is not None:
+    if dataset.num_classes is not None:
         labels = cast(Split, dataset.test)["labels"][np.arange(size)]
         if labels.min(initial=0) < 0:
             raise ConfigError(
-                f"dataset={dataset.name!r} must not have negative labels in a sweep with private "
-                "held-out examples. Such labels do not count, so one example could change the "
-                f"accuracy by more than 1/{size}. Remove these examples."
+                f"dataset={dataset.name!r} must not have negative labels in a sweep. Such labels "
+                "do not count, so one example could change the accuracy by more than "
+                f"1/{size}. Remove these examples."
             )
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
@@ -201,9 +182,9 @@ def prepare(
 def _priced(
     configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
 ) -> list[settings.Candidate]:
-    """Returns the candidates to price, for random repetitions all that can be drawn."""
+    """Returns the candidates to price, which have the costs of all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
-        return settings.costs(configs, sweep.random)
+        return settings.representatives(configs, sweep.random)
     return candidates
 
 
@@ -223,39 +204,26 @@ def table(results: SweepResult) -> str:
     return "\n".join(lines)
 
 
-def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any], Sweep]:
-    """Returns the identity of the sweep, from its directory if it was started before.
-
-    Also returns the sweep with the seed that was given at any start.
-    """
+def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
+    """Returns the identity and the seed of the sweep, from its directory if it was started."""
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
-        if name not in ("workdir", "processes", "seed")
+        if name not in ("workdir", "processes")
     }
     # Ignore the seeds of configs, because each trial has its own.
     described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
     identity = records.plain({"sweep": given, "configs": described})
     path = sweep.workdir / "sweep.json"
-    begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    same = begun is not None and identity == {name: begun[name] for name in identity}
-    if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
+    if not path.is_file():
+        return {**identity, "seed": secrets.randbits(63)}
+    begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if identity != {name: begun[name] for name in identity}:
         raise ConfigError(
             f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings. "
             "The trials of that sweep are not part of this ε. Use another workdir."
         )
-    seed_given = sweep.seed is not None
-    if begun is None:
-        seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
-        return {**identity, "seed": seed, "seed_given": seed_given}, sweep
-    if seed_given or begun["seed_given"]:
-        sweep = dataclasses.replace(sweep, seed=begun["seed"])
-    found = {
-        "seed": begun["seed"],
-        "seed_given": seed_given or begun["seed_given"],
-        "data": begun.get("data"),
-    }
-    return {**identity, **found}, sweep
+    return begun
 
 
 def _drawn(
@@ -299,31 +267,6 @@ def _check_each_priced(
             )
 
 
-def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
-    """Raises a `ConfigError` if an existing trial does not have the priced noise."""
-    for trial, record in zip(trials, found, strict=True):
-        plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
-        priced = records.plain(
-            {
-                "noise_multiplier": plan.noise_multiplier,
-                "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
-                "steps": plan.permitted_steps,
-                "dataset_size": plan.sampler.dataset_size,
-            }
-        )
-        had = {name: record.get(name) for name in priced}
-        if had != priced:
-            raise ConfigError(
-                f"Trials in {directory} must match their price, got a trial with {_listed(had)} "
-                f"instead of {_listed(priced)}. Finish the sweep with its original version and "
-                "data, or use another workdir and account for both."
-            )
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-
-
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
     """Returns held-out accuracies with noise on the number of correct predictions."""
     size = cost.held_out_size
@@ -349,8 +292,8 @@ def _publish(
     model = config.build_model(dataset.num_classes)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
     _, frozen = config.initial_variables(model, example, jax.random.key(0))
-    evaluate = Evaluator(config, model, {"test": dataset.test}, frozen)
-    metrics = evaluate(serialization.msgpack_restore(params), "test")
+    evaluate = Evaluator(config, model, dataset.test, frozen)
+    metrics = evaluate(serialization.msgpack_restore(params))
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)
@@ -361,7 +304,6 @@ def _publish(
         **metrics,
         "epsilon": cost.epsilon,
         "delta": found["delta"],
-        "assumed_secret": [] if cost.epsilon is None or sweep.seed is None else ["seed"],
         "params_sha256": found["params_sha256"],
     }
     records.write_json(directory / "summary.json", result)

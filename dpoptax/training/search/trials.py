@@ -21,8 +21,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from dpoptax.training import config_files
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
@@ -53,11 +51,6 @@ class Trial:
     keep_params: bool = False
 
     def __post_init__(self) -> None:
-        if self.config.seed is None:
-            raise ConfigError(
-                "`seed` must be given for a trial, got None. A repeated trial must use the same "
-                "seed."
-            )
         if self.config.parallel == "hosts":
             raise ConfigError(
                 "`parallel` must not be 'hosts' for trials, which one process trains. Use "
@@ -65,91 +58,72 @@ class Trial:
             )
 
 
+@dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs trials and stores their records; use as a context manager.
+    """Runs trials and stores their records.
 
-    Args:
+    Attributes:
         directory: Directory for the records. A missing directory is created.
         processes: Number of worker processes. 1: trains in this process.
         made_by: Code and versions. Records of others are not reused.
     """
 
-    def __init__(self, directory: Path, *, processes: int = 1, made_by: str = "") -> None:
-        records.check_count("processes", processes)
-        self._directory, self._processes, self._made_by = directory, processes, made_by
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+    directory: Path
+    processes: int = 1
+    made_by: str = ""
 
-    def __enter__(self) -> "Runner":
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+    def __post_init__(self) -> None:
+        records.check_count("processes", self.processes)
 
     def path(self, trial: Trial) -> Path:
         """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self._made_by]
+        identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self.made_by]
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
-        return self._directory / f"{name}.json"
+        return self.directory / f"{name}.json"
 
-    def run(self, trials: Sequence[Trial], bar: Bar | None = None) -> list[dict[str, Any]]:
+    def run(self, trials: Sequence[Trial], bar: Bar) -> list[dict[str, Any]]:
         """Returns the summary of each trial with its "history", in order.
 
         `bar` counts found and finished trials. A nested bar shows the steps of a trial that trains
         in this process.
         """
-        bar = Bar(disable=True) if bar is None else bar
+        self.directory.mkdir(parents=True, exist_ok=True)
         paths = [self.path(trial) for trial in trials]
-        results: list[Any] = [None] * len(trials)
-        missing = []
-        for index, path in enumerate(paths):
-            if path.is_file():
-                results[index] = json.loads(path.read_text(encoding="utf-8"))
-                bar.update()
-            else:
-                missing.append(index)
-        for index, found in self._computed(missing, trials, paths, bar):
-            results[index] = found
+        missing = {path: t for path, t in zip(paths, trials, strict=True) if not path.is_file()}
+        bar.update(len(paths) - len(missing))
+        for _ in self._trained(missing, bar):
             bar.update()
-        return results
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
-    def _computed(
-        self, missing: list[int], trials: Sequence[Trial], paths: Sequence[Path], bar: Bar
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        if self._processes == 1:
-            for index in missing:
-                yield index, _run(trials[index], paths[index], progress=not bar.disable)
+    def _trained(self, missing: dict[Path, Trial], bar: Bar) -> Iterator[None]:
+        """Trains trials and writes their records. Yields after each."""
+        if self.processes == 1:
+            for path, trial in missing.items():
+                _run(trial, path, progress=not bar.disable)
+                yield
             return
-        pickled = [_pickled((trials[index], paths[index])) for index in missing]
-        if self._pool is None:
-            self._pool = concurrent.futures.ProcessPoolExecutor(
-                self._processes,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-            )
-        files = tuple(config_files.LOADED.values())
+        pickled = [_pickled((trial, path)) for path, trial in missing.items()]
+        files = dict(config_files.LOADED)
+        pool = concurrent.futures.ProcessPoolExecutor(
+            self.processes,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+        )
         try:
-            pending = {
-                self._pool.submit(_run_in_worker, files, job): index
-                for index, job in zip(missing, pickled, strict=True)
-            }
+            pending = {pool.submit(_run_in_worker, files, job) for job in pickled}
             while pending:
                 bar.refresh()
-                for future in concurrent.futures.wait(pending, 1, FIRST_COMPLETED).done:
-                    yield pending.pop(future), future.result()
+                done, pending = concurrent.futures.wait(pending, 1, FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
         except BrokenProcessPool as error:
             raise ConfigError(
-                f"One of {self._processes} worker processes died, probably because it ran out of "
+                f"One of {self.processes} worker processes died, probably because it ran out of "
                 "memory. Use fewer `processes`, and run the same command again to train the "
                 "missing runs."
             ) from error
-
-
-def default_processes() -> int:
-    """Returns the number of cores, or 1 for an accelerator, which is not shared."""
-    return len(os.sched_getaffinity(0)) if jax.default_backend() == "cpu" else 1
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -> Dataset:
@@ -161,19 +135,16 @@ def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -
     return dataset.for_selection() if held_out else dataset
 
 
-def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
-    """Trains a trial, writes its record atomically, and returns it."""
+def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
+    """Trains a trial and writes its record atomically."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
     result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
-    # Equal to the record that a later start reads.
-    record = records.plain({**result.summary, "history": result.history})
     if trial.keep_params:
         records.save_params(path.with_suffix(".msgpack"), result.params)
-    records.write_json(path, record)
-    return record
+    records.write_json(path, {**result.summary, "history": result.history})
 
 
 def _check_accuracy(record: dict[str, Any]) -> None:
@@ -190,25 +161,27 @@ def _pickled(work: Any) -> bytes:
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            "The classes and functions of a config must be importable by worker processes, got "
-            f"{error}. Define them at the top level of the config file, or set processes=1."
-        ) from error
+        raise _not_importable(error) from error
 
 
-def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dict[str, Any]:
+def _not_importable(error: Exception) -> ConfigError:
+    return ConfigError(
+        "The classes and functions of a config must be importable by worker processes, got "
+        f"{error}. Define them at the top level of the config file or in a module, or set "
+        "processes=1."
+    )
+
+
+def _run_in_worker(files: dict[str, tuple[str, bytes]], work: bytes) -> None:
     """Runs a job after the config files, which define classes and register names."""
-    for file in files:
-        if file.module not in config_files.LOADED:
-            config_files.run(file)
+    for name, file in files.items():
+        if name not in config_files.LOADED:
+            config_files.run(name, *file)
     try:
         job = pickle.loads(work)
     except (AttributeError, ImportError) as error:  # such as a class of a notebook
-        raise ConfigError(
-            "The classes and functions of a config must be importable by worker processes, got "
-            f"{error}. Define them in the config file or in a module, or set processes=1."
-        ) from error
-    return _run(*job)
+        raise _not_importable(error) from error
+    _run(*job)
 
 
 def _start_worker() -> None:
