@@ -1,9 +1,13 @@
 """The command line: `dpoptax train`, `plan`, `compare`, `sweep` and `audit`."""
 
+import contextlib
 import logging
+import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import dpoptax
 from dpoptax.training.errors import unknown_name
@@ -122,4 +126,23 @@ def _dispatch(arguments: list[str]) -> int:
 
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
+    with contextlib.suppress(OSError):  # such as a home folder that is read-only
+        _keep_compiled_programs()
     return COMMANDS[command](rest)
+
+
+def _keep_compiled_programs() -> None:
+    """Caches programs that compile for a second or longer, unless JAX has a cache already.
+
+    Another user could replace programs in a shared folder, so the folder is private.
+    """
+    import jax
+
+    from dpoptax.training.run.records import make_private
+
+    if jax.config.jax_compilation_cache_dir is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cache / "dpoptax" / "compiled" / platform.node()  # several machines, one home
+        make_private(folder)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # for worker processes

@@ -3,13 +3,15 @@
 import dataclasses
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 
+import jax
 import matplotlib.image
 import pytest
 
 import dpoptax
-from dpoptax.cli.main import main
+from dpoptax.cli.main import _keep_compiled_programs, main
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.data import dataset as dataset_module
@@ -410,3 +412,18 @@ def test_bugs_are_not_reported_as_user_errors(config, tmp_path, monkeypatch):
     monkeypatch.setattr(dataset_module.DatasetSpec, "load", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", config(), "--workdir", str(tmp_path / "run")])
+
+
+def test_compiled_programs_are_kept_in_private_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # restored afterwards
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        _keep_compiled_programs()
+        (folder,) = (tmp_path / "dpoptax" / "compiled").iterdir()
+        assert jax.config.jax_compilation_cache_dir == str(folder)
+        assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
