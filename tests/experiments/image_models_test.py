@@ -20,7 +20,7 @@ TINY = {
     "cnn_5": (networks.FiveLayerCNN(4, channels=(4, 4, 4, 8, 8)), (12, 12, 3)),
     "resnet": (networks.ResNet(4, channels=(16, 32), blocks=1), (8, 8, 3)),
     "wrn": (networks.WideResNet(4, depth=10, width=1), (8, 8, 3)),
-    "resnet_50": (large_networks.ResNet50(4, blocks=(1, 1)), (16, 16, 3)),
+    "resnet_50": (large_networks.ResNet50(4, blocks=(1,)), (8, 8, 3)),
     "efficientnet": (
         large_networks.EfficientNetB0(4, stages=((1, 16, 1, 1, 3), (6, 16, 2, 2, 5))),
         (16, 16, 3),
@@ -103,7 +103,7 @@ def test_standardized_kernel_keeps_scale_of_input(standardised_scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TINY))
-def test_private_step_uses_exact_clipped_gradients(name):
+def test_clipped_gradients_are_exact(name):
     model, shape = TINY[name]
     rng = np.random.default_rng(0)
     batch = {
@@ -112,20 +112,17 @@ def test_private_step_uses_exact_clipped_gradients(name):
     }
     params, _ = initial_variables(model, batch["inputs"][0], jax.random.key(0))
     loss = example_loss(model)
-    per_example = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
-    squares = [jnp.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]
-    norms = jnp.sqrt(sum(squares))
-    bound = float(jnp.median(norms))  # one gradient is clipped and one is not
-    factors = jnp.minimum(1.0, bound / norms)
-    expected = jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), per_example)
-    points = dpoptax.GradientPoints((params,), (1.0,))
-    clipped = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(bound)))(points, batch)
+    per_example = jax.device_get(
+        jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
+    )
+    squares = [np.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]
+    norms = np.sqrt(sum(squares))
+    bound = float(np.median(norms))  # one gradient is clipped and one is not
+    factors = np.minimum(1.0, bound / norms)
+    expected = jax.tree.map(lambda leaf: np.tensordot(factors, leaf, 1), per_example)
+    clipped = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(bound)))(params, batch)
     jax.tree.map(
         lambda got, want: np.testing.assert_allclose(got, want, atol=2e-5 * bound),
         clipped.sum,
         expected,
     )
-    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=3, key=jax.random.key(1))
-    updates, state = tx.update(clipped, tx.init(params), params)
-    assert dpoptax.ledgers(state)[0].releases == 1
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))

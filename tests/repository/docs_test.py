@@ -58,7 +58,7 @@ def _run(text, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_code_of_page_runs(path, tmp_path, monkeypatch):
+def test_code_of_page_runs(path, tmp_path, monkeypatch, coarse_prices):
     package = PACKAGES.get(path.relative_to(DOCS).as_posix())
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: it is in the dependency group `models`")
@@ -72,7 +72,7 @@ def test_detects_page_with_wrong_output():
 
 
 @pytest.mark.slow
-def test_readme_loop_runs():
+def test_readme_loop_runs(coarse_prices):
     blocks = _blocks((ROOT / "README.md").read_text("utf-8"))
     _run("\n".join(f"```{language}\n{body}\n```" for language, body in blocks), "README.md")
 

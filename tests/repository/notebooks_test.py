@@ -16,6 +16,7 @@ def test_notebook_runs(path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling takes longest
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
 
 
