@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import stat
 import time
 
 import jax
@@ -14,11 +13,10 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._pricing import accountants
 from dpoptax.cli import compilation_cache
-from dpoptax.cli.main import main
 from dpoptax.training import loop, models
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import load_dataset
-from dpoptax.training.run import evaluation, phases, step
+from dpoptax.training.run import evaluation, phases
 from dpoptax.training.run.course import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
@@ -132,32 +130,6 @@ class TestCompilationCache:
         compilation_cache._set("jax_compilation_cache_dir", None)
         yield
         compilation_cache._set("jax_compilation_cache_dir", before)
-
-    def train(self, config, workdir):
-        path = workdir.parent / "config.py"
-        path.write_text("from tests.runs import CONFIG\ndef get_config():\n    return CONFIG\n")
-        assert main(["train", str(path), "--workdir", str(workdir)]) == 0
-        return json.loads((workdir / "summary.json").read_text())
-
-    @pytest.mark.slow
-    def test_second_start_reads_compiled_programs(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
-        folder = cache_folder("compiled")
-        step._shared_program.cache_clear()
-        first = self.train(CONFIG, tmp_path / "first")
-        (inside,) = folder.iterdir()
-        kept = {file.name for file in inside.glob("jit_step-*-cache")}
-        assert len(kept) == 1
-        assert stat.S_IMODE(inside.stat().st_mode) == 0o700
-        hits = []
-        monkeypatch.setattr(
-            "jax._src.monitoring.record_event", lambda event, **_: hits.append(event)
-        )
-        step._shared_program.cache_clear()
-        second = self.train(CONFIG, tmp_path / "second")
-        assert "/jax/compilation_cache/cache_hits" in hits
-        assert {file.name for file in inside.glob("jit_step-*-cache")} == kept
-        assert first["params_sha256"] == second["params_sha256"]
 
     def test_cache_can_be_disabled(self, tmp_path):
         jax.config.update("jax_enable_compilation_cache", False)
