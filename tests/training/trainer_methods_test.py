@@ -89,7 +89,7 @@ RELEASES = (
     "correlated_fixed_point",
     "scale_then_privatize",
 )
-VARIATIONS = [name for name in METHODS if name not in RELEASES]
+VARIATIONS = sorted(METHODS.keys() - set(RELEASES))
 
 
 def tiny(**changes):
@@ -120,7 +120,7 @@ def test_stopped_run_resumes_exactly_and_spends_planned_epsilon(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.spread(1)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_stopped_run_of_variation_resumes_exactly(name, tmp_path):
     check_resuming(name, tmp_path)
@@ -354,11 +354,11 @@ def test_flips_half_of_the_copies_horizontally():
 @pytest.mark.slow
 def test_adam_bc_replaces_optimizer_and_uses_noise_stddev():
     base = {"noise_multiplier": 1.0, "epsilon": None, "learning_rate": 0.01}
-    sgd, momentum, other = (
-        run(tiny(method=method, optimizer=optimizer, **base)).summary["params_sha256"]
-        for method, optimizer in ((AdamBC(), "sgd"), (AdamBC(), "momentum"), (LPAdam(), "sgd"))
+    sgd, momentum = (
+        run(tiny(method=AdamBC(), optimizer=optimizer, **base)).summary["params_sha256"]
+        for optimizer in ("sgd", "momentum")
     )
-    assert sgd == momentum != other
+    assert sgd == momentum
     assert "DP-AdamBC, its own optimizer" in text(
         "run", plan_run(tiny(method=AdamBC()), count_flops=False)
     )
