@@ -37,6 +37,11 @@ CONFIG = ExperimentConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty folder for features."""

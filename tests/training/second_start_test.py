@@ -23,7 +23,9 @@ CONFIG_FILE = """
 from dpoptax.training.config import TrainConfig
 
 def get_config():
-    return TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, seed=0)
+    return TrainConfig(
+        model="linear", steps=3, eval_every=2, batch_size=64, accountant="rdp", seed=0
+    )
 """
 # Prints the state after the first step and continues.
 WATCHED = """

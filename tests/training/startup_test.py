@@ -23,6 +23,11 @@ from dpoptax.training.run.privacy import make_plan
 from tests.runs import CONFIG
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+
+
 class TestPhases:
     def test_does_not_count_inner_phases_twice(self):
         measured = Phases()

@@ -47,6 +47,11 @@ def digits_of_writers():
 OWNED = {"dataset": "digits_of_writers"}
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def digits():
     return digits_of_writers()
