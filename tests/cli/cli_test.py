@@ -17,7 +17,6 @@ from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import NonPrivate
 from dpoptax.training.search.compare import Comparison, compare
-from tests.helpers import slow_but
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
 TINY = ("--steps", "4", "--eval-every", "2", "--batch-size", "64", "--accountant", "rdp")
@@ -62,17 +61,20 @@ def error_of(capsys, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", slow_but(("dp_sgd",), sorted(path.stem for path in DIGITS.glob("*.py")))
-)
-def test_every_digits_config_trains(name, tmp_path, capsys):
+@pytest.mark.parametrize("name", sorted(path.stem for path in DIGITS.glob("*.py")))
+def test_every_digits_config_trains(name, tmp_path, capsys, monkeypatch):
     path = DIGITS / f"{name}.py"
-    assert main(["train", str(path), *TINY, "--workdir", str(tmp_path)]) == 0
+    files, model = ["metrics.jsonl", "params.msgpack"], ()
+    if name == "dp_sgd":
+        files.append("training.png")
+    else:
+        monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+        model = ("--model", "linear")
+    assert main(["train", str(path), *TINY, *model, "--workdir", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["config"]["steps"] == summary["steps"] == 4
     assert "test accuracy" in capsys.readouterr().out
-    for name in ("metrics.jsonl", "params.msgpack", "training.png"):
-        assert (tmp_path / name).stat().st_size > 0
+    assert all((tmp_path / name).stat().st_size > 0 for name in files)
 
 
 @pytest.mark.slow
@@ -83,15 +85,6 @@ def test_options_accept_dashes_and_underscores(config, tmp_path):
     written = json.loads((tmp_path / "run" / "summary.json").read_text())["config"]
     assert (written["learning_rate"], written["l2_clip_norm"]) == (0.25, 0.5)
     assert written["method"]["preset"] == "momentum"
-
-
-@pytest.mark.slow
-def test_same_command_gives_same_parameters(config, tmp_path):
-    hashes = set()
-    for _ in range(2):
-        assert main(["train", config(), "--seed", "3", "--workdir", str(tmp_path / "run")]) == 0
-        hashes.add(json.loads((tmp_path / "run" / "summary.json").read_text())["params_sha256"])
-    assert len(hashes) == 1
 
 
 def test_runs_draw_a_seed_and_warn_about_a_given_one(config, tmp_path, capsys):

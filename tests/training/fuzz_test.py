@@ -150,9 +150,12 @@ def begun(tmp_path_factory):
     return config, workdir
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "text"])
+@pytest.mark.parametrize("damage", ["flip", "text"])
 def test_damaged_checkpoints(begun, tmp_path, damage):
-    """A damaged file is reported, or restored values equal the saved ones."""
+    """A damaged file is reported, or restored values equal the saved ones.
+
+    `resume_test` truncates and removes each file.
+    """
     from dpoptax.training.loop import train_and_evaluate
 
     config, workdir = begun
@@ -164,11 +167,7 @@ def test_damaged_checkpoints(begun, tmp_path, damage):
         shutil.copytree(workdir, copy)
         victim = copy / files[index]
         content = bytearray(victim.read_bytes())
-        if damage == "remove":
-            victim.unlink()
-        elif damage == "truncate":
-            victim.write_bytes(content[: len(content) // 2])
-        elif damage == "flip" and content:
+        if damage == "flip" and content:
             content[rng.integers(len(content))] ^= 0xFF
             victim.write_bytes(content)
         else:

@@ -13,8 +13,10 @@ import pytest
 
 from dpoptax.cli.main import main
 from dpoptax.training import models
+from dpoptax.training.config import load_config
 from dpoptax.training.data.dataset import NO_LABEL
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import planning
 from experiments.command_line import main as experiment
 from experiments.config import ExperimentConfig
 from experiments.data.published_data import load_published
@@ -261,12 +263,11 @@ def test_texts_do_not_depend_on_microbatch_size(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset", ["e2e", "dart"])
-def test_scores_finished_run(folder, tmp_path, capsys, dataset):
+def test_trains_plans_and_scores_a_run(folder, tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
         "from experiments.config import ExperimentConfig\n"
-        f"def get_config():\n    return ExperimentConfig(dataset='{dataset}', model='gpt2', "
+        "def get_config():\n    return ExperimentConfig(dataset='dart', model='gpt2', "
         "epsilon=None, noise_multiplier=1.0, accountant='rdp', delta=1e-3, batch_size=4, steps=2, "
         "sequence_length=32, microbatch_size=2, lora_rank=2)\n"
     )
@@ -277,6 +278,11 @@ def test_scores_finished_run(folder, tmp_path, capsys, dataset):
     assert experiment(["generate", str(path), *options, *search]) == 2
     assert "Train the config first." in capsys.readouterr().err
     assert main(["train", str(path), *options]) == 0
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["test_perplexity"] == pytest.approx(np.exp(summary["test_loss"]), rel=1e-6)
+    assert f"test perplexity {summary['test_perplexity']:.2f}" in capsys.readouterr().out
+    config = dataclasses.replace(load_config(path), data_dir=folder, pretrained=folder / "gpt2")
+    assert " frozen, " in planning.text("dart", planning.plan_run(config, count_flops=False))
     assert experiment(["generate", str(path), *options, *search]) == 0
     scores = json.loads((workdir / "scores.json").read_text())
     assert (scores["beams"], scores["max_new_tokens"]) == (3, 8)

@@ -1,17 +1,33 @@
-"""Tests of trainer runs over devices and processes: equal to one device, and movable."""
+"""Tests of trainer runs over devices and processes: equal to one device, and movable.
 
+Two processes with two devices each, and then one process with three devices, run all programs.
+"""
+
+import contextlib
+import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 
+import jax
 import numpy as np
+import optax
 import pytest
 from flax import serialization
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
+import dpoptax
+from dpoptax.cli.main import main
+from dpoptax.training import fit
 from dpoptax.training.data import dataset, streaming
+from dpoptax.training.run import devices
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 import numpy as np
@@ -40,25 +56,116 @@ def records():
 
 def get_config():
     return TrainConfig(
-        method=Disk(), dataset="records", model="cnn", steps=4, batch_size=60, microbatch_size=8,
+        method=Disk(), dataset="records", model="mlp", steps=4, batch_size=60, microbatch_size=8,
         noise_multiplier=1.0, epsilon=None, accountant="rdp", eval_every=2, checkpoint_every=2,
         seed=0,
     )
 """
 
 
-def _command(config, workdir, *options):
-    program = "import sys; from dpoptax.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return [
-        sys.executable,
-        "-c",
-        program,
-        "train",
-        str(config),
-        "--workdir",
-        str(workdir),
-        *options,
-    ]
+def _write_configs(folder):
+    """Writes configs of equal runs, which log reads to separate files, and of unequal runs."""
+    for name in ("alone", "two", "other"):
+        (folder / f"{name}.py").write_text(CONFIG.format(log=str(folder / f"reads-{name}")))
+    text = (folder / "other.py").read_text()
+    rank = "int(__import__('os').environ['JAX_PROCESS_ID'])"
+    reversed_on_one = "{k: v[::1 - 2 * " + rank + "] for k, v in digits.train.items()}"
+    precision = f"('default', 'high')[{rank}]"
+    changed = {
+        "data": text.replace("Records(digits.train)", f"Records({reversed_on_one})"),
+        "seed": text.replace("seed=0", f"seed={rank}"),
+        "precision": f"{text}\n__import__('jax').config.update({PRECISION!r}, {precision})",
+    }
+    for name, text in changed.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+PRECISION = "jax_default_matmul_precision"
+CIPHER = ("--model", "linear", "--generator", "chacha20", "--seed")
+
+
+def _train(folder, config, workdir, *options):
+    """Runs `dpoptax train` and returns its exit code and messages."""
+    command = ["train", str(folder / f"{config}.py"), "--workdir", str(folder / workdir), *options]
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as told,
+    ):
+        return main(command), told.getvalue()
+
+
+def _fitted(workdir, mesh):
+    """Returns the parameters that `fit` finds, on a mesh or on one device."""
+    data = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    plan = dpoptax.PrivacyPlan(
+        dataset_size=60, batch_size=12, steps=4, noise_multiplier=2.0, seed=7, accountant="rdp"
+    )
+    optimizer = optax.chain(dpoptax.disk(), optax.adam(0.1))
+    options = {"optimizer": optimizer, "key": jax.random.key(3), "progress": False, "mesh": mesh}
+    result = fit(
+        lambda params, x: ((params - x) ** 2).sum(),
+        np.zeros(5),
+        data,
+        plan,
+        workdir=workdir,
+        **options,
+    )
+    return np.asarray(result.params).tolist()
+
+
+def _refused_keys():
+    """Returns the errors of keys that differ between the hosts."""
+    whole = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec())
+    shared = jax.make_array_from_callback((3,), whole, lambda index: np.zeros(3, np.float32)[index])
+    clip = dpoptax.adaptive_clip(1.0)
+    mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
+    own = jax.random.key(jax.process_index())
+    for params, key in ((shared, jax.random.key(7)), (np.zeros(3), own)):
+        dpoptax.gaussian_noise(**mechanism, key=key).init(params)
+    errors = []
+    for noise in (
+        dpoptax.gaussian_noise(**mechanism, key=own),
+        dpoptax.adaptive_gaussian_noise(clip, **mechanism, key=own),
+        dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
+        dpoptax.contrib.geodp(0.1, **mechanism, key=own),
+    ):
+        with pytest.raises(ValueError, match="key") as raised:
+            noise.init(shared)
+        errors.append(str(raised.value))
+    with pytest.raises(RuntimeError, match="broadcast_one_to_all"):
+        dpoptax.random_key_from_os()
+    return errors
+
+
+def run_as_two_hosts(folder):
+    """Runs in each of two processes: training, half of a run, and configs that are refused."""
+    hosts = ("--parallel", "hosts")
+    mesh = devices.start("hosts").mesh
+    rank = jax.process_index()
+    told = {"keys": _refused_keys(), "fit": _fitted(folder / "fit", mesh)}
+    told["two"] = _train(folder, "two", "two", *hosts)
+    told["moved"] = _train(folder, "other", "moved", "--steps", "2", *hosts)
+    told["ciphered"] = _train(folder, "other", "ciphered", *hosts, *CIPHER, str(2**200))
+    told["drawn"] = _train(folder, "other", "drawn", *hosts, *CIPHER, "None")
+    multihost_utils.sync_global_devices("trained")
+    if rank == 1:
+        shutil.copytree(folder / "moved", folder / "moved-1")
+        shutil.rmtree(folder / "moved-1" / "checkpoints" / "2")
+    multihost_utils.sync_global_devices("copied")
+    told["checkpoints"] = _train(folder, "other", ("moved", "moved-1")[rank], *hosts)
+    for name in ("data", "seed", "precision"):
+        told[name] = _train(folder, name, name, *hosts, "--model", "linear")
+    (folder / f"told-{rank}.json").write_text(json.dumps(told))
+
+
+def run_alone(folder):
+    """Runs in one process: training on one and on three devices, and the rest of the moved run."""
+    told = {"fit": _fitted(folder / "fit-alone", None)}
+    told["alone"] = _train(folder, "alone", "alone")
+    told["three"] = _train(folder, "other", "three", "--parallel", "devices")
+    told["moved"] = _train(folder, "other", "moved", "--parallel", "devices")
+    told["ciphered"] = _train(folder, "other", "ciphered-alone", *CIPHER, str(2**200))
+    (folder / "told-alone.json").write_text(json.dumps(told))
 
 
 def _environment(devices, **more):
@@ -68,45 +175,31 @@ def _environment(devices, **more):
     return {**os.environ, **quick, "XLA_FLAGS": flags, **more}
 
 
-def _together(commands, devices):
-    """Runs commands as processes of one run, each with `devices` devices; returns their outputs."""
-    if len(commands) == 1:
-        environments = [_environment(devices)]
-    else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        environments = [
-            _environment(
-                devices,
-                JAX_COORDINATOR_ADDRESS=address,
-                JAX_NUM_PROCESSES=str(len(commands)),
-                JAX_PROCESS_ID=str(rank),
-            )
-            for rank in range(len(commands))
-        ]
+def _start(name, folder, processes, devices):
+    """Runs a function of this module in processes of one run, each with `devices` devices."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    common = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    program = f"import pathlib, sys; from tests.training import hosts_test as test; test.{name}"
+    command = [sys.executable, "-c", f"{program}(pathlib.Path(sys.argv[1]))", str(folder)]
     running = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for command, env in zip(commands, environments, strict=True)
+        subprocess.Popen(
+            command,
+            env=_environment(devices, **common, JAX_PROCESS_ID=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(processes)
     ]
-    outputs = []
     try:
         for process in running:
-            output, _ = process.communicate(timeout=400)
+            output, _ = process.communicate(timeout=500)
             assert process.returncode == 0, output.decode()
-            outputs.append(output.decode())
     finally:
         for process in running:
             process.kill()
             process.communicate()
-    return outputs
-
-
-def _run(processes, devices, config, workdir, *options):
-    """Trains with several processes and devices; returns the parameters and the summary."""
-    _together([_command(config, workdir, *options)] * processes, devices)
-    params = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
-    return params, json.loads((workdir / "summary.json").read_text())
 
 
 def _flat(tree, prefix=""):
@@ -133,164 +226,91 @@ def _reads(log, process):
     return found
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The folder of all runs, and the exit codes and messages of each process."""
+    folder = tmp_path_factory.mktemp("hosts")
+    _write_configs(folder)
+    _start("run_as_two_hosts", folder, 2, 2)
+    _start("run_alone", folder, 1, 3)
+    return folder, *(json.loads((folder / f"told-{name}.json").read_text()) for name in NAMES)
+
+
+NAMES = ("0", "1", "alone")
+
+
+def _result(ran, name):
+    """Returns the parameters and the summary of a run that must have succeeded in each process."""
+    folder, *told = ran
+    assert {each[name][0] for each in told if name in each} == {0}, told
+    params = serialization.msgpack_restore((folder / name / "params.msgpack").read_bytes())
+    return params, json.loads((folder / name / "summary.json").read_text())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("data", "must have the same config, seed, training"),
         ("seed", "different keys.*the same seed"),
         ("precision", "and package versions"),
+        # Each would add the noise of another step.
+        ("checkpoints", "must see the same checkpoints"),
     ],
 )
-def test_refuses_hosts_with_different_data_seed_or_precision(tmp_path, change, message):
+def test_refuses_hosts_with_different_data_seed_precision_or_checkpoints(ran, change, message):
     """Hosts that draw or read different records are refused: one record could be in two parts."""
-    config = tmp_path / "config.py"
-    rank = "__import__('jax').process_index()"
-    text = CONFIG.format(log=str(tmp_path / "reads"))
-    if change == "seed":
-        text = text.replace("seed=0", "seed=int(__import__('os').environ['JAX_PROCESS_ID'])")
-    elif change == "precision":
-        precision = "('default', 'high')[int(__import__('os').environ['JAX_PROCESS_ID'])]"
-        text += f"__import__('jax').config.update('jax_default_matmul_precision', {precision})"
-    else:
-        reversed_on_one = "{k: v[::1 - 2 * " + rank + "] for k, v in digits.train.items()}"
-        text = text.replace("Records(digits.train)", f"Records({reversed_on_one})")
-    config.write_text(text)
-    with pytest.raises(AssertionError, match=message):
-        _run(2, 1, config, tmp_path / "two", "--parallel", "hosts")
+    _, *pair, _ = ran
+    for told in pair:
+        code, text = told[change]
+        assert code == 2
+        assert re.search(message, text)
 
 
-@pytest.mark.slow
-def test_refuses_hosts_with_different_checkpoints(tmp_path):
-    """Hosts at different steps are refused: each would add the noise of another step."""
-    config = tmp_path / "config.py"
-    config.write_text(CONFIG.format(log=str(tmp_path / "reads")).replace('"cnn"', '"mlp"'))
-    _run(2, 1, config, tmp_path / "0", "--parallel", "hosts")
-    shutil.copytree(tmp_path / "0", tmp_path / "1")
-    shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
-    options = ("--parallel", "hosts", "--steps", "6")
-    with pytest.raises(AssertionError, match="must see the same checkpoints"):
-        _together([_command(config, tmp_path / name, *options) for name in "01"], 1)
-
-
-OWN_LOOP = """
-import jax, numpy as np, pytest
-from jax.sharding import NamedSharding, PartitionSpec
-import dpoptax
-
-rank = int(__import__("os").environ["JAX_PROCESS_ID"])
-jax.distributed.initialize(num_processes=2, process_id=rank)
-whole = NamedSharding(jax.make_mesh((2,), ("data",)), PartitionSpec())
-shared = jax.make_array_from_callback((3,), whole, lambda index: np.zeros(3, np.float32)[index])
-clip = dpoptax.adaptive_clip(1.0)
-mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
-own = jax.random.key(jax.process_index())
-for params, key in ((shared, jax.random.key(7)), (np.zeros(3), own)):
-    dpoptax.gaussian_noise(**mechanism, key=key).init(params)
-for noise in (
-    dpoptax.gaussian_noise(**mechanism, key=own),
-    dpoptax.adaptive_gaussian_noise(clip, **mechanism, key=own),
-    dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
-    dpoptax.contrib.geodp(0.1, **mechanism, key=own),
-):
-    with pytest.raises(ValueError, match="must have the same key"):
-        noise.init(shared)
-with pytest.raises(RuntimeError, match="broadcast_one_to_all"):
-    dpoptax.random_key_from_os()
-print("refused")
-"""
-
-
-@pytest.mark.slow
-def test_refuses_hosts_with_different_keys():
+def test_refuses_hosts_with_different_keys(ran):
     """Hosts with separate keys are refused: each would release the sum with different noise."""
-    outputs = _together([[sys.executable, "-c", OWN_LOOP]] * 2, 1)
-    assert all("refused" in output for output in outputs)
+    _, *pair, _ = ran
+    for told in pair:
+        assert len(told["keys"]) == 4
+        assert all("must have the same key" in error for error in told["keys"])
 
 
-FIT = """
-import os, sys
-import jax, numpy as np, optax
-if "JAX_PROCESS_ID" in os.environ:
-    rank = int(os.environ["JAX_PROCESS_ID"])
-    jax.distributed.initialize(num_processes=2, process_id=rank)
-import dpoptax
-from dpoptax.training import fit
-
-data = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
-plan = dpoptax.PrivacyPlan(
-    dataset_size=60, batch_size=12, steps=4, noise_multiplier=2.0, seed=7, accountant="rdp"
-)
-result = fit(
-    lambda params, x: ((params - x) ** 2).sum(), np.zeros(5), data, plan, key=jax.random.key(3),
-    optimizer=optax.chain(dpoptax.disk(), optax.adam(0.1)), workdir=sys.argv[1], progress=False,
-    mesh=jax.make_mesh((len(jax.devices()),), ("data",)),
-)
-print("params", *result.params)
-"""
+def test_fit_shares_a_run_between_processes(ran):
+    *pair, alone = (each["fit"] for each in ran[1:])
+    np.testing.assert_allclose(pair, [alone] * 2, rtol=1e-5)
+    assert pair[0] == pair[1]
 
 
-@pytest.mark.slow
-def test_fit_shares_a_run_between_processes(tmp_path):
-    found = []
-    for processes in (1, 2):
-        command = [sys.executable, "-c", FIT, str(tmp_path / str(processes))]
-        for output in _together([command] * processes, 1):
-            (line,) = [x for x in output.splitlines() if x.startswith("params ")]
-            found.append([float(value) for value in line.split()[1:]])
-    np.testing.assert_allclose(found[1:], found[:1] * 2, rtol=1e-5)
-    assert found[1] == found[2]
-
-
-@pytest.mark.slow
-def test_runs_are_shared_by_and_move_between_processes(tmp_path):
-    config, log = tmp_path / "config.py", tmp_path / "reads"
-    config.write_text(CONFIG.format(log=str(log)))
-    alone, summary = _run(1, 1, config, tmp_path / "alone")
-    read_alone = _reads(log, 0)
-    (tmp_path / "reads-0").unlink()
-
-    two, summary_of_two = _run(2, 2, config, tmp_path / "two", "--parallel", "hosts")
+def test_runs_are_shared_by_and_move_between_processes(ran):
+    folder = ran[0]
+    alone, summary = _result(ran, "alone")
+    two, summary_of_two = _result(ran, "two")
     _assert_close(two, alone)
     for field in ("epsilon", "steps", "noise_multiplier", "padded_size"):
         assert summary_of_two[field] == summary[field]
     # Each process reads its own part of the samples. Padding also reads record 0, at the end, in
     # the part of the last process.
-    reads = [[i for i in _reads(log, process) if i] for process in (0, 1)]
+    reads = [[i for i in _reads(folder / "reads-two", process) if i] for process in (0, 1)]
+    read_alone = _reads(folder / "reads-alone", 0)
     assert sorted(reads[0] + reads[1]) == sorted(i for i in read_alone if i)
     assert min(map(len, reads)) > 0
 
-    four, _ = _run(1, 4, config, tmp_path / "four", "--parallel", "devices")
-    _assert_close(four, alone)
+    three, _ = _result(ran, "three")
+    _assert_close(three, alone)
 
-    # Two processes run half of the steps; one runs the rest on other devices.
-    for processes, devices, options in (
-        (2, 1, ("--steps", "2", "--parallel", "hosts")),
-        (1, 3, ()),
-    ):
-        parallel = () if options else ("--parallel", "devices")
-        moved, summary_of_moved = _run(
-            processes, devices, config, tmp_path / "moved", *options, *parallel
-        )
+    # Two processes ran half of the steps; one ran the rest on other devices.
+    moved, summary_of_moved = _result(ran, "moved")
     assert summary_of_moved["steps"] == 4
     _assert_close(moved, alone)
 
 
-@pytest.mark.slow
-def test_hosts_share_cipher_keys(tmp_path):
+def test_hosts_share_cipher_keys(ran):
     """Checks noise by ChaCha20, batches by SHAKE-256, and a seed that one host draws."""
-    config = tmp_path / "config.py"
-    config.write_text(CONFIG.format(log=str(tmp_path / "reads")))
-    ciphered = ("--generator", "chacha20", "--seed")
-    alone, _ = _run(1, 1, config, tmp_path / "alone", *ciphered, str(2**200))
-    two, summary = _run(
-        2, 1, config, tmp_path / "two", *ciphered, str(2**200), "--parallel", "hosts"
-    )
+    two, summary = _result(ran, "ciphered")
+    params = (ran[0] / "ciphered-alone" / "params.msgpack").read_bytes()
+    alone = serialization.msgpack_restore(params)
     _assert_close(two, alone)
     assert summary["generator"] == "SHAKE-256"
-    drawn, summary = _run(
-        2, 1, config, tmp_path / "drawn", *ciphered, "None", "--parallel", "hosts"
-    )
+    drawn, summary = _result(ran, "drawn")
     assert summary["assumed_secret"] == []
     with pytest.raises(AssertionError):
         _assert_close(drawn, alone)

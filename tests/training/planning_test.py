@@ -23,6 +23,12 @@ def _cells(line):
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
+@pytest.fixture
+def given_attacks(monkeypatch):
+    """States these powers of attacks instead of computing them, which takes seconds."""
+    monkeypatch.setattr(planning, "_attacks", lambda plan: (0.25, 1.5))
+
+
 def test_plan_matches_run(tmp_path, monkeypatch):
     monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
     cost = plan_run(TINY, count_flops=False)
@@ -60,16 +66,17 @@ def test_flops_grow_with_batch_not_microbatch():
 
 
 @pytest.mark.slow
-def test_slow_plan_reports_progress(capsys, monkeypatch):
+def test_slow_plan_reports_progress(capsys, monkeypatch, given_attacks):
     monkeypatch.setattr(phases, "PATIENCE", 0.0)
     assert main(["plan", f"{CONFIGS}/digits/dp_sgd.py", "--accountant", "rdp"]) == 0
     told = capsys.readouterr()
     assert told.err == "dpoptax: computing the cost of the run ...\n"
     assert told.out.startswith("dp_sgd\n")
+    assert re.search(r"attacks .* at most 25\.0+ %.*μ = 1\.50+", told.out)
 
 
 @pytest.mark.slow
-def test_plans_large_epsilon_by_rdp(capsys):
+def test_plans_large_epsilon_by_rdp(capsys, given_attacks):
     # Charging e^12 times the probability of the default truncation used up δ, which raised an
     # error.
     plan = ["plan", f"{CONFIGS}/digits/dp_sgd.py", "--epsilon", "12", "--accountant", "rdp"]
@@ -85,7 +92,7 @@ def test_plan_states_missing_proof():
 
 
 @pytest.mark.slow
-def test_plan_states_attack_success():
+def test_plan_states_attack_success(coarse_prices):
     cost = plan_run(TINY, count_flops=False, attacks=True)
     found, mu = cost.attacks
     line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
@@ -100,7 +107,7 @@ def test_plan_states_attack_success():
 
 
 @pytest.mark.slow
-def test_plans_paper_without_its_data(capsys):
+def test_plans_paper_without_its_data(capsys, given_attacks):
     row = f"{CONFIGS}/papers/pmlf/table_1_3.py:mnist/eps-8/cnn/dp_sgd"
     assert main(["plan", row, "--accountant", "rdp", "--delta", "1e-5"]) == 0
     out = capsys.readouterr().out
@@ -133,7 +140,7 @@ def test_plans_every_row_of_transformer():
 
 
 @pytest.mark.slow
-def test_several_runs_give_a_table(tmp_path, capsys):
+def test_several_runs_give_a_table(tmp_path, capsys, given_attacks):
     config = tmp_path / "two.py"
     config.write_text(
         "from dpoptax.training.config import TrainConfig\n"

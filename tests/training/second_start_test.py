@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -21,7 +22,9 @@ CONFIG_FILE = """
 from dpoptax.training.config import TrainConfig
 
 def get_config():
-    return TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, seed=0)
+    return TrainConfig(
+        model="linear", steps=3, eval_every=2, batch_size=64, accountant="rdp", seed=0
+    )
 """
 # Prints the state after the first step and continues.
 WATCHED = """
@@ -73,6 +76,9 @@ def test_second_start_compiles_nothing_and_gives_same_run(tmp_path):
     assert first[misses] == first[requests] <= MOST_PROGRAMS
     assert second[requests] == first[requests]
     assert misses not in second
+    (folder,) = (tmp_path / "cache" / "dpoptax" / "compiled").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert len(list(folder.glob("jit_step-*-cache"))) == 1
     assert not {name.partition(".")[0] for name in modules} & LATER
     assert records[0] == records[1]
     for name in ("params_sha256", "epsilon", "noise_multiplier", "steps", "test_loss"):

@@ -20,6 +20,11 @@ from dpoptax.training.run.privacy import make_plan
 from tests.runs import CONFIG
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
+
+
 class TestPhases:
     def test_reports_slow_phases_once(self, monkeypatch):
         monkeypatch.setattr(phases, "PATIENCE", 0.05)

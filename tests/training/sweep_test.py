@@ -424,18 +424,6 @@ def test_refuses_trial_without_seed_or_on_many_hosts():
         Trial(dataclasses.replace(TINY, parallel="hosts"))
 
 
-@pytest.mark.slow
-def test_comparison_on_two_processes_gives_same_result(tmp_path):
-    rates = {"seeds": 1, "factors": (0.5, 1.0)}
-    one, two = (
-        compare(CONFIGS, Comparison(tmp_path / str(n), processes=n, **rates), progress=False)
-        for n in (1, 2)
-    )
-    for found, expected in zip(two.methods, one.methods, strict=True):
-        assert found.learning_rate == expected.learning_rate
-        assert found.test_accuracy_mean == pytest.approx(expected.test_accuracy_mean)
-
-
 OWN_PARTS = """
 import dataclasses, multiprocessing, os
 import numpy as np
@@ -466,18 +454,23 @@ def get_config():
 """
 
 
-def compare_own_parts(folder, on_load="pass", in_function="pass"):
+def compare_own_parts(folder, on_load="pass", in_function="pass", processes="2"):
     """Compares a config file with custom parts on two processes; returns the exit code."""
     (folder / "own.py").write_text(OWN_PARTS.format(on_load=on_load, in_function=in_function))
-    options = ["--seeds", "2", "--factors", "0.1", "--processes", "2"]
+    options = ["--seeds", "2", "--factors", "0.1", "1", "--processes", processes]
     return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
 
 
 @pytest.mark.slow
-def test_workers_know_definitions_of_config_file(tmp_path):
+def test_workers_know_definitions_of_config_file_and_give_same_result(tmp_path):
     assert compare_own_parts(tmp_path) == 0
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert method["name"] == "mine"
+    shutil.rmtree(tmp_path / "out")
+    assert compare_own_parts(tmp_path, processes="1") == 0
+    (alone,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    assert method["learning_rate"] == alone["learning_rate"]
+    assert method["test_accuracy_mean"] == pytest.approx(alone["test_accuracy_mean"])
     assert [run["config"]["dataset"] for run in method["runs"]] == ["sensors"] * 2
     assert {run["config"]["method"]["class"] for run in method["runs"]} == {"own.Mine"}
 

@@ -342,8 +342,7 @@ def test_given_coefficients_replace_preset():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize(("optimizer", "schedule"), [("momentum", "linear"), ("adam", "cosine")])
 def test_optimizers_and_schedules_train(optimizer, schedule):
     config = tiny(optimizer=optimizer, schedule=schedule, learning_rate=0.01, method=NonPrivate())
     losses = [record["test_loss"] for record in run(config).history]
