@@ -100,10 +100,11 @@ def _spread(cases: list[pytest.Function], count: int) -> list[pytest.Function]:
 
 
 def _select_spread(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Splits tests into those to run and the further cases of tests marked `spread(n)`."""
+    """Splits tests into those to run and the further slow cases of tests marked `spread(n)`."""
     cases: dict[tuple[object, str], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("spread"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and {"spread", "slow"} <= marks:
             cases.setdefault((item.parent, item.originalname), []).append(item)
     left_out: set[pytest.Item] = set()
     for found in cases.values():

@@ -71,7 +71,7 @@ def test_catches_noise_rescaled_as_in_opacus_disk(mistaken):
 def test_trade_off_curve_catches_noise_a_fifth_too_small():
     """The trade-off curve refutes the whole claim; one threshold proves less than the claim."""
     sampler = games.poisson(8)
-    effort = {"trials": 100_000, "delta": 1e-3}
+    effort = {"trials": 40_000, "delta": 1e-2}
     right = _audit(_full_batch(), **effort)
     wrong = _audit(_full_batch(games.mislabelled(games.noise(sampler, 0.8), 1.0)), **effort)
     assert wrong.epsilon_lower_bound < wrong.claimed_epsilon == right.claimed_epsilon
@@ -267,13 +267,14 @@ def test_catches_published_geodp():
 
     claim = games.claim(delta=1e-5)
     assert claim == pytest.approx(4.377, abs=1e-3)
-    ours = _audit(_turned_around(games.noise), trials=100_000, delta=1e-5, claimed_epsilon=claim)
+    effort = {"trials": 40_000, "delta": 1e-5, "claimed_epsilon": claim}
+    ours = _audit(_turned_around(games.noise), **effort)
     assert not ours.violated, ours
-    theirs = _audit(_turned_around(geodp), trials=100_000, delta=1e-5, claimed_epsilon=claim)
+    theirs = _audit(_turned_around(geodp), **effort)
     assert theirs.violated, theirs
     assert theirs.epsilon_lower_bound > 1.4 * claim
     with pytest.raises(ValueError, match="one example can turn"):
-        _audit(_turned_around(geodp))
+        _audit(_turned_around(geodp), trials=64)
 
 
 @pytest.mark.slow

@@ -103,12 +103,13 @@ def _all_close(got, want, tolerance=1e-4):
 
 
 @pytest.mark.slow
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_mapped_book_keeping_matches_per_example_gradients(name, kind):
     network = NETWORKS[name]
     points = points_of(network, 2, tangent=name == "mlp")
-    state = _state(_factors(kind, points.points[0]), points.points[0])
+    state = jax.jit(_state)(_factors(kind, points.points[0]), points.points[0])
     points = dpoptax.GradientPoints(
         points.points, points.weights, points.tangent, linear_map=state.of(points.points[0])
     )
@@ -144,7 +145,7 @@ def test_table_may_be_looked_up_and_contracted(lookup_first, size):
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 def test_every_norm_method_uses_mapped_factors(way, monkeypatch):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
-    network = NETWORKS["odd_convolutions"]
+    network = NETWORKS["convolution_over_time"]
     points = points_of(network, 1)
     state = _state(_factors("side", points.points[0]), points.points[0])
     points = dpoptax.GradientPoints(points.points, (1.0,), linear_map=state.of(points.points[0]))
