@@ -64,6 +64,7 @@ RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 8), (2.0, 1.0, 8)]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse_prices")
 @pytest.mark.spread(6)
 @pytest.mark.parametrize("name", games.FILTERS)
 @pytest.mark.parametrize("run", RUNS)
@@ -151,6 +152,7 @@ def examples():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coarse_prices")
 @pytest.mark.parametrize("sampler_type", [sampling.PoissonSampler, sampling.FixedSizeSampler])
 def test_audits_canary_examples_of_a_network(sampler_type, examples):
     params, dataset = examples
@@ -158,7 +160,7 @@ def test_audits_canary_examples_of_a_network(sampler_type, examples):
     tx = optax.chain(games.method("DiSK", sampler, 0.5), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, games.CLIP, microbatch_size=4)
     game = auditing.Game(tx, grad_fn, params, dataset, sampler, steps=3)
-    result = auditing.audit(game, key=KEY, trials=300, delta=1e-2)
+    result = auditing.audit(game, key=KEY, trials=1_000, delta=1e-2)
     assert not result.violated
     assert result.epsilon_lower_bound > 0.1, result
 
@@ -169,7 +171,7 @@ def test_audits_canary_examples_in_full_batches(examples):
     sampler = games.poisson(24)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.01))
     game = auditing.Game(games.noise(sampler), grad_fn, params, dataset, sampler)
-    result = auditing.audit(game, key=KEY, trials=4_000, delta=1e-2)
+    result = auditing.audit(game, key=KEY, trials=8_000, delta=1e-2)
     _assert_seen(result)
 
 
@@ -199,12 +201,13 @@ def test_worst_example_catches_wrong_norm_bound(monkeypatch):
     # With so many steps the move does not depend on the rounding of either program.
     game, ratio = _searched(starts=14, steps=40)
     assert ratio > 2
-    result = auditing.audit(game, key=KEY, **QUICK)
+    effort = {"trials": 2_000, "delta": 1e-2}
+    result = auditing.audit(game, key=KEY, **effort)
     assert result.violated, result
     plain = auditing.canary_gradient(
         games.noise(games.poisson()), games.CLIP, games.PARAMS, games.poisson()
     )
-    assert not auditing.audit(plain, key=KEY, **QUICK).violated
+    assert not auditing.audit(plain, key=KEY, **effort).violated
 
 
 @pytest.mark.slow
