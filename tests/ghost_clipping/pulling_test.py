@@ -103,7 +103,7 @@ def test_combined_sums_equal_per_example_gradients(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.spread(len(FUNCTIONS))
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_clipped_sum_equals_per_example_gradients(name, way, monkeypatch):
@@ -145,7 +145,7 @@ def _check_several(loss, params, weights, monkeypatch, way="gram"):
 
 
 @pytest.mark.slow
-@pytest.mark.spread(len(FUNCTIONS))
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("weights", ["of both signs", "large and cancelling"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_clipped_sums_at_several_points(name, weights, monkeypatch):
