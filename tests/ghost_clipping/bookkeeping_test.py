@@ -19,8 +19,6 @@ from tests.networks import NETWORKS, Network
 pytestmark = pytest.mark.usefixtures("no_room")
 
 SIZE = 5
-# Together, these networks use every rule. Tests use them if not all networks are needed.
-FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # These networks have the rules and structure of others.
 COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
