@@ -60,7 +60,7 @@ def test_audit_confirms_proven_geodp():
     _assert_seen(auditing.audit(games.hyperspherical(), key=KEY, **QUICK))
 
 
-RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 8), (2.0, 1.0, 8)]
+RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 4), (2.0, 1.0, 4)]
 
 
 @pytest.mark.slow

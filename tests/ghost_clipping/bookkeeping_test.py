@@ -111,7 +111,7 @@ def test_combined_networks_equal_per_example_gradients(names, count):
 
 
 @pytest.mark.slow
-@pytest.mark.spread(len(NETWORKS))
+@pytest.mark.spread(15)
 @pytest.mark.parametrize(
     "points",
     [{"count": 1}, {"count": 2}, {"count": 4}, {"count": 1, "tangent": True}],
