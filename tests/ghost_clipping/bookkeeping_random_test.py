@@ -79,13 +79,6 @@ _PULLED = {"normalised", "standardised", "standardised convolution", "weight nor
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
 
-@pytest.mark.slow
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
-def test_random_programs(layers, length, count, seed):
-    _compare(layers, length, count, seed)
-
-
 def _compare(layers, length, count, seed, tolerance=None):
     if tolerance is None:
         cancels = count > 1 or any(kind in _PULLED for kind, _ in layers)
@@ -112,8 +105,8 @@ def _compare(layers, length, count, seed, tolerance=None):
 @pytest.mark.optimized
 @settings(max_examples=40, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
-def test_many_random_programs(layers, length, count, seed):
-    test_random_programs.hypothesis.inner_test(layers, length, count, seed)
+def test_random_programs(layers, length, count, seed):
+    _compare(layers, length, count, seed)
 
 
 @pytest.mark.slow

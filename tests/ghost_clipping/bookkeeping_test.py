@@ -19,8 +19,6 @@ from tests.networks import NETWORKS, Network
 pytestmark = pytest.mark.usefixtures("no_room")
 
 SIZE = 5
-# Together, these networks use every rule. Tests use them if not all networks are needed.
-FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # These networks have the rules and structure of others.
 COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
@@ -113,33 +111,22 @@ def test_combined_networks_equal_per_example_gradients(names, count):
 
 
 @pytest.mark.slow
+@pytest.mark.spread(15)
+@pytest.mark.parametrize(
+    "points",
+    [{"count": 1}, {"count": 2}, {"count": 4}, {"count": 1, "tangent": True}],
+    ids=["1", "2", "4", "tangent"],
+)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_equals_per_example_gradients_at_two_points(name):
+def test_equals_per_example_gradients_at_several_points(name, points):
     network = NETWORKS[name]
-    close(*both(network, dpoptax.l2_clip(0.3), points_of(network, 2), _batch(network)))
+    close(*both(network, dpoptax.l2_clip(0.3), points_of(network, **points), _batch(network)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("name", FEW)
-def test_equals_per_example_gradients_at_one_and_four_points(name, count):
-    network = NETWORKS[name]
-    close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
-
-
-@pytest.mark.parametrize("name", slow_but(("mlp",), [*FEW, "weight_standardisation", "lookups"]))
-def test_equals_per_example_gradients_with_a_tangent(name):
-    network = NETWORKS[name]
+def test_equals_per_example_gradients_with_a_tangent():
+    network = NETWORKS["mlp"]
     points = points_of(network, 1, tangent=True)
     close(*both(network, dpoptax.l2_clip(0.3), points, _batch(network)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(NETWORKS) - set(FEW)))
-def test_equals_per_example_gradients_at_other_points(name):
-    network = NETWORKS[name]
-    for points in (points_of(network, 1), points_of(network, 1, True), points_of(network, 4)):
-        close(*both(network, dpoptax.l2_clip(0.3), points, _batch(network)))
 
 
 CLIPS = {
@@ -168,9 +155,8 @@ def test_equals_per_example_gradients_for_each_clip(name):
 
 # adversary_test has examples that reach the bound.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FEW[1:3])
-def test_one_normalized_example_adds_the_bound(name):
-    network = NETWORKS[name]
+def test_one_normalized_example_adds_the_bound():
+    network = NETWORKS["convolution_over_time"]
     clip = dpoptax.normalized_clip(0.3)
     got = clipped_sum(ghost_clipped_sum, network, clip, points_of(network, 2), _batch(network, 1))
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
@@ -359,9 +345,8 @@ def test_aux_with_microbatches():
 
 # tests/multidevice checks sums over several devices, also in the quick tests.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "tied_embeddings"])
-def test_works_inside_shard_map(name):
-    network = NETWORKS[name]
+def test_works_inside_shard_map():
+    network = NETWORKS["mlp"]
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     points, batch = points_of(network, 2), _batch(network)
     spec = jax.sharding.PartitionSpec

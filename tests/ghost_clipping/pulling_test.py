@@ -15,7 +15,6 @@ from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from experiments.models.networks import WideResNet
 from experiments.models.vision_transformer import VisionTransformer
 from tests.ghost_clipping.bookkeeping_test import QUICK, both, close
-from tests.helpers import slow_but
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -104,6 +103,7 @@ def test_combined_sums_equal_per_example_gradients(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_clipped_sum_equals_per_example_gradients(name, way, monkeypatch):
@@ -144,11 +144,14 @@ def _check_several(loss, params, weights, monkeypatch, way="gram"):
     close(got, want, tolerance=2e-3)
 
 
-@pytest.mark.parametrize("weights", ["three", "large and cancelling"])
-@pytest.mark.parametrize("name", slow_but((), FUNCTIONS))
+@pytest.mark.slow
+@pytest.mark.spread(8)
+@pytest.mark.parametrize("weights", ["of both signs", "large and cancelling"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_clipped_sums_at_several_points(name, weights, monkeypatch):
     function, count = FUNCTIONS[name]
-    _check_several(_loss(function), _params(count), WEIGHTS[weights], monkeypatch)
+    loss = lambda params, x: jnp.sum(jnp.sin(x @ function(*params)))  # noqa: E731
+    _check_several(loss, _params(count), WEIGHTS[weights], monkeypatch)
 
 
 def _tied(w, gain, x):
@@ -164,14 +167,7 @@ def _tied_and_scaled(params, x):
 
 # adversary_test attacks derived kernels at several points.
 @pytest.mark.slow
-def test_several_uses_of_one_kernel_at_several_points(monkeypatch):
-    w, _, _, gain = _params(4)
-    loss = lambda params, x: jnp.sum(jnp.sin(_tied(*params, x)))  # noqa: E731
-    _check_several(loss, [w, gain], WEIGHTS["large and cancelling"], monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", ["three", "large and cancelling"])
 def test_several_uses_at_several_points(weights, monkeypatch):
     _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
 

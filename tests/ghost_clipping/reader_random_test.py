@@ -227,26 +227,21 @@ def _check(layers, length, count, tangent, seed, dtype):
 
 # reader_test has quick programs of all constructs.
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None)
 @given(**_programs)
 def test_random_programs(**program):
     check(**program)
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
-@given(**_programs)
-def test_many_random_programs(**program):
-    check(**program)
-
-
-@pytest.mark.slow
+@pytest.mark.spread(15)
 @pytest.mark.parametrize("meeting", _MEETINGS)
 def test_each_combination_of_parameters_and_data(meeting):
     check([(meeting, ("itself", 0), ("itself", 1))])
 
 
 @pytest.mark.slow
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("kind", _DERIVED)
 def test_each_function_of_parameters(kind):
     check([("dot, dot", (kind, 0), ("itself", 1)), ("twice", (kind, 1), ("itself", 0))], count=2)

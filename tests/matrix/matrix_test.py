@@ -71,7 +71,7 @@ def test_noise_is_inverse_strategy_times_white_noise(strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [BANDED, LAMBDA, BUFFERED, BISR])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
 def test_factory_works_under_jit(strategy):
     def first(key):
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
@@ -92,7 +92,6 @@ def test_factory_works_under_jit(strategy):
     "coefficients",
     [
         (1.0, -0.9995),
-        pytest.param((1.0, -2.34, 1.83, -0.478), marks=pytest.mark.slow),
         (1, -1.9, 0.93),
     ],
 )
@@ -192,7 +191,7 @@ class _Kept(matrix.BandedInverseToeplitz):
         return matrix.BandedInverseToeplitz(self.coefficients, self.steps).noising_matrix()
 
 
-@pytest.mark.parametrize("bands", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 7])
+@pytest.mark.parametrize("bands", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_redrawn_noise_equals_buffered_noise(bands):
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
@@ -430,18 +429,17 @@ def test_optimal_strategies_reduce_noise_in_sums():
         noise = sums @ np.linalg.inv(_dense(strategy, steps))
         return np.mean(np.sum(noise**2, axis=1)) * sensitivity**2
 
-    bands = [matrix.optimal_banded_toeplitz(steps, b, optimizer_steps=40) for b in (1, 2, 8)]
-    errors = [error(strategy) for strategy in bands]
-    assert errors[0] == pytest.approx((steps + 1) / 2)
-    assert errors[2] < 0.45 * errors[0]
-    assert errors[2] < errors[1] < errors[0]
+    two, eight = (matrix.optimal_banded_toeplitz(steps, b, optimizer_steps=40) for b in (2, 8))
+    of_independent_noise = (steps + 1) / 2
+    assert error(eight) < 0.45 * of_independent_noise
+    assert error(eight) < error(two) < of_independent_noise
     sampler = _cyclic(batch_size=125, cycle_length=8)
     buffered = matrix.optimal_buffered_toeplitz(steps, 8, max_buffers=2)
     independent = matrix.BandedToeplitz((1.0,)).under(sampler).sensitivity(steps)
     assert independent == pytest.approx(4**0.5)
     ours = error(buffered, buffered.under(sampler).sensitivity(steps))
     assert ours < 0.5 * error(matrix.BandedToeplitz((1.0,)), independent)
-    assert ours < 1.2 * error(bands[2], independent)
+    assert ours < 1.2 * error(eight, independent)
 
 
 @pytest.mark.slow

@@ -132,6 +132,7 @@ def _compiled(name):
     return jax.jit(ALL[name]().update, donate_argnums=1)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("name", slow_but(["disk"], ALL))
 def test_jit_matches_eager(name):
     eager = _run(name, ALL[name]().update, _params())
@@ -142,6 +143,7 @@ def test_jit_matches_eager(name):
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
+@pytest.mark.spread(20)
 @pytest.mark.parametrize(("name", "dtype"), covering(list(ALL), DTYPES, strength=1))
 def test_keeps_dtypes_and_shapes(name, dtype):
     tx, params = ALL[name](), _params(dtype)
@@ -152,6 +154,7 @@ def test_keeps_dtypes_and_shapes(name, dtype):
     chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(first, params), params)
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     covering(list(ALL), {kind: DTYPES[kind] for kind in ("float32", "bfloat16")}, strength=1),
