@@ -24,11 +24,10 @@ FILTERS = {
     "adaptive Kalman": lambda: dpoptax.adaptive_kalman(0.1),
     "DP-PMLF": lambda: dpoptax.pmlf(3, 0.5, *SECOND_ORDER),
 }
-# One of each available clip geometry, each with a different bound.
 CLIPS = {
-    name: getattr(dpoptax, name)
-    for name in ("automatic_clip", "psac_clip", "normalized_clip")
-    if hasattr(dpoptax, name)
+    "automatic_clip": dpoptax.automatic_clip,
+    "psac_clip": dpoptax.contrib.psac_clip,
+    "normalized_clip": dpoptax.normalized_clip,
 }
 
 
