@@ -16,6 +16,7 @@ from dpoptax.training.errors import unknown_name
 _CONFIG_FIRST = ("train", "plan", "audit")
 # Packages that commands need and `import dpoptax` does not.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
+_CACHE = "jax_compilation_cache_dir"
 
 _COMMANDS = {
     "train": """\
@@ -140,9 +141,9 @@ def _keep_compiled_programs() -> None:
 
     from dpoptax.training.run.records import make_private
 
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, _CACHE) is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = cache / "dpoptax" / "compiled" / platform.node()  # several machines, one home
         make_private(folder)
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # for worker processes
+        jax.config.update(_CACHE, str(folder))
+        os.environ[_CACHE.upper()] = str(folder)  # for worker processes
