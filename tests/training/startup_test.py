@@ -141,5 +141,4 @@ def test_evaluation_compiles_once_per_shape():
     first = evaluate(params)
     moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
     assert evaluate(moved) != evaluate(params) == other(params) == first
-    chunk = min(1024, CONFIG.microbatch_size or 1024)
-    assert evaluation.evaluate_split(model, chunk)._cache_size() == 1
+    assert evaluation.evaluate_split(model, len(inputs))._cache_size() == 1

@@ -50,7 +50,8 @@ class Evaluator:
     def __init__(
         self, config: TrainConfig, model: nn.Module, split: streaming.Source, frozen: Any
     ) -> None:
-        self._chunk = min(1024, config.microbatch_size or 1024)
+        size = max(1, streaming.source_size(split))  # a streamed chunk is padded
+        self._chunk = min(1024, config.microbatch_size or 1024, size)
         self._model, self._split, self._frozen = model, split, frozen
 
     def __call__(self, params: models.Params) -> dict[str, float]:
