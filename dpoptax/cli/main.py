@@ -1,22 +1,18 @@
 """The command line: `dpoptax train`, `plan`, `compare`, `sweep` and `audit`."""
 
-import contextlib
 import logging
-import os
-import platform
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import dpoptax
+from dpoptax.cli import compilation_cache
 from dpoptax.training.errors import unknown_name
 
 # Commands with options that depend on the config. Their help without a config lists none.
 _CONFIG_FIRST = ("train", "plan", "audit")
 # Packages that commands need and `import dpoptax` does not.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
-_CACHE = "jax_compilation_cache_dir"
 
 _COMMANDS = {
     "train": """\
@@ -74,7 +70,7 @@ def run_command(
         arguments: Arguments of the command line. None: those of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # Silences orbax, whose log repeats the warnings about unreadable checkpoints.
+    # Silences orbax, whose log repeats the errors about unreadable checkpoints.
     logging.getLogger("absl").setLevel(logging.ERROR)
     shown: set[str] = set()
 
@@ -127,23 +123,5 @@ def _dispatch(arguments: list[str]) -> int:
 
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
-    with contextlib.suppress(OSError):  # such as a home folder that is read-only
-        _keep_compiled_programs()
+    compilation_cache.keep_programs()
     return COMMANDS[command](rest)
-
-
-def _keep_compiled_programs() -> None:
-    """Caches programs that compile for a second or longer, unless JAX has a cache already.
-
-    Another user could replace programs in a shared folder, so the folder is private.
-    """
-    import jax
-
-    from dpoptax.training.run.records import make_private
-
-    if getattr(jax.config, _CACHE) is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "dpoptax" / "compiled" / platform.node()  # several machines, one home
-        make_private(folder)
-        jax.config.update(_CACHE, str(folder))
-        os.environ[_CACHE.upper()] = str(folder)  # for worker processes

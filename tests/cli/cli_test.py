@@ -11,7 +11,8 @@ import matplotlib.image
 import pytest
 
 import dpoptax
-from dpoptax.cli.main import _keep_compiled_programs, main
+from dpoptax.cli import compilation_cache
+from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.data import dataset as dataset_module
@@ -407,16 +408,32 @@ def test_bugs_are_not_reported_as_user_errors(config, tmp_path, monkeypatch):
         main(["train", config(), "--workdir", str(tmp_path / "run")])
 
 
-def test_compiled_programs_are_kept_in_private_folder(tmp_path, monkeypatch):
+@pytest.fixture
+def no_cache_yet(tmp_path, monkeypatch):
+    """Removes the tests' own cache, and makes `tmp_path` the user's folder of caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # restored afterwards
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
-    try:
-        _keep_compiled_programs()
-        (folder,) = (tmp_path / "dpoptax" / "compiled").iterdir()
-        assert jax.config.jax_compilation_cache_dir == str(folder)
-        assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
-        assert folder.stat().st_mode & 0o777 == 0o700
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    yield tmp_path / "dpoptax" / "compiled"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_compiled_programs_are_kept_in_private_folder(no_cache_yet, monkeypatch):
+    compilation_cache.keep_programs()
+    (folder,) = no_cache_yet.iterdir()
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
+    compilation_cache.keep_programs()  # JAX has a cache already
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+
+
+def test_folder_that_others_may_write_to_keeps_no_programs(no_cache_yet):
+    inside = no_cache_yet / compilation_cache._machine()
+    inside.mkdir(parents=True)
+    inside.chmod(0o777)
+    with pytest.warns(UserWarning, match="must not be writable by other users"):
+        compilation_cache.keep_programs()
+    assert jax.config.jax_compilation_cache_dir is None

@@ -15,7 +15,7 @@ ORDER = (
     "_noise", "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
     "_information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
-    "training.config_files", "training.data", "training",
+    "training.cache_folder", "training.config_files", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
     "cli",

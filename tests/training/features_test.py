@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training import audit, loop
+from dpoptax.training import audit, cache_folder, loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import planning
 from dpoptax.training.search import trials
 from experiments.config import ExperimentConfig
-from experiments.data import cache_folder, dictionary, features, scattering
+from experiments.data import dictionary, features, scattering
 from experiments.data.dictionary import Dictionary
 from experiments.data.published_data import load_published
 from experiments.data.scattering import Scattering

@@ -15,13 +15,13 @@ import pytest
 
 from dpoptax._clip.block_sums import WholeBatch, tau
 from dpoptax.cli.main import main
-from dpoptax.training import loop, models
+from dpoptax.training import cache_folder, loop, models
 from dpoptax.training.config import load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import figures, records, resume
+from dpoptax.training.run import figures, resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.course import Course
@@ -511,7 +511,7 @@ def test_checkpoint_folder_is_made_private_or_refused(tmp_path, monkeypatch):
     with Checkpoints(folder):
         assert folder.stat().st_mode & 0o077 == 0
     other = types.SimpleNamespace(st_uid=folder.stat().st_uid + 1)
-    monkeypatch.setattr(records, "os", types.SimpleNamespace(fstat=lambda file: other))
+    monkeypatch.setattr(cache_folder, "os", types.SimpleNamespace(fstat=lambda file: other))
     with pytest.raises(CheckpointError, match="must belong to the current user"):
         Checkpoints(folder)
 

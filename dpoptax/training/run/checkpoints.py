@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dpoptax.training import cache_folder
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
 
@@ -48,7 +49,7 @@ class Checkpoints:
         """
         self.directory = directory.absolute()
         try:
-            records.make_private(self.directory)
+            cache_folder.make_private(self.directory)
         except OSError as error:
             raise CheckpointError(
                 f"The checkpoint directory {self.directory} cannot be created: {error}"

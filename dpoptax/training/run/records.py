@@ -1,4 +1,4 @@
-"""Writes strict JSON, tables, parameters and secret files, and identifies versions."""
+"""Writes strict JSON, tables and parameters, and identifies versions and code."""
 
 import dataclasses
 import decimal
@@ -7,11 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
-import os
 import platform
-import stat
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,25 +71,6 @@ def make_secret(path: Path) -> None:
     """Replaces a file with an empty one that only its owner can read."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-
-
-def make_private(folder: Path) -> None:
-    """Creates a folder for secret files, or restricts an existing one to its owner.
-
-    Raises:
-        OSError: The folder cannot be created, or it belongs to another user.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if sys.platform == "win32":
-        return
-    # Compare with the owner of a new file, not of the process: network disks may map all to nobody.
-    with tempfile.TemporaryFile(dir=folder) as file:
-        if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
-            raise PermissionError(
-                f"The folder {folder} must belong to the current user. Use another folder."
-            )
-    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        folder.chmod(0o700)
 
 
 def params_sha256(params: Any) -> str:

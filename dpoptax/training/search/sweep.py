@@ -11,6 +11,7 @@ import numpy as np
 from flax import serialization
 
 import dpoptax
+from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
@@ -38,7 +39,7 @@ def run_sweep(
             another sweep.
     """
     trials = sweep.workdir / "trials"
-    records.make_private(trials)  # records contain seeds, which reveal the noise
+    cache_folder.make_private(trials)  # records contain seeds, which reveal the noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(trials, stack)
         begun = _begun(configs, sweep)
@@ -145,7 +146,7 @@ def prepare(
         raise ConfigError(
             "`generator` must be 'threefry' in a sweep, got 'chacha20'. A sweep draws settings, "
             "score noise and seeds of trials by other generators, from 63 bits. Use "
-            "generator='threefry', or choose the settings on public data and train them alone."
+            "generator='threefry', or choose the settings on public data and train only the best."
         )
     if sweep.repetitions == "fixed" and any(c.config.accountant == "monte_carlo" for c in priced):
         raise ConfigError(

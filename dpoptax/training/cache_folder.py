@@ -1,8 +1,9 @@
-"""Creates private folders for caches."""
+"""Creates private folders for caches and secret files."""
 
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -32,6 +33,25 @@ def prepare(folder: Path) -> None:
         _check_others_keep_out(folder)
     with open(folder / ".writable", "wb"):
         pass
+
+
+def make_private(folder: Path) -> None:
+    """Creates a folder for secret files, or restricts an existing one to its owner.
+
+    Raises:
+        OSError: The folder cannot be created, or it belongs to another user.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return
+    # Compare with the owner of a new file, not of the process: network disks may map all to nobody.
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
+            raise PermissionError(
+                f"The folder {folder} must belong to the current user. Use another folder."
+            )
+    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        folder.chmod(0o700)
 
 
 def keep_newest(folder: Path, pattern: str, largest: int) -> None:
