@@ -73,7 +73,9 @@ class PhaseTimes(Phases):
 
 def install() -> None:
     """Measures all later runs of this process, with steps and telemetry as further phases."""
-    loop.Phases = PhaseTimes  # type: ignore[misc]
+    trainer: Any = loop
+    trainer.Phases = PhaseTimes
+    course_type: Any = Course
     advance = Course.advance
 
     def stepping(course: Course, batch: Any) -> None:
@@ -84,7 +86,7 @@ def install() -> None:
                 jax.block_until_ready(course.state.params)
         phases.stepped()
 
-    Course.advance = stepping  # type: ignore[method-assign]
+    course_type.advance = stepping
     # Evaluation is a phase inside of `evaluate`.
     for owner, name in (
         (Bar, "update"),

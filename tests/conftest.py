@@ -81,7 +81,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _spread(cases: list[pytest.Function], count: int) -> list[pytest.Function]:
     """Returns `count` cases of a test in which the values of each parameter are about as frequent.
 
-    Among cases whose values were taken equally seldom, it takes those farthest apart.
+    Each next case has the rarest values so far. Ties are broken in an order that jumps through the
+    grid.
     """
     stride = next(s for s in range(round(0.618 * len(cases)), 0, -1) if gcd(s, len(cases)) == 1)
     left = [cases[i * stride % len(cases)] for i in range(len(cases))]

@@ -130,7 +130,7 @@ def _on_automatic_axes(
 ) -> Callable[..., tuple[UseTotal, PyTree]]:
     """Runs `sum_parts(layout, points, …)` of explicitly sharded arrays on automatic axes."""
     automatic = layout.automatic(params)
-    specs = (automatic.specs(params), P()), P(layout.axes)
+    specs = (automatic.param_specs, P()), P(layout.axes)
 
     def run(points: GradientPoints, *rest: PyTree) -> tuple[UseTotal, PyTree]:
         points, with_weights = take_fixed_weights(points)

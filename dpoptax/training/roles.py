@@ -64,7 +64,7 @@ def check(settings: Any) -> None:
 
 
 def role_of(declared: "dataclasses.Field[Any]") -> Role:
-    """Returns the role of a field, or an empty role if none is declared."""
+    """Returns the role of a field; fields without a declared role have an empty one."""
     return declared.metadata.get("role", Role(0))
 
 

@@ -1,7 +1,7 @@
 """Reads records from arrays, memory-mapped files and random-access sources.
 
 A step reads only the records of its sample. Each host draws the same sample, a function of (seed,
-step), and reads only the rows of its own devices.
+step), and reads only the rows that its devices need.
 """
 
 import zlib

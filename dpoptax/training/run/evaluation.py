@@ -50,15 +50,15 @@ class Evaluator:
     def __init__(
         self, config: TrainConfig, model: nn.Module, split: streaming.Source, frozen: Any
     ) -> None:
-        size = max(1, streaming.source_size(split))  # a streamed chunk is padded
-        self._chunk = min(1024, config.microbatch_size or 1024, size)
+        self._size = streaming.source_size(split)
+        # Streamed chunks are padded, so none is larger than the split.
+        self._chunk = max(1, min(1024, config.microbatch_size or 1024, self._size))
         self._model, self._split, self._frozen = model, split, frozen
 
     def __call__(self, params: models.Params) -> dict[str, float]:
         """Returns the metrics by name, such as "test_accuracy"."""
         split = self._split
-        size = streaming.source_size(split)
-        parts: Iterable[Any] = [(split, np.ones(size, bool))]
+        parts: Iterable[Any] = [(split, np.ones(self._size, bool))]
         if not streaming.in_memory(split):
             parts = streaming.chunks(split, self._chunk)
         evaluate = evaluate_split(self._model, self._chunk)

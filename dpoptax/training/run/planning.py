@@ -33,7 +33,7 @@ class RunCost:
         noise_multiplier: σ relative to the clip norm; 0 without privacy.
         epsilon: ε after `steps`, or None without a guarantee.
         promise: The neighboring relation, such as "add-or-remove-one", with "user" if that is the
-            unit, or the reason why there is no guarantee.
+            unit. For runs without a guarantee, the reason.
         num_params: Number of trained parameters.
         num_frozen: Number of frozen parameters.
         params_bytes: Memory of both.
