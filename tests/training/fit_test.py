@@ -385,7 +385,7 @@ def test_logs_to_lists_files_and_functions(tmp_path):
 @pytest.mark.slow
 def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
     for patience, shown in ((1e6, False), (0.0, True)):
-        monkeypatch.setattr(fitting, "PATIENCE", patience)
+        monkeypatch.setattr("dpoptax.training.run.course.PATIENCE", patience)
         monkeypatch.setattr("dpoptax.training.run.phases.PATIENCE", patience or 1e6)
         fit(linear_loss, np.zeros(5), (X, Y), make_plan(), evaluate=lambda params: {"loss": 1.5})
         text = capsys.readouterr().err

@@ -56,7 +56,7 @@ CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accou
 def test_second_start_compiles_nothing_and_gives_same_run(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG_FILE)
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("JAX_")}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "cache")
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     found, summaries, records = [], [], []

@@ -406,7 +406,8 @@ def test_audit_of_cipher_does_not_contradict_claim():
     """Audits one release. `test_audit_runs_steps_of_training_loop` audits a training."""
     config = tiny(generator="chacha20", noise_multiplier=1.0, epsilon=None)
     keys = Keys.fixed("chacha20")
-    run = resolve(config, make_plan(config, 1438), num_classes=10, keys=keys)
+    run = resolve(config, make_plan(config, 1438), num_classes=10)
+    run = dataclasses.replace(run, chain=dataclasses.replace(run.chain, keys=keys))
     key = jax.random.key(0)
     found = auditing.audit(audit._full_batch(run), trials=6400, delta=1e-5, key=key)
     assert not found.violated
