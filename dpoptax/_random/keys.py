@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._marks import NOISE, mark
-from dpoptax._random import chacha20
+from dpoptax._random import chacha20, threefry
 from dpoptax._random.check_key import check_key
-from dpoptax._random.threefry import split as _split
-from dpoptax._random.threefry import threefry
 
 Generator = Literal["threefry", "chacha20"]
 
@@ -94,9 +92,7 @@ def generator_of(key: jax.Array) -> Generator:
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Derives a key for a number, using the key's generator."""
-    if _is_chacha20(key):
-        return chacha20.fold_in(key, number)
-    return jax.random.fold_in(key, number)
+    return (chacha20 if _is_chacha20(key) else threefry).fold_in(key, number)
 
 
 def marked_as_noise(key: jax.Array) -> jax.Array:
@@ -109,14 +105,13 @@ def marked_as_noise(key: jax.Array) -> jax.Array:
 
 def split(key: jax.Array, count: int) -> jax.Array:
     """Returns `count` keys derived from a key, along a leading axis."""
-    return chacha20.split(key, count) if _is_chacha20(key) else _split(key, count)
+    return (chacha20 if _is_chacha20(key) else threefry).split(key, count)
 
 
 def two_words(key: jax.Array) -> jax.Array:
     """Returns two 32-bit words that do not reveal the key they are derived from."""
-    if _is_chacha20(key):
-        return chacha20.fold_in(key, 0)[:2]
-    return jax.random.bits(key, (2,), jnp.uint32)
+    folded = fold_in(key, 0)
+    return folded[:2] if _is_chacha20(key) else jax.random.key_data(folded)
 
 
 def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
@@ -129,7 +124,7 @@ def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[
         return chacha20.noise_words(key, places, streams[0], 2 * len(streams))
     words = jax.random.key_data(key)
     high, low = words[..., 0], words[..., 1]
-    return [word for s in streams for word in threefry(high, low, places, stream=s)]
+    return [word for s in streams for word in threefry.threefry(high, low, places, stream=s)]
 
 
 def _is_chacha20(key: jax.Array | np.ndarray) -> bool:

@@ -55,12 +55,6 @@ class RowMatrix:
         first = np.arange(len(self.array)) - np.where(self.second, length, 0)
         self.pair = places[first]
 
-    def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """Packs arrays of one dtype into the matrix, with zeros after each half."""
-        return jnp.concatenate(
-            [_pad_to_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
-        )
-
     def unpacked(self, matrix: jax.Array) -> list[jax.Array]:
         """Unpacks the arrays of a matrix."""
         stacks, start = [], 0
@@ -123,16 +117,6 @@ class _Cut(NamedTuple):
 def _cut(shape: tuple[int, ...], halves: HalvesFn) -> _Cut:
     period, half = halves(shape)
     return _Cut(math.prod(shape) // period, period, half)
-
-
-def _pad_to_rows(x: jax.Array, cut: _Cut) -> jax.Array:
-    x = _padded(x.reshape(cut.periods, cut.period), cut.sides * cut.half)
-    x = x.reshape(cut.periods * cut.sides, cut.half)
-    return _padded(x, cut.rows_of_half * _WIDTH).reshape(cut.rows, _WIDTH)
-
-
-def _padded(x: jax.Array, size: int) -> jax.Array:
-    return jnp.pad(x, ((0, 0), (0, size - x.shape[1]))) if size > x.shape[1] else x
 
 
 def _trim_rows(rows: jax.Array, cut: _Cut) -> jax.Array:

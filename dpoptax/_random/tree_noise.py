@@ -1,6 +1,6 @@
 """Draws the noise of a pytree, each number once, and compiles fast."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -81,22 +81,19 @@ def each_leaf(
 ) -> PyTree:
     """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
 
-    In a program for one device, small leaves become rows of one matrix, and one kernel adds noise
-    to all of them. The bits are the same, and the program compiles faster.
+    In a program for one device, the noise of all small leaves is drawn as the rows of one matrix.
+    The bits are the same, and the program compiles faster.
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
-    groups: dict[Hashable, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        rows = isinstance(keys, jax.core.Tracer) and _fits_rows(leaf, noise)
-        groups.setdefault(leaf.dtype if rows else None, []).append(i)
+    in_rows = [isinstance(keys, jax.core.Tracer) and _fits_rows(leaf, noise) for leaf in leaves]
     results = list(leaves)
-    for dtype, indices in groups.items():
-        drawn = (_draw_stacks if dtype is None else _draw_rows)(
-            [leaves[i] for i in indices], keys[np.array(indices)], noise, noisy
-        )
-        for i, leaf in zip(indices, drawn, strict=True):
-            results[i] = leaf
+    for draw, chosen in ((_draw_rows, np.array(in_rows)), (_draw_stacks, ~np.array(in_rows))):
+        indices = np.flatnonzero(chosen)
+        if indices.size:
+            drawn = draw([leaves[i] for i in indices], keys[indices], noise, noisy)
+            for i, leaf in zip(indices, drawn, strict=True):
+                results[i] = leaf
     return jax.tree.unflatten(treedef, results)
 
 
@@ -115,11 +112,14 @@ def _draw_rows(
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Returns noisy leaves of one dtype, computed as one matrix."""
+    """Returns noisy leaves. Their noise is drawn as one matrix."""
     rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
-    return rows.unpacked(
-        _draw_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys)
-    )
+
+    def draw() -> list[jax.Array]:
+        drawn = rows.unpacked(materialize(noise.in_rows(keys, rows), jnp.number))
+        return list(map(noisy, leaves, drawn))
+
+    return _draw_once(draw, keys)
 
 
 def _draw_stacks(
