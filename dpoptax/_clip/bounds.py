@@ -147,26 +147,17 @@ def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
     (pieces, sides, B): 0 for a side that is zero or subnormal, and `ERASE_EXPONENT` for one that is
     not finite.
 
-    On CPU they are computed in a loop, whose results XLA stores. Otherwise XLA would compute them
-    again in hundreds of kernels that read them, and would take twice as long to compile these.
+    On CPU the exponents are stored. Otherwise XLA would compute them again in hundreds of kernels
+    that read them, and would take twice as long to compile these.
     """
     together = jnp.stack(tops)
-    if not isinstance(together, jax.core.Tracer):  # eager operations are not fused
-        return _make_all_scales(together)
-    return lax.platform_dependent(
-        together, cpu=lambda x: lax.map(_make_piece_scales, x), default=_make_all_scales
+    found = jnp.where(jnp.isfinite(together), binary_exponent(together), ERASE_EXPONENT)
+    found = lax.platform_dependent(
+        found, cpu=lambda x: materialize(x, jnp.integer), default=lambda x: x
     )
-
-
-def _make_piece_scales(tops: jax.Array) -> tuple[jax.Array, Scales]:
-    finite = jnp.isfinite(tops)
-    found = binary_exponent(jnp.where(finite, tops, 0.0))
-    total = jnp.sum(found, axis=0, dtype=jnp.int32)
-    divisor = jnp.where(found == ZERO_EXPONENT, 0, found)
-    return jnp.where(finite, divisor, ERASE_EXPONENT), Scales(total, finite)
-
-
-_make_all_scales = jax.vmap(_make_piece_scales)
+    finite = found != ERASE_EXPONENT
+    total = jnp.sum(jnp.where(finite, found, ZERO_EXPONENT), axis=1, dtype=jnp.int32)
+    return jnp.where(found == ZERO_EXPONENT, 0, found), Scales(total, finite)
 
 
 def largest_entry(x: jax.Array) -> jax.Array:
