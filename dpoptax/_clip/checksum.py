@@ -58,8 +58,8 @@ def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
         for indices in groups_to_stack(words):
             one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
             first = np.array([starts[i] for i in indices], np.uint32)
-            place = places(one.shape, out_sharding=out_sharding(one))
-            place += first.reshape(-1, *(1,) * one.ndim)
+            place = places(one.shape, out_sharding=out_sharding(one))[None]
+            place = place + first.reshape(-1, *(1,) * one.ndim)
             found += jnp.sum(_mixed_with_place(stack, place), dtype=jnp.uint32)
         return found
 
