@@ -76,6 +76,21 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     return found
 
 
+def store_integers(integers: jax.Array) -> jax.Array:
+    """Returns integers that are stored, except on GPU.
+
+    XLA would otherwise compute them again in each kernel that reads them, and compile that.
+    """
+    if not isinstance(integers, jax.core.Tracer):
+        return integers
+    found: jax.Array = lax.platform_dependent(
+        integers,
+        cpu=lambda x: materialize(x, jnp.integer),
+        default=lax.optimization_barrier,
+    )
+    return found
+
+
 def _after_empty_loop(
     arrays: list[jax.Array], change: Callable[[jax.Array], jax.Array] = lax.optimization_barrier
 ) -> list[jax.Array]:

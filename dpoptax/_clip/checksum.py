@@ -1,5 +1,6 @@
 """Computes the checksum that seals a clipped sum."""
 
+import math
 import zlib
 
 import jax
@@ -57,10 +58,11 @@ def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
         found = jnp.uint32(0)
         for indices in groups_to_stack(words):
             one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
-            first = np.array([starts[i] for i in indices], np.uint32)
-            place = places(one.shape, out_sharding=out_sharding(one))[None]
+            first = np.array([starts[i] for i in indices], np.uint32) * np.uint32(_POSITION)
+            strides = [math.prod(one.shape[i + 1 :]) * _POSITION % 2**32 for i in range(one.ndim)]
+            place = places(one.shape, strides, out_sharding(one))[None]
             place = place + first.reshape(-1, *(1,) * one.ndim)
-            found += jnp.sum(_mixed_with_place(stack, place), dtype=jnp.uint32)
+            found += jnp.sum(mixed(stack ^ place), dtype=jnp.uint32)
         return found
 
     def by_block(words: list[jax.Array]) -> jax.Array:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpoptax._clip.block_sums import ROUNDING_LIMIT, TWO_ROUNDINGS, Rounding, block_rounding
 from dpoptax._clip.bounds import UNIT_ROUNDOFF, ldexp
@@ -142,29 +143,32 @@ def sum_lookups(
     rows = jnp.concatenate([rows for rows, _ in lookups])
     steps = exact.split(jnp.concatenate([values.astype(wide) for _, values in lookups]))
 
-    def total(rows: jax.Array, steps: jax.Array, size: int) -> jax.Array:
-        return jnp.zeros((size, steps.shape[1]), steps.dtype).at[rows].add(steps)
+    def total(rows: jax.Array, size: int) -> jax.Array:
+        # A scatter that is fused with other operations takes twice as long to compile on TPU.
+        at, *parts = lax.optimization_barrier((rows, *steps))
+        sums = [jnp.zeros((size, x.shape[1]), x.dtype).at[at].add(x) for x in parts]
+        return exact.join(*lax.optimization_barrier(sums))
 
     if rows.shape[0] >= size:
-        return exact.join(*(total(rows, x, size) for x in steps))
+        return total(rows, size)
     # Only the rows that occur are summed, since two more tables would need more memory.
-    order, found, slots = _join_equal(rows, size)
-    sums = exact.join(*(total(slots, x[order], len(found)) for x in steps))
+    found, slots = _join_equal(rows, size)
+    sums = total(slots, len(found))
     return table.at[found].set(sums, mode="drop", unique_indices=True)
 
 
-def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns an order that sorts rows (N,), the distinct rows, and the slots.
+def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the distinct rows of a table, and the place of each row (N,) among them.
 
-    Slots are the places of the sorted rows among the distinct ones. The distinct rows are padded to
-    N with rows beyond the table.
+    The distinct rows are padded to N with rows beyond the table.
     """
     rows = jnp.where(rows < 0, rows + size, rows).astype(jnp.int32)
     order = jnp.argsort(rows)
     ordered = rows[order]
     slots = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]]))
     beyond = size + jnp.arange(len(rows), dtype=jnp.int32)
-    return order, beyond.at[slots].set(ordered), slots
+    own = jnp.zeros_like(order).at[order].set(slots.astype(order.dtype), unique_indices=True)
+    return beyond.at[slots].set(ordered), own
 
 
 def lookup_rounding(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._random.threefry import places, rotated
+from dpoptax._random.threefry import rotated
 
 KEY_WORDS = 8
 """The number of uint32 words in a key. JAX has no key type of this length."""
@@ -64,11 +64,10 @@ def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
     return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[:KEY_WORDS])
 
 
-def split(key: jax.Array, count: int) -> jax.Array:
-    """Returns `count` keys derived from a key, shape (count, 8)."""
-    return jnp.stack(
-        chacha20(key, places((count,)), (_SPLIT, 0, 0), looped=True)[:KEY_WORDS], axis=-1
-    )
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns a key for each number (n,), shape (n, 8)."""
+    counters = jnp.asarray(numbers, jnp.uint32)
+    return jnp.stack(chacha20(key, counters, (_SPLIT, 0, 0), looped=True)[:KEY_WORDS], axis=-1)
 
 
 def _two_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:

@@ -103,9 +103,12 @@ def marked_as_noise(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
-def split(key: jax.Array, count: int) -> jax.Array:
-    """Returns `count` keys derived from a key, along a leading axis."""
-    return (chacha20 if _is_chacha20(key) else threefry).split(key, count)
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns a key for each number (n,), along a leading axis.
+
+    For threefry they are `jax.random.split(key, N)[numbers]`, for every N, without a gather.
+    """
+    return (chacha20 if _is_chacha20(key) else threefry).split(key, numbers)
 
 
 def two_words(key: jax.Array) -> jax.Array:

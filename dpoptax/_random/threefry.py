@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpoptax._xla import store_integers
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _KEY_PARITY = 0x1BD11BDA
 
@@ -77,22 +79,9 @@ def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
     return _typed(jnp.stack(threefry(data[0], data[1], number), axis=-1))
 
 
-def split(key: jax.Array, count: int) -> jax.Array:
-    """Returns `count` keys derived from a key.
-
-    The bits are those of `jax.random.split`, which takes longer to compile on CPU.
-    """
-    if not jax.threefry_partitionable.value:
-        return jax.random.split(key, count)
-
-    def reference(data: jax.Array) -> jax.Array:
-        return jax.random.key_data(jax.random.split(_typed(data), count))
-
-    def unrolled(data: jax.Array) -> jax.Array:
-        return jnp.stack(threefry(data[0], data[1], places((count,))), axis=-1)
-
-    data = jax.random.key_data(key)
-    return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns a key for each number, (n,)."""
+    return _typed(store_integers(jax.random.key_data(fold_in(key, jnp.asarray(numbers)))))
 
 
 def _typed(data: jax.Array) -> jax.Array:

@@ -85,22 +85,22 @@ def each_leaf(
     The bits are the same, and the program compiles faster.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    keys = split(key, len(leaves))
-    in_rows = [isinstance(keys, jax.core.Tracer) and _fits_rows(leaf, noise) for leaf in leaves]
+    in_rows = np.array([_fits_rows(key, leaf, noise) for leaf in leaves], bool)
     results = list(leaves)
-    for draw, chosen in ((_draw_rows, np.array(in_rows)), (_draw_stacks, ~np.array(in_rows))):
-        indices = np.flatnonzero(chosen)
-        if indices.size:
-            drawn = draw([leaves[i] for i in indices], keys[indices], noise, noisy)
-            for i, leaf in zip(indices, drawn, strict=True):
+    for draw, chosen in ((_draw_rows, in_rows), (_draw_stacks, ~in_rows)):
+        numbers = np.flatnonzero(chosen)
+        if numbers.size:
+            drawn = draw([leaves[i] for i in numbers], key, numbers, noise, noisy)
+            for i, leaf in zip(numbers, drawn, strict=True):
                 results[i] = leaf
     return jax.tree.unflatten(treedef, results)
 
 
-def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
+def _fits_rows(key: jax.Array, leaf: jax.Array, noise: Noise) -> bool:
     # Several devices each draw only their own part of a leaf, but would draw the whole matrix.
     return (
-        is_for_one_device(leaf)
+        isinstance(key, jax.core.Tracer)
+        and is_for_one_device(leaf)
         and float32_at_least(leaf) == jnp.float32
         and fits(leaf.shape, noise.halves)
     )
@@ -108,7 +108,8 @@ def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
 
 def _draw_rows(
     leaves: list[jax.Array],
-    keys: jax.Array,
+    key: jax.Array,
+    numbers: np.ndarray,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
@@ -116,15 +117,16 @@ def _draw_rows(
     rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
 
     def draw() -> list[jax.Array]:
-        drawn = rows.unpacked(materialize(noise.in_rows(keys, rows), jnp.number))
-        return list(map(noisy, leaves, drawn))
+        matrix = noise.in_rows(split(key, numbers), rows)
+        return list(map(noisy, leaves, rows.unpacked(materialize(matrix, jnp.number))))
 
-    return _draw_once(draw, keys)
+    return _draw_once(draw, key)
 
 
 def _draw_stacks(
     leaves: list[jax.Array],
-    keys: jax.Array,
+    key: jax.Array,
+    numbers: np.ndarray,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
@@ -133,31 +135,32 @@ def _draw_stacks(
     single = [indices[0] for indices in groups if len(indices) == 1]
 
     def draw() -> list[jax.Array]:
-        own = dict(zip(single, unstack(keys[np.array(single)])[0] if single else (), strict=True))
+        keys = unstack(split(key, numbers[single]))[0] if single else []
+        own = dict(zip(single, keys, strict=True))
 
         def stack(indices: list[int]) -> jax.Array:
             leaf = leaves[indices[0]]
             if len(indices) == 1:
                 return noisy(leaf, noise.of(own[indices[0]], leaf))[None]
-            drawn = jax.lax.map(lambda key: noise.of(key, leaf), keys[np.array(indices)])
+            drawn = jax.lax.map(lambda key: noise.of(key, leaf), split(key, numbers[indices]))
             return noisy(jnp.stack([leaves[i] for i in indices]), drawn)
 
         return list(map(stack, groups))
 
     results = list(leaves)
-    for indices, parts in zip(groups, unstack(*_draw_once(draw, keys)), strict=True):
+    for indices, parts in zip(groups, unstack(*_draw_once(draw, key)), strict=True):
         for i, part in zip(indices, parts, strict=True):
             results[i] = part
     return results
 
 
-def _draw_once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
+def _draw_once(draw: Callable[[], PyTree], key: jax.Array) -> PyTree:
     """Returns `draw()`, noise or noisy sums, computed once for all uses.
 
     On CPU, XLA would fuse the draw into each use, such as the output of a filter and its buffer. It
     would then be computed twice, with parts stored in memory.
     """
-    if not isinstance(keys, jax.core.Tracer):  # outside jit nothing is fused
+    if not isinstance(key, jax.core.Tracer):  # outside jit nothing is fused
         return draw()
     draw = jax.jit(draw)  # traced once for both platforms
     return jax.lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)

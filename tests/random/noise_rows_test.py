@@ -64,7 +64,7 @@ def test_bits_equal_separate_draws(noise, key):
 def test_each_leaf_has_its_own_key(most, monkeypatch):
     monkeypatch.setattr(box_muller, "_MAX_PAIRED_SIZE", most)
     shapes = SMALL[1::2]  # the other half is drawn alone in the test above
-    keys = split(KEYS["threefry"], len(shapes))
+    keys = split(KEYS["threefry"], np.arange(len(shapes)))
     drawn = jax.jit(lambda *given: NOISES["normal"](*given))(_zeros(shapes), KEYS["threefry"])
     for key, shape, got in zip(keys, shapes, drawn, strict=True):
         assert same_bits(got, box_muller.normal(key, shape)), shape
