@@ -1,6 +1,6 @@
-"""Adds and multiplies integers below 2⁹⁶ exactly, in limbs of 16 bits.
+"""Adds and multiplies integers below 2¹²⁸ exactly, in limbs of 16 bits.
 
-A wide integer is an array (6, …) of uint32, each limb below 2¹⁶, the least significant first. All
+A wide integer is an array (8, …) of uint32, each limb below 2¹⁶, the least significant first. All
 operations are sums and products of 32-bit integers that do not overflow. So the results do not
 depend on rounding or on the order of sums.
 """
@@ -8,7 +8,7 @@ depend on rounding or on the order of sums.
 import jax
 import jax.numpy as jnp
 
-_LIMBS = 6
+_LIMBS = 8
 _BITS = 16
 _LOW = 2**_BITS - 1
 # So many limbs below 2¹⁸ have a sum below 2³¹.
@@ -16,17 +16,39 @@ _BLOCK = 2**13
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:
-    """Returns Σ x² along the last axis, (6, …), of fewer than 2³³ numbers in int32."""
+    """Returns Σ x² along the last axis, (8, …), of fewer than 2³³ numbers in int32."""
+    magnitude = _magnitude(x)
+    return _sum_of_products(magnitude, magnitude)
+
+
+def inner_products(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns wide integers whose difference is Σ a b along the last axis, for int32.
+
+    The first is the sum of positive products, the second of the others' magnitudes.
+    """
+    signs = (a < 0) != (b < 0)
+    magnitude = _magnitude(a)
+    parts = jnp.stack([jnp.where(signs, 0, magnitude), jnp.where(signs, magnitude, 0)])
+    found = _sum_of_products(parts, jnp.broadcast_to(_magnitude(b), parts.shape))
+    return found[:, 0], found[:, 1]
+
+
+def _magnitude(x: jax.Array) -> jax.Array:
     # The magnitude of −2³¹ wraps around to itself, which is 2³¹ as an unsigned integer.
-    magnitude = jnp.abs(x.astype(jnp.int32)).astype(jnp.uint32)
-    low, high = magnitude & _LOW, magnitude >> _BITS
-    # x² = low² + 2 low high 2¹⁶ + high² 2³²
-    square, cross, top = low * low, low * high, high * high
+    return jnp.abs(x.astype(jnp.int32)).astype(jnp.uint32)
+
+
+def _sum_of_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns Σ a b along the last axis, for uint32."""
+    (a_low, a_high), (b_low, b_high) = ((x & _LOW, x >> _BITS) for x in (a, b))
+    low, high = a_low * b_low, a_high * b_high
+    crossed = (a_low * b_high, a_high * b_low)
+    # Each is below 2¹⁸.
     limbs = [
-        square & _LOW,
-        (square >> _BITS) + 2 * (cross & _LOW),
-        2 * (cross >> _BITS) + (top & _LOW),
-        top >> _BITS,
+        low & _LOW,
+        (low >> _BITS) + sum(x & _LOW for x in crossed),
+        sum(x >> _BITS for x in crossed) + (high & _LOW),
+        high >> _BITS,
     ]
     sums = [_block_sums(limb) for limb in limbs]
     zero = jnp.zeros_like(sums[0])
@@ -34,14 +56,14 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
 
 
 def total(x: jax.Array) -> jax.Array:
-    """Returns the sum along the last axis of wide integers (6, …, N)."""
+    """Returns the sum along the last axis of wide integers (8, …, N)."""
     while x.shape[-1] > 1:
         x = _carry(list(_block_sums(x)))
     return x[..., 0]
 
 
 def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns the products of wide integers, which must be below 2⁹⁶."""
+    """Returns the products of wide integers, which must be below 2¹²⁸."""
     columns = [jnp.zeros_like(a[0]) for _ in range(_LIMBS)]
     for i in range(_LIMBS):
         for j in range(_LIMBS - i):
@@ -52,13 +74,17 @@ def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
     return _carry(columns)
 
 
-def at_most(x: jax.Array, bound: int) -> jax.Array:
-    """Returns whether wide integers (6, …) are at most `bound`, which is below 2⁹⁶."""
+def constant(value: int) -> jax.Array:
+    """Returns a number as a wide integer, (8,)."""
+    return jnp.array([value >> (_BITS * i) & _LOW for i in range(_LIMBS)], jnp.uint32)
+
+
+def at_most(x: jax.Array, bound: jax.Array) -> jax.Array:
+    """Returns whether wide integers (8, …) are at most others of the same shape."""
     below, equal = jnp.zeros(x.shape[1:], bool), jnp.ones(x.shape[1:], bool)
     for i in reversed(range(_LIMBS)):
-        limit = bound >> (_BITS * i) & _LOW
-        below |= equal & (x[i] < limit)
-        equal &= x[i] == limit
+        below |= equal & (x[i] < bound[i])
+        equal &= x[i] == bound[i]
     return below | equal
 
 

@@ -162,7 +162,7 @@ def test_bound_does_not_depend_on_coefficients(name, factor, monkeypatch):
     assert (_norms(added) <= _limit(name)).all()
     assert not added.any() or factor < 2
     # Without the certificate, the same examples exceed the limit.
-    monkeypatch.setattr(wide_integers, "at_most", lambda x, _: jnp.ones(x.shape[1:], bool))
+    monkeypatch.setattr(wide_integers, "at_most", lambda x, bound: jnp.ones(x.shape[1:], bool))
     without = _contributions(_make(name), _batch(name))
     assert np.isnan(factor) or (_norms(without) > _limit(name)).any()
 

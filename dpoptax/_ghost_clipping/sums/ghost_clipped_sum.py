@@ -202,7 +202,12 @@ def _clip_and_sum(
         limits = integer_sum.make_grid(grid, clip, entries)
         (by_piece,) = unstack(coefficients)
         found = integer_sum.sum_integers(
-            gradients.products, gradients.formed, [piece.size for piece in pieces], by_piece, limits
+            gradients.products,
+            [product.method for product in plan.products],
+            gradients.formed,
+            [piece.size for piece in pieces],
+            by_piece,
+            limits,
         )
         return _add_sums(zeros, plan, *found), None
     total = _sum_weighted_gradients(

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 import operator
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +33,11 @@ from dpoptax._xla import materialize
 _ROW_BITS = 6
 _LARGEST_ROW = 2.0**7 - 1.0
 # Columns are 2⁸ high + low, with two digits in int8.
+_DIGIT_BITS = 8
 _LARGEST_COLUMN = 127.0 * 2.0**8
 # The largest C/g. Columns next to rows times 2⁶ are then at most 2¹⁴, for one position.
 _FINEST_GRID = 2.0**20
-# Columns next to one-hot factors, and formed gradients. Larger entries exceed every limit.
+# Formed gradients. Larger entries exceed every limit.
 _LARGEST_ENTRY = 2.0**30
 # Products of int8 are at most 2¹⁴, so sums of 2¹⁰ are exact in float32, and sums of 2¹⁶ in int32.
 _EXACT_TERMS = 2**10
@@ -79,6 +81,10 @@ def make_grid(step: float, clip: Clip, entries: int) -> IntegerGrid:
     return IntegerGrid(step, int(limit**2 * (1.0 - 2.0**-48)))
 
 
+# 2^bits (positive − negative) is added to a squared norm; wide integers (8, B). None is zero.
+Term: TypeAlias = tuple[int, jax.Array, jax.Array | None]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IntegerFactors:
@@ -86,19 +92,22 @@ class IntegerFactors:
 
     Attributes:
       rows: (B, K, L, R) int8, or the indices of one-hot rows, (B, K, L) int32.
-      columns: (B, K, L, D), times the coefficient; int16, or int32 next to one-hot rows.
+      columns: (B, K, L, D) int16, times the coefficient.
+      scale: the entry of one-hot rows, (B,) int32.
       size: the length of a row.
       swapped: whether the contribution is transposed.
     """
 
     rows: jax.Array
     columns: jax.Array
+    scale: jax.Array
     size: int = dataclasses.field(metadata={"static": True})
     swapped: bool = dataclasses.field(metadata={"static": True})
 
 
 def sum_integers(
     products: list[FactoredGradients],
+    methods: list[str],
     formed: list[jax.Array],
     bounds: list[NormBounds],
     coefficients: list[jax.Array],
@@ -108,6 +117,7 @@ def sum_integers(
 
     Args:
       products: gradients given by factors.
+      methods: the methods for their norms: "outer", "gram" or "form".
       formed: formed gradients, (B, entries).
       bounds: the bounds of the norms, of products and then of formed gradients.
       coefficients: the coefficients in the same order, (B,) each. They do not affect privacy.
@@ -135,15 +145,29 @@ def sum_integers(
     ]
     # The norm and the sum must read the same integers.
     factors, arrays = materialize((factors, arrays), jnp.integer)
-    squares = [
-        _square_norms(uses, factored.sizes)
-        for uses, factored in zip(factors, products, strict=True)
-    ]
-    squares += [wide_integers.sum_of_squares(x) for x in arrays]
-    square = wide_integers.total(jnp.stack(squares, axis=-1))
-    kept = wide_integers.at_most(square, grid.largest_square)
+    terms: list[Term] = [(0, wide_integers.sum_of_squares(x), None) for x in arrays]
+    for uses, factored, method in zip(factors, products, methods, strict=True):
+        terms += _square_norms(uses, factored.sizes, method)
+    kept = _certify(terms, grid)
     sums = [functools.reduce(operator.add, [_sum(each, kept) for each in uses]) for uses in factors]
     return sums, [jnp.sum(_select(kept, x), axis=0, dtype=jnp.int32) for x in arrays]
+
+
+def _certify(terms: list[Term], grid: IntegerGrid) -> jax.Array:
+    """Returns whether squared norms, sums of terms, are at most the limit of the grid, (B,)."""
+    added = [(bits, positive) for bits, positive, _ in terms]
+    subtracted = [(bits, negative) for bits, _, negative in terms if negative is not None]
+    limit = wide_integers.constant(grid.largest_square)[:, None]
+    subtracted.append((0, jnp.broadcast_to(limit, added[0][1].shape)))
+
+    def total(parts: list[tuple[int, jax.Array]]) -> jax.Array:
+        bits, values = zip(*parts, strict=True)
+        factors = jnp.stack([wide_integers.constant(2**each) for each in bits], axis=-1)
+        stacked = jnp.stack(values, axis=-1)
+        factors = jnp.broadcast_to(factors[:, None], stacked.shape)
+        return wide_integers.total(wide_integers.multiply(stacked, factors))
+
+    return wide_integers.at_most(total(added), total(subtracted))
 
 
 def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
@@ -152,8 +176,8 @@ def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
     For rows r with R entries and weighted columns w with D entries, the rounding errors of the
     product are in proportion to D ‖r‖² + R ‖w‖². The scale makes the two terms equal.
     """
-    if any(map(is_one_hot, segment)):
-        return jnp.ones_like(weight)
+    if any(map(is_one_hot, segment)):  # which are not rounded
+        return jnp.full_like(weight, 2.0**_ROW_BITS)
     rows, columns = segment
     ratio = rows.shape[-1] * _square(columns) * jnp.square(weight)
     ratio /= columns.shape[-1] * _square(rows)
@@ -182,8 +206,8 @@ def _room(
         for segment, scale in zip(factored.segments, each, strict=True):
             rows, columns = segment.swapped if is_one_hot(segment.columns) else segment
             if is_one_hot(rows):
-                spread += _VARIANCE * columns[0].size
-                aligned += _VARIANCE * columns.shape[2]
+                spread += _VARIANCE * columns[0].size * jnp.square(scale)
+                aligned += _VARIANCE * columns.shape[2] * jnp.square(scale)
                 continue
             row_square = _square(rows) * jnp.square(scale)
             column_square = _square(columns) * jnp.square(weight / scale)
@@ -239,50 +263,99 @@ def _round_segment(
     size = sizes[2] if swapped else sizes[1]
     if is_one_hot(rows):
         # Equal rows have equal indices. Indices beyond the end are left out.
-        index = jnp.where(rows < 0, rows + size, rows)
-        index = jnp.where((index < 0) | (index >= size), size, index).astype(jnp.int32)
-        columns = _round(_weigh(columns, weight), _LARGEST_ENTRY, jnp.int32)
-        return IntegerFactors(index, columns, size, swapped)
-    return IntegerFactors(
-        _round(_weigh(rows, scale), _LARGEST_ROW, jnp.int8),
-        _round(_weigh(columns, weight / scale), _LARGEST_COLUMN, jnp.int16),
-        size,
-        swapped,
-    )
+        found = jnp.where(rows < 0, rows + size, rows)
+        found = jnp.where((found < 0) | (found >= size), size, found).astype(jnp.int32)
+    else:
+        found = _round(_weigh(rows, scale), _LARGEST_ROW, jnp.int8)
+    columns = _round(_weigh(columns, weight / scale), _LARGEST_COLUMN, jnp.int16)
+    return IntegerFactors(found, columns, scale.astype(jnp.int32), size, swapped)
 
 
-def _square_norms(uses: list[IntegerFactors], sizes: Sizes) -> jax.Array:
-    """Returns the squared norms of contributions, wide integers (6, B)."""
-    if len(uses) == 1 and _is_index(uses[0].rows):
-        joined = _join_equal(uses[0])
-        return wide_integers.sum_of_squares(joined.reshape(joined.shape[0], -1))
-    if len(uses) == 1 and uses[0].rows.shape[2] == 1:
+def _square_norms(uses: list[IntegerFactors], sizes: Sizes, method: str) -> list[Term]:
+    """Returns terms whose sum is the squared norm of contributions."""
+    examples = uses[0].columns.shape[0]
+    if method == "outer" and not _is_index(uses[0].rows):
         rows, columns = (
             wide_integers.sum_of_squares(x[:, :, 0]) for x in (uses[0].rows, uses[0].columns)
         )
-        return wide_integers.total(wide_integers.multiply(rows, columns))
-    examples = uses[0].rows.shape[0]
+        return [(0, wide_integers.total(wide_integers.multiply(rows, columns)), None)]
+    if method != "form" and max(sizes[1:]) <= _INTEGER_TERMS:
+        return _gram_square_norms(uses)
     most = max(1, COSTS.formed_entries // math.prod(sizes))
     part = next(n for n in range(min(most, examples), 0, -1) if examples % n == 0)
 
-    def square(uses: list[IntegerFactors]) -> jax.Array:
+    def square_norms(uses: list[IntegerFactors]) -> jax.Array:
         contribution = functools.reduce(operator.add, map(_form, uses))
         return wide_integers.sum_of_squares(contribution.reshape(part, -1))
 
     parts = jax.tree.map(lambda x: x.reshape(-1, part, *x.shape[1:]), uses)
-    found = lax.map(square, parts)  # (parts, 6, part)
-    return found.swapaxes(0, 1).reshape(found.shape[1], examples)
+    found = lax.map(square_norms, parts).swapaxes(0, 1)  # (8, parts, part)
+    return [(0, found.reshape(found.shape[0], examples), None)]
+
+
+def _gram_square_norms(uses: list[IntegerFactors]) -> list[Term]:
+    """Returns the same from inner products of positions, which have at most 2¹⁶ terms."""
+    terms: list[Term] = []
+    for i, a in enumerate(uses):
+        for j, b in enumerate(uses[i:], i):
+            (a_rows, a_columns), (b_rows, b_columns) = _sides(a), _sides(b)
+            for row_bits, rows in _digit_products(a_rows, b_rows, same=i == j):
+                for column_bits, columns in _digit_products(a_columns, b_columns, same=i == j):
+                    flat = (x.reshape(x.shape[0], -1) for x in (rows, columns))
+                    # Each pair of different uses occurs twice.
+                    bits = row_bits + column_bits + int(i != j)
+                    terms.append((bits, *wide_integers.inner_products(*flat)))
+    return terms
+
+
+class _Side(NamedTuple):
+    """Holds a side of an outer product: indices, or digits in int8 with the bits below them."""
+
+    digits: list[tuple[int, jax.Array]]
+    scale: jax.Array
+
+
+def _sides(use: IntegerFactors) -> tuple[_Side, _Side]:
+    """Returns rows and columns of a use."""
+    low = _low_digit(use.columns)
+    high = ((use.columns - low) >> _DIGIT_BITS).astype(jnp.int8)
+    rows = _Side([(0, use.rows)], use.scale)
+    columns = _Side([(_DIGIT_BITS, high), (0, low.astype(jnp.int8))], use.scale)
+    return (columns, rows) if use.swapped else (rows, columns)
+
+
+def _digit_products(a: _Side, b: _Side, *, same: bool) -> list[tuple[int, jax.Array]]:
+    """Returns the inner products of positions, (B, K, L, L′) int32, with the bits below them.
+
+    For the `same` side twice, ⟨high, low′⟩ and ⟨low, high′⟩ are transposed. Multiplied by a
+    symmetric matrix they have one sum, which is counted twice.
+    """
+    found = []
+    for i, (a_bits, x) in enumerate(a.digits):
+        for j, (b_bits, y) in enumerate(b.digits):
+            if not same or i <= j:
+                doubled = int(same and i < j)
+                found.append((a_bits + b_bits + doubled, _position_products(a, b, x, y)))
+    return found
+
+
+def _position_products(a: _Side, b: _Side, x: jax.Array, y: jax.Array) -> jax.Array:
+    if _is_index(y) and not _is_index(x):
+        return _position_products(b, a, y, x).swapaxes(-1, -2)
+    if _is_index(x):
+        if _is_index(y):
+            found = (x[..., :, None] == y[..., None, :]).astype(jnp.int32)
+            found *= broadcast_examples(b.scale, found)
+        else:
+            found = jnp.take_along_axis(y, x[..., None, :], -1, mode="fill", fill_value=0)
+            found = found.swapaxes(-1, -2).astype(jnp.int32)
+        return found * broadcast_examples(a.scale, found)
+    return _multiply_digits(x.swapaxes(-1, -2), y.swapaxes(-1, -2))
 
 
 def _is_index(rows: jax.Array) -> bool:
     """Returns whether rows are one-hot, given by their indices."""
     return rows.dtype == jnp.int32
-
-
-def _join_equal(use: IntegerFactors) -> jax.Array:
-    """Returns the sums of columns with equal one-hot rows, (B, K, L, D), other entries zero."""
-    first = jnp.argmax(use.rows[..., :, None] == use.rows[..., None, :], axis=-1)
-    return _scatter(first, use.columns, use.columns.shape[2])
 
 
 def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
@@ -298,7 +371,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
 def _form(use: IntegerFactors) -> jax.Array:
     """Returns the contributions of examples, (B, K, R, D) int32."""
     if _is_index(use.rows):
-        found = _scatter(use.rows, use.columns, use.size)
+        found = _scatter(use.rows, _scaled_columns(use), use.size)
     else:
         found = _multiply(use.rows, use.columns)
     return found.swapaxes(-1, -2) if use.swapped else found
@@ -306,10 +379,19 @@ def _form(use: IntegerFactors) -> jax.Array:
 
 def _sum(use: IntegerFactors, kept: jax.Array) -> jax.Array:
     """Returns the sum of the contributions of examples that are kept, (K, R, D) int32."""
+    columns = _scaled_columns(use) if _is_index(use.rows) else use.columns
     joined = dataclasses.replace(
-        use, rows=_join_examples(use.rows), columns=_join_examples(_select(kept, use.columns))
+        use,
+        rows=_join_examples(use.rows),
+        columns=_join_examples(_select(kept, columns)),
+        scale=jnp.ones(1, jnp.int32),
     )
     return _form(joined)[0]
+
+
+def _scaled_columns(use: IntegerFactors) -> jax.Array:
+    """Returns columns times the entry of one-hot rows."""
+    return use.columns.astype(jnp.int32) * broadcast_examples(use.scale, use.columns)
 
 
 def _select(kept: jax.Array, x: jax.Array) -> jax.Array:
@@ -324,9 +406,14 @@ def _join_examples(factor: jax.Array) -> jax.Array:
 
 def _multiply(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Returns Σ_t rows_t ⊗ columns_t modulo 2³², for int8 (…, T, R) and int16 (…, T, D)."""
-    low = ((columns + 128) & 255) - 128
-    high = (columns - low) >> 8
-    return 256 * _multiply_digits(rows, high) + _multiply_digits(rows, low)
+    low = _low_digit(columns)
+    high = (columns - low) >> _DIGIT_BITS
+    return 2**_DIGIT_BITS * _multiply_digits(rows, high) + _multiply_digits(rows, low)
+
+
+def _low_digit(columns: jax.Array) -> jax.Array:
+    """Returns the numbers from −2⁷ to 2⁷ − 1 that equal int16 modulo 2⁸."""
+    return ((columns + 128) & 255) - 128
 
 
 def _multiply_digits(rows: jax.Array, digits: jax.Array) -> jax.Array:
