@@ -11,7 +11,7 @@ import pytest
 import dpoptax
 from dpoptax._clip import bounds, wide_integers
 from dpoptax._ghost_clipping import cost_model
-from dpoptax._ghost_clipping.sums import integer_sum
+from dpoptax._ghost_clipping.sums import integer_products, integer_sum
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.multidevice import problem
@@ -220,11 +220,11 @@ def test_products_of_integers_are_exact(positions, kind, length, monkeypatch):
     rows = rng.choice([-127, 127, 126], (1, 2, positions, 3)).astype(np.int8)
     columns = np.abs(rng.choice([-32512, 32512, 32511, 5], (1, 2, positions, 4))).astype(np.int16)
     rows[..., 0], columns[..., 0] = 127, 32512  # the largest sum
-    product = functools.partial(integer_sum._multiply_in_blocks, kind=kind, length=length)
+    product = functools.partial(integer_products._multiply_in_blocks, kind=kind, length=length)
     monkeypatch.setattr(
-        integer_sum, "_multiply_digits", lambda a, b: product(a, b.astype(jnp.int8))
+        integer_products, "multiply_digits", lambda a, b: product(a, b.astype(jnp.int8))
     )
-    got = np.asarray(jax.jit(integer_sum._multiply)(rows, columns))
+    got = np.asarray(jax.jit(integer_products._multiply)(rows, columns))
     want = np.einsum("bktr,bktd->bkrd", rows.astype(np.int64), columns.astype(np.int64))
     np.testing.assert_array_equal(got, want.astype(np.uint64).astype(np.uint32).view(np.int32))
 
