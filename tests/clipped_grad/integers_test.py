@@ -11,7 +11,7 @@ import pytest
 import dpoptax
 from dpoptax._clip import bounds, wide_integers
 from dpoptax._ghost_clipping import cost_model
-from dpoptax._ghost_clipping.sums import integer_products, integer_sum
+from dpoptax._ghost_clipping.sums import integer_norms, integer_products, integer_sum
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.multidevice import problem
@@ -227,6 +227,62 @@ def test_products_of_integers_are_exact(positions, kind, length, monkeypatch):
     got = np.asarray(jax.jit(integer_products._multiply)(rows, columns))
     want = np.einsum("bktr,bktd->bkrd", rows.astype(np.int64), columns.astype(np.int64))
     np.testing.assert_array_equal(got, want.astype(np.uint64).astype(np.uint32).view(np.int32))
+
+
+def _uses(kinds, sizes=(2, 6, 5), examples=4, positions=3):
+    """Returns random factors, and the contributions of the examples by definition."""
+    rng = np.random.default_rng(len(kinds))
+    groups, rows, columns = sizes
+    uses, total = [], 0
+    for kind in kinds:
+        swapped, one_hot = kind == "one-hot columns", kind != "dense"
+        size, width = (columns, rows) if swapped else (rows, columns)
+        shape = (examples, groups, positions)
+        weighted = rng.integers(-32512, 32513, (*shape, width))
+        scale = 2 ** rng.integers(0, 7, examples)
+        if one_hot:
+            index = rng.integers(0, size + 1, shape)  # one index is beyond the end
+            index[0] = index[0, :, :1] % size
+            dense = (index[..., None] == np.arange(size)) * scale[:, None, None, None]
+        else:
+            index = dense = rng.choice([-127, -1, 3, 127], (*shape, size))
+        found = np.einsum("bktr,bktd->bkrd", dense.astype(object), weighted.astype(object))
+        total = total + (found.swapaxes(-1, -2) if swapped else found)
+        arrays = (index, np.int32 if one_hot else np.int8), (weighted, np.int16), (scale, np.int32)
+        uses.append(
+            integer_products.IntegerFactors(
+                *(jnp.asarray(x.astype(kind)) for x, kind in arrays), size, swapped
+            )
+        )
+    return uses, total
+
+
+@pytest.mark.parametrize("method", ["gram", "form"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["dense"], ["one-hot rows"], ["one-hot columns"], ["dense", "dense"],
+        ["dense", "one-hot rows"], ["one-hot columns", "dense", "one-hot rows"],
+    ],
+    ids=" and ".join,
+)  # fmt: skip
+def test_certificate_is_the_exact_norm(kinds, method):
+    uses, contributions = _uses(kinds)
+    terms = integer_norms.square_norms(uses, (2, 6, 5), method)
+    want = (contributions**2).reshape(4, -1).sum(1)
+    for bound in want:
+        for off in (-1, 0):
+            kept = integer_norms.certify(terms, int(bound) + off)
+            at_most = want <= bound + off
+            # Indices beyond the end may increase the norm. The first example has none.
+            assert not (np.asarray(kept) & ~at_most).any()
+            assert kept[0] == at_most[0]
+            if kinds == ["dense"] * len(kinds) or method == "form":
+                np.testing.assert_array_equal(kept, at_most)
+    got = sum(
+        np.asarray(integer_products.sum_kept(use, np.ones(4, bool))).astype(object) for use in uses
+    )
+    np.testing.assert_array_equal(got, contributions.sum(0))
 
 
 @pytest.mark.parametrize(
