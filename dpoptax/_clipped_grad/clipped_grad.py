@@ -137,7 +137,8 @@ def clipped_grad(
         loss is not a scalar, or not a pair with `has_aux`; or the loss may mix examples through a
         collective over devices, a custom vmap rule, a callback for a whole batch, random numbers of
         the generator "rbg", or a loop that runs until the last example has converged.
-      ValueError: `method` is unknown, `microbatch_size` is below 1, `mesh` lacks an axis, or
+      ValueError: `method` is unknown, or "integers" with no `grid` or with a clip that encodes
+        gradients; `microbatch_size` is below 1, `mesh` lacks an axis, or
         `param_specs` is given without a mesh. At the call: `key` is given without `ids` or the
         reverse; `ids` are not (B,) integers; leading axes of `batch` differ from each other or from
         `mask`; the devices cannot share the batch evenly; or a batch is sharded although no mesh
