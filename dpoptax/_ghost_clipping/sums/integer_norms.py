@@ -47,7 +47,8 @@ def certify(terms: list[Term], largest_square: int) -> jax.Array:
 def square_norms(uses: list[IntegerFactors], sizes: Sizes, method: str) -> list[Term]:
     """Returns terms whose sum is the squared norm of contributions."""
     examples = uses[0].columns.shape[0]
-    if method == "outer" and not is_index(uses[0].rows):
+    alone = len(uses) == 1 and uses[0].columns.shape[2] == 1
+    if alone and not is_index(uses[0].rows):
         rows, columns = (
             wide_integers.sum_of_squares(x[:, :, 0]) for x in (uses[0].rows, uses[0].columns)
         )
