@@ -44,7 +44,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     has_aux: bool = False,
     return_values: bool = False,
-    method: Literal["auto", "vmap", "recompute"] = "auto",
+    method: Literal["auto", "vmap", "recompute", "integers"] = "auto",
     precision: Literal["float32", "bfloat16"] | None = None,
     grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
@@ -87,7 +87,10 @@ def clipped_grad(
         gradient nearly cancel, "auto" clips it to less than C. "recompute" runs the forward and
         backward passes twice, first for the norms and then for the sum, and keeps nothing in
         between. With `jax.checkpoint` or sharded parameters this saves memory
-        (docs/guides/memory.md).
+        (docs/guides/memory.md). "integers" needs a `grid`. It rounds operands and cotangents to
+        integers, of 8 and 16 bits, and measures and sums their products in integers, without
+        per-example gradients. The bound then holds without an assumption on rounding
+        (docs/developers/exact-sums.md).
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, which halves their memory and takes one pass of a
         matrix unit instead of six. It rounds gradients and does not affect the bound. `None` is the
@@ -95,7 +98,8 @@ def clipped_grad(
         default, and "float32" elsewhere. The platform is that of `mesh`, or JAX's default.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Required by
-        `gaussian_noise(fixed_point=True)`. A grid requires per-example gradients.
+        `gaussian_noise(fixed_point=True)`. Except with method="integers", a grid requires
+        per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Each device clips and sums the
         gradients of its share of examples, and one all-reduce adds the sums. Noise is added
         afterwards, so its standard deviation does not depend on the number of devices. Axes may be
@@ -133,7 +137,8 @@ def clipped_grad(
         loss is not a scalar, or not a pair with `has_aux`; or the loss may mix examples through a
         collective over devices, a custom vmap rule, a callback for a whole batch, random numbers of
         the generator "rbg", or a loop that runs until the last example has converged.
-      ValueError: `method` is unknown, `microbatch_size` is below 1, `mesh` lacks an axis, or
+      ValueError: `method` is unknown, or "integers" with no `grid` or with a clip that encodes
+        gradients; `microbatch_size` is below 1, `mesh` lacks an axis, or
         `param_specs` is given without a mesh. At the call: `key` is given without `ids` or the
         reverse; `ids` are not (B,) integers; leading axes of `batch` differ from each other or from
         `mask`; the devices cannot share the batch evenly; or a batch is sharded although no mesh
@@ -154,8 +159,10 @@ def clipped_grad(
     """
     clip = as_clip(clip)
     check_microbatch_size(microbatch_size)
-    _check_options(method, precision, grid)
-    by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
+    _check_options(method, precision, grid, clip)
+    by_examples = method != "integers" and (
+        method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
+    )
     if by_examples and precision == "bfloat16":
         raise ValueError(
             f"`precision` must be 'float32' for per-example gradients, got {precision!r}. They are "
@@ -182,7 +189,7 @@ def clipped_grad(
                 return per_example_sum(loss_fn, clip, points, examples, has_aux=has_aux, grid=grid)
             dtype = _factor_dtype(precision, mesh)
             return ghost_clipped_sum(
-                loss_fn, clip, points, examples, has_aux=has_aux, factor_dtype=dtype
+                loss_fn, clip, points, examples, has_aux=has_aux, factor_dtype=dtype, grid=grid
             )
 
         total, aux = in_microbatches(microbatch_sum, microbatch_size)((batch, keys), mask)
@@ -286,9 +293,16 @@ def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints
     return dataclasses.replace(points, reference=linear_map.forward(reference))
 
 
-def _check_options(method: str, precision: str | None, grid: float | None) -> None:
-    if method not in ("auto", "vmap", "recompute"):
-        raise ValueError(f"`method` must be 'auto', 'vmap' or 'recompute', got {method!r}.")
+def _check_options(method: str, precision: str | None, grid: float | None, clip: Clip) -> None:
+    if method not in ("auto", "vmap", "recompute", "integers"):
+        raise ValueError(
+            f"`method` must be 'auto', 'vmap', 'recompute' or 'integers', got {method!r}."
+        )
+    if method == "integers" and (grid is None or clip.encodes):
+        raise ValueError(
+            "method='integers' needs a `grid`, and a clip that does not encode gradients, got "
+            f"grid={grid} and clip={clip}."
+        )
     if precision not in (None, "float32", "bfloat16"):
         raise ValueError(f"`precision` must be 'float32', 'bfloat16' or `None`, got {precision!r}.")
     if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):

@@ -16,6 +16,7 @@ from dpoptax._clip.clipped_sum import is_intact
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax.auditing import _worst_example as adversary
+from tests import programs
 from tests.helpers import floats, no_room
 from tests.multidevice.problem import (
     CLIP,
@@ -102,6 +103,20 @@ def test_sum_with_sharded_parameters_equals_one_device(kind, axes, batch, want):
     assert_close(total, want)
     for name, leaf in total.items():
         assert leaf.sharding.is_equivalent_to(points.points[0][name].sharding, leaf.ndim), name
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_sums_of_integers_are_equal_on_any_number_of_devices(kind):
+    """Factors are multiples of 1/4, so that the passes are exact in every layout."""
+    rng = np.random.default_rng(0)
+    batch = tuple(floats(rng.integers(-9, 9, (EXAMPLES, 3, n)) / 4) for n in (6, 5))
+    points = dpoptax.gradient_points((), [jnp.zeros((6, 5))])
+    options = {"method": "integers", "grid": 2.0**-18}
+    want = dpoptax.clipped_grad(programs.linear, CLIP, **options)(points, batch, MASK).sum[0]
+    for devices in (2, 8):
+        mesh = make_mesh((devices,), ("data",), kind)
+        grad_fn = jax.jit(dpoptax.clipped_grad(programs.linear, CLIP, mesh=mesh, **options))
+        np.testing.assert_array_equal(grad_fn(points, batch, MASK).sum[0], want)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -28,6 +28,7 @@ from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.norms.pulled_back_norms import measure_terms
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
+from dpoptax._ghost_clipping.sums import integer_sum
 from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
 from dpoptax._ghost_clipping.sums.weighted_products import (
@@ -51,16 +52,20 @@ class GradientSums:
     Attributes:
       leaf_sums: the sums of parameters whose gradients are products.
       vectors: for each of `bundles`, the sums of its parameters in one vector.
+      integers: whether sums are integers, in units of a grid.
     """
 
     leaf_sums: dict[int, jax.Array]
     vectors: list[jax.Array]
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+    integers: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def tree(self, params: PyTree) -> PyTree:
-        """Returns the sums as a tree like the parameters, in float32 at least."""
+        """Returns the sums as a tree like the parameters, in float32 at least, or in int32."""
         leaves, structure = jax.tree.flatten(params)
-        total = [self.leaf_sums.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
+        total = [
+            self.leaf_sums.get(i, _zeros(leaf, self.integers)) for i, leaf in enumerate(leaves)
+        ]
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
             for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
                 total[i] = part.astype(total[i].dtype)
@@ -72,6 +77,8 @@ ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
 
 # Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
 _STATISTIC_EXAMPLES = 2**16
+# M for sums of integers, which are exact whatever the absolute size of their terms.
+_UNLIMITED = 2.0**30
 # Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
 _CANCELLATION_RATIO = 3.0
 
@@ -84,6 +91,7 @@ def ghost_clipped_sum(
     *,
     has_aux: bool,
     factor_dtype: DTypeLike | None = None,
+    grid: float | None = None,
 ) -> tuple[ClippedTotal, PyTree]:
     """Computes the clipped sum of one micro-batch, as `per_example_sum` does.
 
@@ -96,6 +104,7 @@ def ghost_clipped_sum(
       examples: the examples ξ_i, with mask_i.
       has_aux: whether the loss returns (loss, aux).
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
+      grid: the unit of sums of integers (`integer_sum`); `None` for sums of floats.
 
     Returns:
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
@@ -118,7 +127,7 @@ def ghost_clipped_sum(
         gradients = scale_gradients(
             program, plan, passes, clip.groups(params), differences=differences
         )
-        return _clip_and_sum(clip, points, plan, gradients, mask, examples.whole)
+        return _clip_and_sum(clip, points, plan, gradients, mask, examples.whole, grid)
 
     cancel = _weights_cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers
@@ -151,10 +160,11 @@ def _clip_and_sum(
     gradients: ScaledGradients,
     mask: jax.Array,
     whole: WholeBatch,
+    grid: float | None,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
     params, reference = points.points[0], points.reference
-    zeros = _zero_sums(params, plan, gradients)
+    zeros = _zero_sums(params, plan, gradients, integers=grid is not None)
     if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return zeros, sum_statistic(clip, reference, nothing, mask, whole)
@@ -165,8 +175,8 @@ def _clip_and_sum(
         Piece(
             measure_product(product, factored),
             groups[product.leaf],
-            absolute_ratio(factored),
-            sum_error(factored),
+            absolute_ratio(factored) if grid is None else _UNLIMITED,
+            sum_error(factored) if grid is None else 0.0,
         )
         for product, factored in zip(plan.products, gradients.products, strict=True)
     ]
@@ -180,8 +190,26 @@ def _clip_and_sum(
         pieces,
         mask,
         group_count=1 + max(groups),
-        tau=sum_rounding(gradients, whole),
+        tau=sum_rounding(gradients, whole) if grid is None else 0.0,
     )
+    if grid is not None:
+        if any(factored.terms for factored in gradients.products):
+            raise ValueError(
+                "method='integers' needs parameters that are used as they are, not computed from "
+                "others, such as standardized kernels. Use method='vmap'."
+            )
+        entries = sum(leaf.size for leaf in jax.tree.leaves(params))
+        limits = integer_sum.make_grid(grid, clip, entries)
+        (by_piece,) = unstack(coefficients)
+        found = integer_sum.sum_integers(
+            gradients.products,
+            [product.method for product in plan.products],
+            gradients.formed,
+            [piece.size for piece in pieces],
+            by_piece,
+            limits,
+        )
+        return _add_sums(zeros, plan, *found), None
     total = _sum_weighted_gradients(
         zeros, plan, gradients, coefficients, bound=scaling.sensitivity, examples=whole.examples
     )
@@ -213,12 +241,14 @@ def measure_product(product: Product, factored: FactoredGradients) -> NormBounds
     return factor_products.measure(factored.segments, factored.sizes, product.method)
 
 
-def _zero_sums(params: PyTree, plan: Plan, gradients: ScaledGradients) -> GradientSums:
+def _zero_sums(
+    params: PyTree, plan: Plan, gradients: ScaledGradients, *, integers: bool
+) -> GradientSums:
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
-    leaf_sums = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
-    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in gradients.formed]
-    return GradientSums(leaf_sums, vectors, gradients.bundles)
+    leaf_sums = {product.leaf: _zeros(leaves[product.leaf], integers) for product in plan.products}
+    vectors = [jnp.zeros(g.shape[1:], jnp.int32 if integers else g.dtype) for g in gradients.formed]
+    return GradientSums(leaf_sums, vectors, gradients.bundles, integers)
 
 
 def _sum_weighted_gradients(
@@ -235,17 +265,30 @@ def _sum_weighted_gradients(
     The summands have norms of at most `bound`. `examples` is the size of the whole batch, which
     determines the blocks.
     """
-    leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
     (by_piece,) = unstack(coefficients)
     of_products, of_formed = by_piece[: len(plan.products)], by_piece[len(plan.products) :]
-    for product, factored, each in zip(plan.products, gradients.products, of_products, strict=True):
-        part = sum_products(factored, each, bound=bound, examples=examples)
+    parts = [
+        sum_products(factored, each, bound=bound, examples=examples)
+        for factored, each in zip(gradients.products, of_products, strict=True)
+    ]
+    vectors = [
+        block_sums.sum_weighted(each, gradient)
+        for gradient, each in zip(gradients.formed, of_formed, strict=True)
+    ]
+    return _add_sums(start, plan, parts, vectors)
+
+
+def _add_sums(
+    start: GradientSums, plan: Plan, parts: list[jax.Array], vectors: list[jax.Array]
+) -> GradientSums:
+    """Adds the sums of products, (K, R, D), and of bundles."""
+    leaf_sums = dict(start.leaf_sums)
+    for product, part in zip(plan.products, parts, strict=True):
         view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = leaf_sums[product.leaf]
         leaf_sums[product.leaf] = (total + part).astype(total.dtype)
-    for i, (gradient, each) in enumerate(zip(gradients.formed, of_formed, strict=True)):
-        vectors[i] += block_sums.sum_weighted(each, gradient)
+    vectors = list(map(jnp.add, start.vectors, vectors))
     return dataclasses.replace(start, leaf_sums=leaf_sums, vectors=vectors)
 
 
@@ -255,6 +298,6 @@ def sum_rounding(gradients: ScaledGradients, whole: WholeBatch) -> float:
     return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
 
 
-def _wide_zeros(leaf: jax.Array) -> jax.Array:
+def _zeros(leaf: jax.Array, integers: bool) -> jax.Array:
     """Returns the initial value of the sum of a parameter's gradients."""
-    return jnp.zeros(leaf.shape, float32_at_least(leaf))
+    return jnp.zeros(leaf.shape, jnp.int32 if integers else float32_at_least(leaf))
