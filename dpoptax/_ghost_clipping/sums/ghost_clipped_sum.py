@@ -50,7 +50,7 @@ class GradientSums:
 
     Attributes:
       leaf_sums: the sums of parameters whose gradients are products.
-      vectors: for each of `bundles`, the sums of its parameters in one vector.
+      vectors: for each of `bundles`, the sums of its parameters in one array.
     """
 
     leaf_sums: dict[int, jax.Array]
@@ -217,7 +217,7 @@ def _zero_sums(params: PyTree, plan: Plan, gradients: ScaledGradients) -> Gradie
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
     leaf_sums = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
-    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in gradients.formed]
+    vectors = [jnp.zeros(g.shape[1:], float32_at_least(g)) for g in gradients.formed]
     return GradientSums(leaf_sums, vectors, gradients.bundles)
 
 
