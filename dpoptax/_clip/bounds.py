@@ -283,13 +283,18 @@ def _divide_by_power_jvp(
 
 
 def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, NormBounds]:
-    """Divides a formed gradient, (B, …), by powers of two, and measures it.
+    """Divides a formed gradient, (B, …), by powers of two, and measures it."""
+    x = widen(divide_by_power(x, exponent))
+    return x, formed_bounds(x)
+
+
+def formed_bounds(x: jax.Array) -> NormBounds:
+    """Returns the norm bounds of formed gradients, (B, …), for entries up to about 1.
 
     The sum adds the numbers that are measured here, so S is the norm itself.
     """
-    x = widen(divide_by_power(x, exponent))
-    square = upper_square(x)
-    return x, NormBounds(square, jnp.sqrt(square))
+    square = upper_square(widen(x))
+    return NormBounds(square, jnp.sqrt(square))
 
 
 def upper_square(x: jax.Array) -> jax.Array:

@@ -92,10 +92,11 @@ def clipped_grad(
         per-example gradients. The bound then holds without an assumption on rounding
         (docs/developers/exact-sums.md).
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
-        keeps them. "bfloat16" rounds them first, which halves their memory and takes one pass of a
-        matrix unit instead of six. It rounds gradients and does not affect the bound. `None` is the
-        platform's precision: "bfloat16" on TPU, where JAX rounds the operands of matrix products by
-        default, and "float32" elsewhere. The platform is that of `mesh`, or JAX's default.
+        keeps them. "bfloat16" rounds them first, and per-example gradients that are formed from
+        them, which halves their memory and takes one pass of a matrix unit instead of six. It
+        rounds gradients and does not affect the bound. `None` is the platform's precision:
+        "bfloat16" on TPU, where JAX rounds the operands of matrix products by default, and
+        "float32" elsewhere. The platform is that of `mesh`, or JAX's default.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Required by
         `gaussian_noise(fixed_point=True)`. Except with method="integers", a grid requires

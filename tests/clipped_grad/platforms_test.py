@@ -5,6 +5,7 @@ Its arithmetic can be made as inexact as on the platform.
 """
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -158,6 +159,25 @@ def test_noise_is_the_same_on_each_platform(stage, platform):
     for one, other in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):
         np.testing.assert_allclose(other, one, rtol=rtol, atol=1e-6 * (rtol > 0))
     assert float(optax.tree.norm(there[0])) > 0
+
+
+def test_formed_gradients_are_the_same_for_tpu():
+    network = NETWORKS["cnn"]  # its kernels are formed
+    params, batch = network.params(0), network.batch(1, 1)
+
+    def total(params, batch, **options):
+        grad_fn = dpoptax.clipped_grad(network.loss, dpoptax.l2_clip(1e3), **options)
+        return grad_fn(params, batch).sum
+
+    rounded = functools.partial(total, precision="bfloat16")  # the default on TPU
+    there = jax.jit(exported(rounded, params, batch, platform="tpu").call)(params, batch)
+    found = [jax.jit(total)(params, batch), jax.jit(rounded)(params, batch), there]
+    for exact, *others in zip(*map(jax.tree.leaves, found), strict=True):
+        for x in others:
+            np.testing.assert_allclose(x, exact, rtol=0, atol=2.0**-7 * np.abs(exact).max())
+            if x.ndim == 4:
+                np.testing.assert_allclose(x, x.astype(jnp.bfloat16).astype(x.dtype), rtol=1e-6)
+    assert any(x.ndim == 4 for x in jax.tree.leaves(there))
 
 
 @pytest.mark.slow

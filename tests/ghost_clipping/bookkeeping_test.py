@@ -11,8 +11,9 @@ import dpoptax
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.passes.run_passes import run_pass
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-from dpoptax._ghost_clipping.trace.read_program import Examples
+from dpoptax._ghost_clipping.trace.read_program import Examples, read_program
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS, Network
 
@@ -298,6 +299,24 @@ def test_joined_segments_give_sum_of_gradients():
     # Segments that are small next to their factors are not worth copying.
     small = [s._replace(rows=s.rows[..., :2]) for s in segments]
     assert factor_products._join_segments(small) is small
+
+
+@pytest.mark.parametrize("name", ["odd_convolutions", "convolution_over_time"])
+def test_row_parts_join_to_rows(name):
+    network = NETWORKS[name]
+    params, batch = network.params(0), _batch(network, 1)
+    example = jax.tree.map(lambda x: x[0], batch)
+    program = read_program(network.loss, params, example, None, has_aux=False, has_tangent=False)
+    passes = run_pass(program, jax.tree.leaves(params), jax.tree.leaves(batch))
+    counts = []
+    for use in program.uses:
+        arrays = passes.operands[use.index][0], passes.cotangents[use.index][0]
+        rows, columns = use.factors(*arrays)
+        parts, repeated = zip(*use.row_parts(*arrays), strict=True)
+        np.testing.assert_array_equal(jnp.concatenate(parts, axis=-1), rows)
+        np.testing.assert_array_equal(jnp.stack(repeated), jnp.stack([columns] * len(parts)))
+        counts.append(len(parts))
+    assert max(counts) > 1
 
 
 @pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "transformer")))

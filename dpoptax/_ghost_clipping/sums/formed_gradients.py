@@ -1,7 +1,7 @@
 """Forms per-example gradients that are cheaper to form, or that have no factors."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -24,15 +24,19 @@ from dpoptax._ghost_clipping.plan import Plan
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._points import weigh
 from dpoptax._tree import widen
-from dpoptax._xla import opaque_integers
+from dpoptax._xla import opaque_integers, round_to_dtype
 
 
 def form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
-    """Returns the per-example gradients (B, ...) of the formed parameters, in float32."""
+    """Returns the per-example gradients (B, ...) of the formed parameters.
+
+    They are in float32. Gradients from factors of one use are rounded to `passes.factor_dtype` like
+    the factors, since they may be large.
+    """
     total: dict[int, jax.Array] = {}
 
     def add(leaf: int, value: jax.Array) -> None:
-        total[leaf] = total[leaf] + value if leaf in total else value
+        total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
 
     weights = passes.points.weights
     for leaf in program.opaque:
@@ -43,7 +47,8 @@ def form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, ja
     for use in plan.formed_uses:
         view = use.value.view
         if view is not None:
-            gradient = _form_use(use, weighted_pairs(use, passes, True), passes.factor_dtype)
+            pairs = weighted_pairs(use, passes, True)
+            gradient = _form_use(use, pairs, passes.factor_dtype, rounded=True)
             shape = tuple(program.parameters[view.leaf].shape)
             add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
         else:
@@ -55,26 +60,62 @@ def form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, ja
 def bundle_gradients(
     formed: dict[int, jax.Array], groups: list[int]
 ) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
-    """Joins small formed gradients of one clip group into one array (B, entries)."""
+    """Joins small formed gradients of one clip group into one array (B, entries).
+
+    The others keep their shapes, (B, …).
+    """
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
-    flat = {leaf: g.reshape(g.shape[0], math.prod(g.shape[1:])) for leaf, g in formed.items()}
-    pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
-    return pieces, tuple(map(tuple, bundles.values()))
+
+    def join(bundle: list[int]) -> jax.Array:
+        gradients = [formed[leaf] for leaf in bundle]
+        if len(gradients) == 1:
+            return gradients[0]  # on TPU, which tiles the last two axes, a reshape is a copy
+        flat = [g.reshape(g.shape[0], math.prod(g.shape[1:])) for g in gradients]
+        return jnp.concatenate(flat, axis=1)
+
+    return [join(bundle) for bundle in bundles.values()], tuple(map(tuple, bundles.values()))
 
 
-def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) -> jax.Array:
-    """Forms per-example gradients of a used value, (B, ...) in float32."""
-    layout = use.layout
-    segments = [
-        Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight))).rounded(dtype)
-        for operand, cotangent, weight in pairs
-    ]
+def _form_use(
+    use: Use,
+    pairs: Sequence[WeightedPair],
+    dtype: DTypeLike | None,
+    *,
+    rounded: bool = False,
+) -> jax.Array:
+    """Forms per-example gradients of a used value, (B, ...).
+
+    The factors are rounded to `dtype`, and the gradients as well if `rounded`. Otherwise these are
+    in float32.
+    """
+    groups, rows, columns = use.layout.sizes
+
+    def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
+        by_pair = [
+            [
+                Segment(*part).rounded(dtype)
+                for part in jax.vmap(row_parts)(operand, weigh(cotangent, weight))
+            ]
+            for operand, cotangent, weight in pairs
+        ]
+        sizes = groups, rows // len(by_pair[0]), columns
+        parts = [
+            factor_products.multiply_factors(list(segments), sizes)
+            for segments in zip(*by_pair, strict=True)
+        ]
+        if rounded and dtype is not None:
+            parts = [round_to_dtype(part, dtype) for part in parts]
+        return jnp.concatenate(parts, axis=2)
+
+    gradients: jax.Array = lax.platform_dependent(
+        tpu=lambda: form(use.row_parts),
+        default=lambda: form(lambda operand, cotangent: [use.factors(operand, cotangent)]),
+    )
     stack = tuple(n for n, stacked in use.loops if stacked)
-    gradients = factor_products.multiply_factors(segments, layout.sizes)
-    return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+    return jax.vmap(lambda g: use.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
 def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
@@ -118,7 +159,9 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
 
 
 def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Splits a vector into arrays with the shapes of `like`."""
+    """Splits a vector into arrays with the shapes of `like`. One array may be in its shape."""
+    if len(like) == 1:
+        return [vector.reshape(like[0].shape)]
     ends = np.cumsum([x.size for x in like])
     # With constant indices, XLA would compile a kernel for each slice, which is slow.
     starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])

@@ -51,7 +51,7 @@ class GradientSums:
 
     Attributes:
       leaf_sums: the sums of parameters whose gradients are products.
-      vectors: for each of `bundles`, the sums of its parameters in one vector.
+      vectors: for each of `bundles`, the sums of its parameters in one array.
       integers: whether sums are integers, in units of a grid.
     """
 
@@ -247,7 +247,10 @@ def _zero_sums(
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
     leaf_sums = {product.leaf: _zeros(leaves[product.leaf], integers) for product in plan.products}
-    vectors = [jnp.zeros(g.shape[1:], jnp.int32 if integers else g.dtype) for g in gradients.formed]
+    vectors = [
+        jnp.zeros(g.shape[1:], jnp.int32 if integers else float32_at_least(g))
+        for g in gradients.formed
+    ]
     return GradientSums(leaf_sums, vectors, gradients.bundles, integers)
 
 

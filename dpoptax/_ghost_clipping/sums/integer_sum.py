@@ -94,13 +94,13 @@ def sum_integers(
     Args:
       products: gradients given by factors.
       methods: the methods for their norms: "outer", "gram" or "form".
-      formed: formed gradients, (B, entries).
+      formed: formed gradients, (B, …).
       bounds: the bounds of the norms, of products and then of formed gradients.
       coefficients: the coefficients in the same order, (B,) each. They do not affect privacy.
       grid: the unit of the sum, and the limit of a contribution.
 
     Returns:
-      The sum of each product, (K, R, D), and of each formed gradient, (entries,).
+      The sum of each product, (K, R, D), and of each formed gradient, (…).
     """
     weights = [each * (1.0 / grid.step) for each in coefficients]
     scales = [
@@ -121,7 +121,9 @@ def sum_integers(
     ]
     # The norm and the sum must read the same integers.
     factors, arrays = materialize((factors, arrays), jnp.integer)
-    terms: list[Term] = [(0, wide_integers.sum_of_squares(x), None) for x in arrays]
+    terms: list[Term] = [
+        (0, wide_integers.sum_of_squares(x.reshape(x.shape[0], -1)), None) for x in arrays
+    ]
     for uses, factored, method in zip(factors, products, methods, strict=True):
         terms += square_norms(uses, factored.sizes, method)
     kept = certify(terms, grid.largest_square)

@@ -57,7 +57,8 @@ class ScaledGradients:
 
     Attributes:
       products: the factors and fixed terms of each product. No entry is above 2.
-      formed: the concatenated gradients of each bundle of parameters, (B, entries).
+      formed: the gradient of one parameter, (B, …), or the concatenated gradients of several small
+        ones, (B, entries), for each bundle.
       norm_bounds: the norm bounds of `formed`.
       scales: the divisors, first of products, then of bundles; `None` without gradients.
       bundles: the parameters in each of `formed`.
@@ -84,8 +85,8 @@ def scale_gradients(
     and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
     cancel then multiply small numbers, at the cost of more passes over memory.
 
-    Factors are rounded to `passes.factor_dtype`. The gradients given by the rounded factors are
-    clipped.
+    Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
+    them. The rounded gradients are clipped.
     """
     linear_map = passes.points.linear_map
     maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
@@ -132,17 +133,12 @@ def scale_gradients(
             exponent=scales.exponent.at[np.array(indices)].add(jnp.stack(second_exponents)),
             finite=scales.finite.at[np.array(indices)].min(jnp.stack(kept)[:, None]),
         )
-    scaled_formed = [
-        bounds.scale_formed(x, exponent)
+    formed = [
+        bounds.divide_by_power(x, exponent)
         for x, (_, exponent) in zip(formed, exponents[len(products) :], strict=True)
     ]
-    return ScaledGradients(
-        products,
-        [x for x, _ in scaled_formed],
-        [norm_bound for _, norm_bound in scaled_formed],
-        scales,
-        bundles,
-    )
+    norm_bounds = [bounds.formed_bounds(x) for x in formed]
+    return ScaledGradients(products, formed, norm_bounds, scales, bundles)
 
 
 def collect_operands(product: Product, passes: Passes, differences: bool) -> list[UseOperands]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -12,6 +13,7 @@ from jax.extend.core import JaxprEqn
 
 from dpoptax._ghost_clipping.trace import rules, views
 from dpoptax._jaxprs import scan_parts
+from dpoptax._tree import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,11 +148,20 @@ class Use:
         Steps of scans become positions L. If the value has a slice for each step, they become
         groups K.
         """
-        factors = self.rule.factors
+        rows, columns = self._map_loops(self.rule.factors)(operand, cotangent)
+        return self._fold_loops(rows), self._fold_loops(columns)
+
+    def row_parts(
+        self, operand: jax.Array, cotangent: jax.Array
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns factors with parts of the rows; see `Rule.row_parts`."""
+        parts = self._map_loops(self.rule.row_parts)(operand, cotangent)
+        return [(self._fold_loops(rows), self._fold_loops(columns)) for rows, columns in parts]
+
+    def _map_loops(self, factors: Callable[..., PyTree]) -> Callable[..., PyTree]:
         for _ in self.loops:
             factors = jax.vmap(factors)
-        rows, columns = factors(operand, cotangent)
-        return self._fold_loops(rows), self._fold_loops(columns)
+        return factors
 
     def _fold_loops(self, factor: jax.Array) -> jax.Array:
         lead = len(self.loops)
