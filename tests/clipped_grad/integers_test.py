@@ -29,6 +29,7 @@ PROGRAMS = {
     "tied": (programs.tied, [(6, 5)], [(4, 5), (4, 5)]),
     "lookup": (programs.linear, [(6, 5)], [(4, 6), (4, 5)]),
     "formed": (programs.elementwise, [(5,), (5,)], [(5,), (5,)]),
+    "formed matrix": (lambda w, e: jnp.sum(w[0] * e[0] * e[1]), [(4, 5)], [(4, 5), (4, 5)]),
 }
 
 

@@ -161,8 +161,8 @@ def test_refuses_key_without_chacha20_support():
         wide = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float64), clip)
         with pytest.raises(TypeError, match="must be a single key"):
             tx.update(wide, tx.init(jnp.zeros(3)))
+    two = keys.split(KEY, np.arange(2))
     with pytest.raises(TypeError, match=r"single key, got an array of shape \(2, 8\)"):
-        two = keys.split(KEY, np.arange(2))
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=two)
     with pytest.raises(ValueError, match="got 'aes'"):
         dpoptax.random_key_from_os("aes")
