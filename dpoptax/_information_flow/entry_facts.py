@@ -91,14 +91,9 @@ def _key_entries(
         return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
         return EntryFacts(distinct=True)
-    if name == "random_fold_in":
-        return folded_facts(*given)
+    if name == "random_fold_in" and given[0] != EQUAL_FACTS:
+        return EntryFacts(distinct=given[0].distinct)
     return EntryFacts(distinct=distinct and name != "random_bits")
-
-
-def folded_facts(keys: EntryFacts, numbers: EntryFacts) -> EntryFacts:
-    """Returns the facts of keys that are derived from keys and numbers."""
-    return EntryFacts(distinct=(numbers if keys == EQUAL_FACTS else keys).distinct)
 
 
 def is_integer(atom: Var | Literal) -> bool:

@@ -14,10 +14,8 @@ from dpoptax._information_flow import axis_rules, example_axes
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
 from dpoptax._information_flow.entry_facts import (
     UNKNOWN_FACTS,
-    folded_facts,
     indices_are_unique,
     is_integer,
-    is_key,
     result_entries,
 )
 from dpoptax._information_flow.labels import (
@@ -157,7 +155,7 @@ class LabelFollower:
         if name == "shard_map":
             return self._shard_map(eqn, read, around)
         if eqn.params.get("name") == FOLDED:
-            return [self._folded(eqn, read)], read
+            return [self._folded(read)], read
         inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {HIJAX_CALL, *PROGRAM_CALLS} and called:
@@ -173,13 +171,11 @@ class LabelFollower:
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
-    def _folded(self, eqn: JaxprEqn, read: list[Label]) -> Label:
+    def _folded(self, read: list[Label]) -> Label:
         """Returns the label of a key that was folded from a key and a number."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
-        typed = is_key(eqn.outvars[0])  # a key of ChaCha20 is an array of words
-        facts = folded_facts(*(label.entries for label in read)) if typed else UNKNOWN_FACTS
-        return dataclasses.replace(join_labels(read), number=folded, entries=facts)
+        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_FACTS)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")

@@ -92,7 +92,9 @@ def generator_of(key: jax.Array) -> Generator:
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Derives a key for a number, using the key's generator."""
-    return (chacha20 if _is_chacha20(key) else threefry).fold_in(key, number)
+    if _is_chacha20(key):
+        return chacha20.fold_in(key, number)
+    return jax.random.fold_in(key, number)
 
 
 def marked_as_noise(key: jax.Array) -> jax.Array:
@@ -113,8 +115,9 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
 
 def two_words(key: jax.Array) -> jax.Array:
     """Returns two 32-bit words that do not reveal the key they are derived from."""
-    folded = fold_in(key, 0)
-    return folded[:2] if _is_chacha20(key) else jax.random.key_data(folded)
+    if _is_chacha20(key):
+        return chacha20.fold_in(key, 0)[:2]
+    return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._xla import store_integers
+from dpoptax._xla import materialize
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _KEY_PARITY = 0x1BD11BDA
@@ -64,24 +64,23 @@ def places(
     return numbers
 
 
-def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Derives a key for a uint32 number.
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns a key for each number, (n,).
 
     The bits are those of `jax.random.fold_in`, which takes longer to compile on CPU.
     """
-    return dpoptax_folded_key(key, lax.convert_element_type(number, jnp.uint32))
 
+    def reference(data: jax.Array) -> jax.Array:
+        keys = jax.vmap(lambda number: jax.random.fold_in(_typed(data), number))
+        return jax.random.key_data(keys(jnp.asarray(numbers, jnp.uint32)))
 
-@jax.jit
-def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
-    """Computes `fold_in`. `dpoptax.information_flow` recognizes it by name (`_marks`)."""
+    def unrolled(data: jax.Array) -> jax.Array:
+        words = threefry(data[0], data[1], jnp.asarray(numbers, jnp.uint32))
+        # In a kernel with another hash, these operations would take LLVM minutes to compile.
+        return materialize(jnp.stack(words, axis=-1), jnp.integer)
+
     data = jax.random.key_data(key)
-    return _typed(jnp.stack(threefry(data[0], data[1], number), axis=-1))
-
-
-def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Returns a key for each number, (n,)."""
-    return _typed(store_integers(jax.random.key_data(fold_in(key, jnp.asarray(numbers)))))
+    return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
 
 
 def _typed(data: jax.Array) -> jax.Array:
