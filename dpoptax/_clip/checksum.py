@@ -51,14 +51,14 @@ def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
     """Returns Σ mixed(word ^ place) over the words of all leaves, each with its own place."""
     words = [word for leaf in leaves for word in _words(leaf) if word.size]
     words.sort(key=_is_large)
-    # A place is a number below 2³².
-    starts = [sum(word.size for word in words[:i]) % 2**32 for i in range(len(words))]
+    # The place of the first word of each array, a number below 2³².
+    starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
 
     def by_array(words: list[jax.Array]) -> jax.Array:
         found = jnp.uint32(0)
         for indices in groups_to_stack(words):
             one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
-            first = np.array([starts[i] for i in indices], np.uint32) * np.uint32(_POSITION)
+            first = starts[indices] * np.uint32(_POSITION)
             strides = [math.prod(one.shape[i + 1 :]) * _POSITION % 2**32 for i in range(one.ndim)]
             place = places(one.shape, strides, out_sharding(one))[None]
             place = place + first.reshape(-1, *(1,) * one.ndim)
@@ -69,12 +69,11 @@ def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
         # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is
         # twenty times faster, and one reduction for all arrays compiles faster.
         small = [word.reshape(-1) for word in words if not _is_large(word)]
-        flat = [jnp.concatenate(small)] if small else []
-        flat += [word.reshape(-1) for word in words if _is_large(word)]
-        sums, start = jnp.zeros(min(_BLOCK, max(each.size for each in flat)), jnp.uint32), 0
-        for each in flat:
-            sums = _add_blocks(sums, each, start)
-            start = (start + each.size) % 2**32
+        flat = {0: jnp.concatenate(small)} if small else {}
+        flat |= {i: word.reshape(-1) for i, word in enumerate(words) if _is_large(word)}
+        sums = jnp.zeros(min(_BLOCK, max(each.size for each in flat.values())), jnp.uint32)
+        for i, each in flat.items():
+            sums = _add_blocks(sums, each, starts[i])
         return jnp.sum(sums, dtype=jnp.uint32)
 
     # Blocks of a sharded array would be gathered on each device.
@@ -88,18 +87,18 @@ def _is_large(words: jax.Array) -> bool:
     return words.size > _SMALL
 
 
-def _add_blocks(sums: jax.Array, words: jax.Array, start: int) -> jax.Array:
+def _add_blocks(sums: jax.Array, words: jax.Array, start: np.uint32) -> jax.Array:
     """Adds the mixed words of each block to `sums`; `start` is the place of the first word."""
     size, block = words.size, sums.size
     if size <= block:
-        mixed_words = _mixed_with_place(words, lax.iota(jnp.uint32, size) + np.uint32(start))
+        mixed_words = _mixed_with_place(words, lax.iota(jnp.uint32, size) + start)
         return sums + jnp.pad(mixed_words, (0, block - size))
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         first = jnp.minimum(i * block, size - block)  # the last block may overlap the one before
         within = lax.iota(jnp.uint32, block) + first.astype(jnp.uint32)
         part = lax.dynamic_slice(words, (first,), (block,))
-        found = _mixed_with_place(part, within + np.uint32(start))
+        found = _mixed_with_place(part, within + start)
         return sums + jnp.where(within >= (i * block).astype(jnp.uint32), found, 0)
 
     return lax.fori_loop(0, -(-size // block), add, sums)

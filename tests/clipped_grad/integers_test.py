@@ -78,7 +78,7 @@ def _vector(total):
 
 
 def _contributions(total, batch):
-    """Returns the integers that each example adds alone, (B, d)."""
+    """Returns the integers that each example contributes to the sum, (B, d)."""
     return np.stack([_vector(total(batch, row)) for row in np.eye(len(batch[0]), dtype=bool)])
 
 
@@ -128,7 +128,7 @@ def test_sum_is_exactly_the_sum_of_contributions_within_the_limit(name):
     added = _contributions(total, batch)
     assert (_vector(total(batch, np.ones(EXAMPLES, bool))) == added.sum(0)).all()
     limit = _limit(name)
-    # Gradients are much longer than the bound, and none is lost.
+    # All gradients are much longer than the bound, and are shortened almost exactly to it.
     assert (_norms(added) <= limit).all()
     assert (_norms(added) > 0.93 * limit).all()
 

@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clip.bounds import broadcast_examples
+from dpoptax._ghost_clipping.sums.weighted_products import merge_examples
 
 # Columns are 2⁸ high + low, with two digits in int8.
 DIGIT_BITS = 8
@@ -66,8 +67,8 @@ def sum_kept(use: IntegerFactors, kept: jax.Array) -> jax.Array:
     columns = _scaled_columns(use) if is_index(use.rows) else use.columns
     joined = dataclasses.replace(
         use,
-        rows=_join_examples(use.rows),
-        columns=_join_examples(select(kept, columns)),
+        rows=merge_examples(use.rows),
+        columns=merge_examples(select(kept, columns)),
         scale=jnp.ones(1, jnp.int32),
     )
     return form(joined)[0]
@@ -79,13 +80,8 @@ def _scaled_columns(use: IntegerFactors) -> jax.Array:
 
 
 def select(kept: jax.Array, x: jax.Array) -> jax.Array:
+    """Sets the numbers (B, …) of examples that are not kept to zero."""
     return jnp.where(broadcast_examples(kept, x), x, 0)
-
-
-def _join_examples(factor: jax.Array) -> jax.Array:
-    """Reshapes (B, K, L, …) to (1, K, B L, …)."""
-    examples, groups, positions = factor.shape[:3]
-    return factor.swapaxes(0, 1).reshape(1, groups, examples * positions, *factor.shape[3:])
 
 
 def _multiply(rows: jax.Array, columns: jax.Array) -> jax.Array:

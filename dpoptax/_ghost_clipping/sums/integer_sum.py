@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import wide_integers
 from dpoptax._clip.bounds import NormBounds, broadcast_examples, power_of_two
+from dpoptax._clip.checksum import mixed
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
 from dpoptax._ghost_clipping.sums.integer_norms import Term, certify, square_norms
@@ -30,6 +31,7 @@ from dpoptax._ghost_clipping.sums.integer_products import (
     select,
     sum_kept,
 )
+from dpoptax._ghost_clipping.sums.weighted_products import weigh_values
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
@@ -116,7 +118,7 @@ def sum_integers(
         for factored, each, weight in zip(products, scales, weights, strict=False)
     ]
     arrays = [
-        _round(_weigh(x, room * weight), _LARGEST_ENTRY, jnp.int32)
+        _round(weigh_values(x, room * weight), _LARGEST_ENTRY, jnp.int32)
         for x, weight in zip(formed, weights[len(products) :], strict=True)
     ]
     # The norm and the sum must read the same integers.
@@ -188,10 +190,6 @@ def _square(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(widen(x)), axis=tuple(range(1, x.ndim)))
 
 
-def _weigh(x: jax.Array, weights: jax.Array) -> jax.Array:
-    return widen(x) * broadcast_examples(weights, x)
-
-
 def _round(x: jax.Array, largest: float, dtype: DTypeLike) -> jax.Array:
     """Rounds (B, …) up or down, to integers of at most `largest`; NaN becomes zero.
 
@@ -205,16 +203,9 @@ def _round(x: jax.Array, largest: float, dtype: DTypeLike) -> jax.Array:
     word = broadcast_examples(jnp.sum(bits, axis=axes, dtype=jnp.uint32), x)
     for axis in axes:
         place = lax.broadcasted_iota(jnp.uint32, (1, *x.shape[1:]), axis)
-        word = _mix(word + place)
+        word = mixed(word + place)
     up = (word >> 8).astype(jnp.float32) * 2.0**-24
     return jnp.clip(jnp.floor(x + up), -largest, largest).astype(dtype)
-
-
-def _mix(word: jax.Array) -> jax.Array:
-    """Hashes uint32: the finalizer of MurmurHash3."""
-    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
-    word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
-    return word ^ (word >> 16)
 
 
 def _round_segment(
@@ -229,6 +220,6 @@ def _round_segment(
         found = jnp.where(rows < 0, rows + size, rows)
         found = jnp.where((found < 0) | (found >= size), size, found).astype(jnp.int32)
     else:
-        found = _round(_weigh(rows, scale), _LARGEST_ROW, jnp.int8)
-    columns = _round(_weigh(columns, weight / scale), _LARGEST_COLUMN, jnp.int16)
+        found = _round(weigh_values(rows, scale), _LARGEST_ROW, jnp.int8)
+    columns = _round(weigh_values(columns, weight / scale), _LARGEST_COLUMN, jnp.int16)
     return IntegerFactors(found, columns, scale.astype(jnp.int32), size, swapped)

@@ -141,7 +141,7 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
 
 
-def _weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
+def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
     """Multiplies values (B, …) by the coefficients of their examples, (B,)."""
     return widen(value) * broadcast_examples(coefficients, value)
 
@@ -168,7 +168,7 @@ def _sum_one_hot(
         )
 
     lookups = [
-        (_merge_examples(rows)[0], _merge_examples(_weigh_values(columns, coefficients))[0])
+        (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
         for rows, columns in segments
     ]
     return jax.vmap(add)(lookups)
@@ -177,12 +177,12 @@ def _sum_one_hot(
 def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
-        weighted = Segment(_weigh_values(rows, coefficients), columns)
+        weighted = Segment(weigh_values(rows, coefficients), columns)
     else:
-        weighted = Segment(rows, _weigh_values(columns, coefficients))
+        weighted = Segment(rows, weigh_values(columns, coefficients))
 
     def block_sum(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        rows, columns = _merge_examples(rows)[0], _merge_examples(columns)[0]
+        rows, columns = merge_examples(rows)[0], merge_examples(columns)[0]
         if rows.shape[0] == 1:
             return factor_products.contract("tr,td->rd", rows[0], columns[0])[None]
         return factor_products.contract("ktr,ktd->krd", rows, columns)
@@ -196,7 +196,7 @@ def _terms_per_entry(segment: Segment) -> int:
     return max(1, segment.rows.shape[2])
 
 
-def _merge_examples(factor: jax.Array) -> jax.Array:
+def merge_examples(factor: jax.Array) -> jax.Array:
     """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
     examples, groups, positions = factor.shape[:3]
     # Without groups the reshape is free; otherwise it copies the factor.
