@@ -25,7 +25,13 @@ from dpoptax._clipped_grad.sharding import (
     sum_over_devices,
 )
 from dpoptax._clipped_grad.streaming import select_use_sum, streaming_sum
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import (
+    GradientSums,
+    ghost_clipped_sum,
+    join_sums,
+)
+from dpoptax._ghost_clipping.sums.recomputed_sum import is_needed, recomputed_sum
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
@@ -188,10 +194,13 @@ def clipped_grad(
             examples = Examples(batch, mask, keys, whole)
             if by_examples:
                 return per_example_sum(loss_fn, clip, points, examples, has_aux=has_aux, grid=grid)
-            dtype = _factor_dtype(precision, mesh)
-            return ghost_clipped_sum(
-                loss_fn, clip, points, examples, has_aux=has_aux, factor_dtype=dtype, grid=grid
-            )
+            reading: Any = {"has_aux": has_aux, "factor_dtype": _factor_dtype(precision, mesh)}
+            if grid is None and is_needed(loss_fn, points, examples, **reading):
+                (total, statistic), aux = recomputed_sum(
+                    loss_fn, clip, points, examples, devices=BatchDevices(), **reading
+                )
+                return (GradientSums.from_tree(total), statistic), aux
+            return ghost_clipped_sum(loss_fn, clip, points, examples, grid=grid, **reading)
 
         total, aux = in_microbatches(microbatch_sum, microbatch_size)((batch, keys), mask)
         if not by_examples:  # after the loop over micro-batches, which carries fewer arrays

@@ -187,3 +187,48 @@ def test_refuses_several_points():
     points = dpoptax.GradientPoints((jnp.eye(4), jnp.eye(4)), (0.5, 0.5))
     with pytest.raises(ValueError, match="`method='recompute'` must have one gradient point"):
         dpoptax.clipped_grad(repeated, 1.0, method="recompute")(points, jnp.ones((3, 4)))
+
+
+def _deep_loss(params, example):
+    block = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+    h, _ = jax.lax.scan(block, example, params["layers"])
+    return jnp.sum((h @ params["head"]) ** 2)
+
+
+def _deep_problem(examples):
+    params = {"layers": helpers.normal(0, (3, 8, 8)), "head": helpers.normal(1, (8, 4))}
+    return params, helpers.normal(2, (examples, 6, 8))
+
+
+# Operand and cotangent of each of 3 layers have 6 positions of 8 features, in float32.
+_DISCARDED = 3 * 2 * 6 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "microbatch_size", "passes"),
+    [(_DISCARDED - 1, 1, 2), (_DISCARDED, 1, 1), (0, 2, 1)],
+)
+def test_large_single_example_is_recomputed(limit, microbatch_size, passes, monkeypatch, no_room):
+    params, batch = _deep_problem(4)
+    want = jax.jit(dpoptax.clipped_grad(_deep_loss, BOUND, method="vmap"))(params, batch).sum
+    _set_limit(monkeypatch, limit)
+    step = jax.jit(dpoptax.clipped_grad(_deep_loss, BOUND, microbatch_size=microbatch_size))
+    # One scan over the layers forward and one backward in each pass, and one over micro-batches.
+    assert str(jax.make_jaxpr(step)(params, batch)).count(" scan[") == 2 * passes + 1
+    assert_close(step(params, batch).sum, want, rtol=1e-4)
+
+
+def _tied_loss(params, example):
+    return _deep_loss(params | {"head": params["layers"][0]}, example)
+
+
+def test_default_method_does_not_recompute_tied_parameters(monkeypatch):
+    params, batch = _deep_problem(1)
+    _set_limit(monkeypatch, 0)
+    grad_fn = dpoptax.clipped_grad(_tied_loss, BOUND)
+    assert str(jax.make_jaxpr(grad_fn)(params, batch)).count(" scan[") == 2
+
+
+def _set_limit(monkeypatch, discarded_bytes):
+    costs = cost_model.COSTS._replace(discarded_bytes=discarded_bytes)
+    monkeypatch.setattr(recomputed_sum, "COSTS", costs)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax._clip import block_sums
-from dpoptax._ghost_clipping.sums import use_clip
+from dpoptax._ghost_clipping.sums import recomputed_sum, use_clip
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 from tests.helpers import floats, no_room
@@ -96,13 +96,20 @@ def test_sums_of_many_devices_are_added_as_integers(way, monkeypatch):
     assert_close(jax.jit(grad_fn)(params, batch, MASK, **KEYS).sum, one_device(way))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_example_moves_sum_by_at_most_the_bound(way):
+# For "automatic", the default method recomputes single examples.
+@pytest.mark.parametrize(
+    "options",
+    [*WAYS.values(), {"clip": 0.3, "microbatch_size": 1}],
+    ids=[*WAYS, "automatic"],
+)
+def test_example_moves_sum_by_at_most_the_bound(options, monkeypatch):
+    costs = recomputed_sum.COSTS._replace(discarded_bytes=0)
+    monkeypatch.setattr(recomputed_sum, "COSTS", costs)
     mesh = make_mesh((8,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(
-        lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2),
-        **WAYS[way],
+        jax.checkpoint(lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2)),
+        **options,
         mesh=mesh,
     )
     total = jax.jit(lambda batch, mask: grad_fn(params, batch, mask).sum)

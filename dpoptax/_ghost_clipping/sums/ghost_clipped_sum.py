@@ -71,6 +71,11 @@ class GradientSums:
                 total[i] = part.astype(total[i].dtype)
         return jax.tree.unflatten(structure, total)
 
+    @classmethod
+    def from_tree(cls, total: PyTree) -> "GradientSums":
+        """Returns sums that already have the shapes of the parameters."""
+        return cls(dict(enumerate(jax.tree.leaves(total))), [], ())
+
 
 # Sums of clipped gradients, and of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]

@@ -36,14 +36,22 @@ from dpoptax._clip.limits import (
     make_limits,
     part_norms,
 )
+from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.passes.interpreter import Arrays, ByIndex
+from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
 from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
-from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
+from dpoptax._ghost_clipping.sums.use_places import (
+    UsePlaces,
+    UseTotal,
+    check_uses,
+    find_obstacle,
+    leaf_of,
+)
 from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
-from dpoptax._ghost_clipping.trace.program import Program
+from dpoptax._ghost_clipping.trace.program import Block, Program
 from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -93,6 +101,50 @@ def recomputed_sum(
     sums, results = uses.sum(leaves, inputs, limits)
     aux = jax.tree.unflatten(program.result_tree, results)[1]
     return (jax.tree.unflatten(jax.tree.structure(params), sums), statistic), aux
+
+
+def is_needed(
+    loss_fn: Callable[..., PyTree],
+    points: GradientPoints,
+    examples: Examples,
+    *,
+    has_aux: bool,
+    factor_dtype: DTypeLike | None,
+) -> bool:
+    """Returns whether only `recomputed_sum` can save a large amount of memory.
+
+    This is the case if `jax.checkpoint` discards more than `COSTS.discarded_bytes` of a single
+    example's operands and cotangents. Of several examples, fewer could be computed at once. No
+    parameter may be used twice, so that the result is that of `ghost_clipped_sum` up to rounding.
+    """
+    if examples.mask.shape[0] != 1:
+        return False
+    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
+    if _discarded_bytes(program.block, factor_dtype) <= COSTS.discarded_bytes:
+        return False
+    if find_obstacle(program, points) is not None:
+        return False
+    places = UsePlaces(program, jax.tree.leaves(points.points[0]), None)
+    return max(places.added.values()) == 1
+
+
+def _discarded_bytes(
+    block: Block, factor_dtype: DTypeLike | None, checkpointed: bool = False
+) -> int:
+    """Returns the bytes of one example's operands and cotangents inside `jax.checkpoint`."""
+    total = 0
+    for step in block.steps:
+        if step.body is not None:
+            inside = checkpointed or step.scan_id is None
+            total += _discarded_bytes(step.body, factor_dtype, inside)
+        elif step.use is not None and checkpointed:
+            arrays = [step.use.output]
+            if step.use.rule.reads_data:
+                arrays.append(step.operands[step.data].aval)
+            steps = math.prod(length for _, length in step.loops)
+            for x in arrays:
+                total += steps * x.size * recorded_dtype(x.dtype, factor_dtype).itemsize
+    return total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

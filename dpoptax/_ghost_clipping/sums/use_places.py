@@ -69,28 +69,36 @@ def leaf_of(use: Use) -> int:
 
 def check_uses(program: Program, points: GradientPoints, option: str) -> None:
     """Raises an error if uses cannot be summed separately, as `option` requires."""
+    obstacle = find_obstacle(program, points)
+    if obstacle is not None:
+        raise ValueError(f"{option} must have {obstacle}")
+
+
+def find_obstacle(program: Program, points: GradientPoints) -> str | None:
+    """Returns why uses cannot be summed separately, as the end of an error; `None` if they can."""
     params = points.points[0]
     # A weight of 1.0 is a number at trace time; see `clipped_grad`.
     weighted = len(points.weights) > 1 or not isinstance(points.weights[0], float)
     if weighted or points.tangent is not None or points.linear_map is not None:
-        raise ValueError(
-            f"{option} must have one gradient point of weight 1.0 without a linear map. Leave it "
-            "out for methods with several points, such as `dpoptax.disk`."
+        return (
+            "one gradient point of weight 1.0 without a linear map. Leave it out for methods with "
+            "several points, such as `dpoptax.disk`."
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for use in program.uses:
         planned = read_use(use)
         names = ", ".join(paths[leaf] for leaf in sorted(use.value.leaves))
         if len(planned) != 1 or planned[0].cut is not None:
-            raise ValueError(
-                f"{option} must have parameters that are only moved or scaled before they meet "
-                f"data, and {names} is computed on before {use.rule.name}. Leave the option out."
+            return (
+                "parameters that are only moved or scaled before they meet data, and "
+                f"{names} is computed on before {use.rule.name}. Leave the option out."
             )
         if not all(stacked for _, stacked in use.loops):
-            raise ValueError(
-                f"{option} must have a slice of each parameter for each step of a loop, and all "
-                f"steps use the whole {names}. Leave the option out."
+            return (
+                "a slice of each parameter for each step of a loop, and all steps use the whole "
+                f"{names}. Leave the option out."
             )
+    return None
 
 
 def _parameter_axes(use: Use, shape: tuple[int, ...]) -> list[int | None] | None:
