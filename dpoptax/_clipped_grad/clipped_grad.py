@@ -93,10 +93,10 @@ def clipped_grad(
         gradient nearly cancel, "auto" clips it to less than C. "recompute" runs the forward and
         backward passes twice, first for the norms and then for the sum, and keeps nothing in
         between. With `jax.checkpoint` or sharded parameters this saves memory
-        (docs/guides/memory.md). "integers" needs a `grid`. It rounds operands and cotangents to
-        integers, of 8 and 16 bits, and measures and sums their products in integers, without
-        per-example gradients. The bound then holds without an assumption on rounding
-        (docs/developers/exact-sums.md).
+        (docs/guides/memory.md), and "auto" does it for single examples of more than 8 GiB.
+        "integers" needs a `grid`. It rounds operands and cotangents to integers, of 8 and 16 bits,
+        and measures and sums their products in integers, without per-example gradients. The bound
+        then holds without an assumption on rounding (docs/developers/exact-sums.md).
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, and per-example gradients that are formed from
         them, which halves their memory and takes one pass of a matrix unit instead of six. It
