@@ -41,8 +41,9 @@ def gpt2(
     remat: bool = False,
     query_block: int | None = None,
     constrained: bool = False,
+    tied: bool = True,
 ) -> Architecture:
-    """Returns GPT-2 small: learned positions, a tied head, and a scan over the layers.
+    """Returns GPT-2 small: learned positions, and a scan over the layers.
 
     Args:
       length: tokens per sequence.
@@ -55,6 +56,7 @@ def gpt2(
       query_block: queries per block of the attention, each block recomputed; `None` for all.
       constrained: whether activations are constrained to stay on the device of their example, as
         under FSDP.
+      tied: whether the head is the transposed embedding.
     """
     stay = _stay if constrained else lambda x: x
     attend = functools.partial(_attention, heads=heads, causal=True, block=query_block)
@@ -66,7 +68,8 @@ def gpt2(
         params = jax.tree.map(lambda x: x.astype(dtype), params)
         x = params["tokens"][tokens[:-1]] + params["positions"][:length]
         x, _ = jax.lax.scan(jax.checkpoint(block) if remat else block, x, params["blocks"])
-        logits = stay(_layer_norm(params["norm"], stay(x)) @ params["tokens"].T)
+        head = params["tokens"].T if tied else params["head"]
+        logits = stay(_layer_norm(params["norm"], stay(x)) @ head)
         return _cross_entropy(logits, tokens[1:]).mean()
 
     params = {
@@ -75,6 +78,8 @@ def gpt2(
         "blocks": _block_shapes(layers, width),
         "norm": _norm_shapes(width),
     }
+    if not tied:
+        params["head"] = _shape(width, vocabulary)
     specs = jax.tree.map(lambda _: P(), params)
     specs["tokens"] = specs["positions"] = P(None, "data")
     for name, split in (("qkv", 1), ("mix", 2), ("up", 1), ("down", 2)):

@@ -72,6 +72,8 @@ CASES = {
     "gpt2-1024": Case(lambda: gpt2(1024), 32),
     "gpt2-4096": Case(lambda: gpt2(4096, remat=True, query_block=512), 8),
     "gpt2-16384": Case(lambda: gpt2(16384, remat=True, query_block=512), 8),
+    # The private step computes gradients twice, since one pass does not fit in memory.
+    "gpt2-32768-untied": Case(lambda: gpt2(32768, remat=True, query_block=512, tied=False), 8),
     "big": Case(lambda: _big(24, 1792), 32, fsdp=True, topology="v5e:4x4"),  # 1.02 billion
     "10b": Case(lambda: _big(40, 4480), 128, fsdp=True, topology="v5e:8x8"),
     "resnet-18": Case(resnet_18, 256),
