@@ -63,14 +63,14 @@ def measure(case: Case, options: Options, step: str, mesh: Mesh) -> Measured:
     try:
         with cases.context(case, mesh):
             traced = jax.jit(function, donate_argnums=(0, 1)).trace(*args)
-            platform = "cuda" if mesh.devices.flat[0].platform == "gpu" else "tpu"
+            platform = mesh.devices.flat[0].platform.replace("gpu", "cuda")
             compiled = traced.lower(lowering_platforms=(platform,)).compile()
     except jax.errors.JaxRuntimeError as error:
         return Measured(compile_s=time.process_time() - start, error=_reason(str(error)))
     seconds, cost = time.process_time() - start, hlo.cost(compiled.as_text())
     temporary = compiled.memory_analysis().temp_size_in_bytes
-    # On a GPU, products are calls of libraries, and have other units.
-    gflop = 0.0 if platform == "cuda" else cost.passes / 1e9
+    # Elsewhere, products are calls of libraries, and have other units.
+    gflop = cost.passes / 1e9 if platform == "tpu" else 0.0
     return Measured(temporary / 1e9, gflop, cost.hbm_bytes / 1e9, seconds, cost.collectives)
 
 
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all")
     parser.add_argument("--list", action="store_true", help="list the cases")
     parser.add_argument(
-        "--topology", help="devices, such as v5e:4x4 or h100; default: those of the case"
+        "--topology", help="devices, such as v5e:4x4, h100 or cpu; default: those of the case"
     )
     parser.add_argument("--batch-size", type=int, help="default: that of the case")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")

@@ -200,9 +200,14 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def make_mesh(topology: str) -> Mesh:
-    """Returns a mesh of absent devices: a topology such as "v5e:4x4", or "h100"."""
+    """Returns a mesh of absent devices: a topology such as "v5e:4x4", or "h100".
+
+    "cpu" is this machine.
+    """
     from jax.experimental import topologies
 
+    if topology == "cpu":
+        return Mesh(np.array(jax.devices("cpu")[:1]), ("data",))
     # Without these, the libraries look for devices. Nothing is executed, so processes may share
     # libtpu.
     for name, value in {

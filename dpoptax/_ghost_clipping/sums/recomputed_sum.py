@@ -7,7 +7,8 @@ use during the backward pass. So `jax.checkpoint` and sharded parameters save me
 privacy, at the cost of a second forward and backward pass.
 
 The bound does not require that both turns compute the same numbers; see `dpoptax._clip.limits`. A
-barrier keeps the compiler from merging the turns, which would keep all intermediate values.
+barrier keeps the compiler from merging the turns, which would keep all intermediate values. On CPU,
+XLA removes barriers, but it does not merge the branch of a condition that it cannot fold.
 
 Uses of one parameter are measured separately, and their norms are added. For two uses with
 orthogonal gradients, the result is at most √2 times the norm.
@@ -55,7 +56,7 @@ from dpoptax._ghost_clipping.trace.program import Block, Program
 from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
-from dpoptax._xla import materialize
+from dpoptax._xla import materialize, opaque_integers
 
 # The arrays of all parts of a gradient: first the uses, then the opaque parameters.
 _ByPart: TypeAlias = list[PyTree]
@@ -94,11 +95,12 @@ def recomputed_sum(
         devices,
         factor_dtype,
     )
-    packed = uses.measure(leaves, inputs)
+    packed, results = uses.measure(leaves, inputs)
     limits, norms, used = uses.clip_whole(packed, clip.groups(params), mask)
     statistic = sum_statistic(clip, points.reference, norms, used, whole)
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
-    sums, results = uses.sum(leaves, inputs, limits)
+    (always,) = opaque_integers([1])
+    sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
     aux = jax.tree.unflatten(program.result_tree, results)[1]
     return (jax.tree.unflatten(jax.tree.structure(params), sums), statistic), aux
 
@@ -204,31 +206,32 @@ class _LimitedUses:
         self.parts = [(leaf_of(use), tuple(n for n, _ in use.loops)) for use in program.uses]
         self.parts += [(leaf, ()) for leaf in program.opaque]
 
-    def measure(self, leaves: Arrays, inputs: Arrays) -> _ByPart:
-        """Returns the packed norms of all parts of each example's gradient."""
+    def measure(self, leaves: Arrays, inputs: Arrays) -> tuple[_ByPart, Arrays]:
+        """Returns the packed norms of all parts of each gradient, and outputs of the loss."""
 
         def function(use: _LimitedUse) -> BatchFunction:
             norms = self.devices.each(use.norms)
             kind = jax.ShapeDtypeStruct((2,), jnp.float32)
             return BatchFunction(lambda x, y, _: norms(x, y), kind, mapped=True)
 
-        by_use, gradients, _ = self._run(leaves, inputs, function, [()] * len(self.uses))
+        by_use, gradients, outputs = self._run(leaves, inputs, function, [()] * len(self.uses))
         norms = self.devices.each(_formed_norms)
-        return [by_use[i] for i in self.uses] + [norms(gradients[i]) for i in self.program.opaque]
+        packed = [by_use[i] for i in self.uses]
+        return packed + [norms(gradients[i]) for i in self.program.opaque], outputs
 
-    def sum(self, leaves: Arrays, inputs: Arrays, limits: _ByPart) -> tuple[Arrays, Arrays]:
-        """Returns the sums of parameters within the limits, and outputs of the loss."""
+    def sum(self, leaves: Arrays, inputs: Arrays, limits: _ByPart) -> Arrays:
+        """Returns the sums of parameters within the limits."""
 
         def function(use: _LimitedUse) -> BatchFunction:
             kind = jax.ShapeDtypeStruct(use.use.rule.layout.split, jnp.float32)
             return BatchFunction(use.batch_sum, kind, mapped=False)
 
-        sums, gradients, outputs = self._run(leaves, inputs, function, limits)
+        sums, gradients, _ = self._run(leaves, inputs, function, limits)
         opaque = {
             leaf: self.devices.add(_sum_formed, self.places.specs[leaf])(gradients[leaf], own)
             for leaf, own in zip(self.program.opaque, limits[len(self.uses) :], strict=True)
         }
-        return self.places.join(sums, opaque), outputs
+        return self.places.join(sums, opaque)
 
     def _run(
         self,
