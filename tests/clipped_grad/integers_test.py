@@ -301,6 +301,26 @@ def test_all_layers_at_several_points(clip):
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
 
 
+def test_points_that_nearly_agree_have_accurate_differences():
+    """As for DiSK with small gamma, large weights multiply small differences of rows."""
+    rng = np.random.default_rng(0)
+    first = [helpers.floats(rng.normal(size=s)) for s in ((5, 4), (4, 3))]
+    other = [x + 1e-4 * helpers.floats(rng.normal(size=x.shape)) for x in first]
+    points = dpoptax.GradientPoints((first, other), (101.0, -100.0))
+    batch = rng.normal(size=(EXAMPLES, 7, 5)).astype(np.float32)
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ params[0]) @ params[1]))
+
+    got, want = (
+        _vector(
+            dpoptax.clipped_grad(loss, CLIP, method=method, grid=2.0**-18)(points, batch).sum
+        ).astype(float)
+        for method in ("integers", "vmap")
+    )
+    assert np.linalg.norm(got - want) < 0.04 * np.linalg.norm(want)
+
+
 def test_noise_in_fixed_point_accepts_the_sum():
     mechanism = {"noise_multiplier": 1.0, "batch_size": EXAMPLES}
     grid = dpoptax.extend.fixed_point_grid(CLIP, **mechanism)

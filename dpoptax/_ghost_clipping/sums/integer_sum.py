@@ -20,7 +20,13 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clip import wide_integers
-from dpoptax._clip.bounds import NormBounds, broadcast_examples, power_of_two
+from dpoptax._clip.bounds import (
+    NormBounds,
+    binary_exponent,
+    broadcast_examples,
+    largest_entry,
+    power_of_two,
+)
 from dpoptax._clip.checksum import mixed
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
@@ -36,8 +42,9 @@ from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
-# Rows have entries below 2. Times at most 2⁶, they have 7 bits and a sign.
+# Scaled rows have entries below 2⁷, so 7 bits and a sign.
 _ROW_BITS = 6
+_LARGEST_SCALE = 30  # an exponent of 2, for rows that are almost zero
 _LARGEST_ROW = 2.0**7 - 1.0
 _LARGEST_COLUMN = 127.0 * 2.0**DIGIT_BITS
 # The largest C/g. Columns next to rows times 2⁶ are then at most 2¹⁴, for one position.
@@ -136,10 +143,11 @@ def sum_integers(
 
 
 def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
-    """Returns powers of two that rows are multiplied by, (B,), from 1 to 2⁶.
+    """Returns powers of two that rows are multiplied by, (B,), from 1 to 2³⁰.
 
     For rows r with R entries and weighted columns w with D entries, the rounding errors of the
-    product are in proportion to D ‖r‖² + R ‖w‖². The scale makes the two terms equal.
+    product are in proportion to D ‖r‖² + R ‖w‖². The scale makes the two terms equal, if the
+    largest row then has at most 8 bits. In a difference of points all rows are small.
     """
     if any(map(is_one_hot, segment)):  # which are not rounded
         return jnp.full_like(weight, 2.0**_ROW_BITS)
@@ -148,7 +156,8 @@ def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
     ratio /= columns.shape[-1] * _square(rows)
     # Zero and NaN become the smallest scale.
     exponent = jnp.rint(0.25 * jnp.log2(jnp.where(ratio > 1.0, ratio, 1.0)))
-    return power_of_two(jnp.minimum(exponent, _ROW_BITS).astype(jnp.int32))
+    largest = jnp.minimum(_ROW_BITS - binary_exponent(largest_entry(rows)), _LARGEST_SCALE)
+    return power_of_two(jnp.minimum(exponent, largest).astype(jnp.int32))
 
 
 def _room(
