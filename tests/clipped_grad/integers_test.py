@@ -1,5 +1,6 @@
 """Tests sums of integers, whose bound does not depend on rounding."""
 
+import contextlib
 import functools
 import math
 
@@ -299,6 +300,16 @@ def test_all_layers_at_several_points(clip):
     ]
     got, want = (_vector(x.sum).astype(float) for x in sums)
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("bits", [9, 3])
+def test_grid_below_the_rounding_warns(bits):
+    """The rounding of 64 positions and 16 × 16 parameters may be 2⁷ grid steps."""
+    rng = np.random.default_rng(0)
+    batch = tuple(rng.standard_normal((EXAMPLES, 64, 16), np.float32) for _ in range(2))
+    grad_fn = dpoptax.clipped_grad(programs.linear, CLIP, method="integers", grid=2.0**-bits)
+    with contextlib.nullcontext() if bits == 9 else pytest.warns(UserWarning, match="drop them"):
+        grad_fn([programs.zeros(16, 16)], batch)
 
 
 def test_points_that_nearly_agree_have_accurate_differences():

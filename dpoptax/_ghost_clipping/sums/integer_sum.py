@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 import operator
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +112,7 @@ def sum_integers(
     Returns:
       The sum of each product, (K, R, D), and of each formed gradient, (…).
     """
+    _warn_of_rounding(products, grid)
     weights = [each * (1.0 / grid.step) for each in coefficients]
     scales = [
         [_row_scale(segment, weight) for segment in factored.segments]
@@ -140,6 +142,24 @@ def sum_integers(
         functools.reduce(operator.add, [sum_kept(each, kept) for each in uses]) for uses in factors
     ]
     return sums, [jnp.sum(select(kept, x), axis=0, dtype=jnp.int32) for x in arrays]
+
+
+def _warn_of_rounding(products: list[FactoredGradients], grid: IntegerGrid) -> None:
+    """Warns if rounding may be as long as the contributions."""
+    entries = sum(
+        rows.shape[2] * math.prod(factored.sizes)
+        for factored in products
+        for rows, columns in factored.segments
+        if not (is_one_hot(rows) or is_one_hot(columns))
+    )
+    limit = math.sqrt(grid.largest_square)
+    if entries > limit**2:
+        warnings.warn(
+            f"method='integers' may shorten gradients by half or drop them, because its rounding "
+            f"may be as long as {math.sqrt(entries):.2g} grid steps, and a clipped gradient is "
+            f"{limit:.2g}. Use smaller batches, a smaller `noise_multiplier`, or method='vmap'.",
+            stacklevel=2,
+        )
 
 
 def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
