@@ -302,6 +302,18 @@ def test_all_layers_at_several_points(clip):
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
 
 
+@pytest.mark.parametrize("bits", [6, 12, 20])
+def test_lookups_are_rounded_to_the_grid(bits):
+    batch = _batch("lookup")
+    got, want = (
+        _contributions(_make("lookup", method, grid=2.0**-bits), batch).astype(float)
+        for method in ("integers", "vmap")
+    )
+    # Each of at most 20 entries is rounded twice.
+    room = 4 * math.sqrt(20) * max(1, 2.0 ** (bits - 14))
+    assert np.linalg.norm(got - want, axis=1).max() < room
+
+
 @pytest.mark.parametrize("bits", [9, 3])
 def test_grid_below_the_rounding_warns(bits):
     """The rounding of 64 positions and 16 × 16 parameters may be 2⁷ grid steps."""

@@ -43,9 +43,9 @@ from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
-# Scaled rows have entries below 2⁷, so 7 bits and a sign.
-_ROW_BITS = 6
-_LARGEST_SCALE = 30  # an exponent of 2, for rows that are almost zero
+# Exponents of 2. Scaled rows have entries below 2⁷, so 7 bits and a sign. The columns of lookups
+# have entries below 2¹⁴, next to rows times at most 2⁶. Rows that are almost zero are scaled less.
+_ROW_BITS, _LOOKUP_BITS, _LARGEST_SCALE = 6, 13, 30
 _LARGEST_ROW = 2.0**7 - 1.0
 _LARGEST_COLUMN = 127.0 * 2.0**DIGIT_BITS
 # The largest C/g. Columns next to rows times 2⁶ are then at most 2¹⁴, for one position.
@@ -168,9 +168,13 @@ def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
     For rows r with R entries and weighted columns w with D entries, the rounding errors of the
     product are in proportion to D ‖r‖² + R ‖w‖². The scale makes the two terms equal, if the
     largest row then has at most 8 bits. In a difference of points all rows are small.
+
+    One-hot rows are not rounded. Their scale is the smallest for which columns have 15 bits.
     """
-    if any(map(is_one_hot, segment)):  # which are not rounded
-        return jnp.full_like(weight, 2.0**_ROW_BITS)
+    if any(map(is_one_hot, segment)):
+        columns = segment.rows if is_one_hot(segment.columns) else segment.columns
+        top = binary_exponent((largest_entry(columns) * weight).astype(jnp.float32))
+        return power_of_two(jnp.clip(top - _LOOKUP_BITS, 0, _ROW_BITS))
     rows, columns = segment
     ratio = rows.shape[-1] * _square(columns) * jnp.square(weight)
     ratio /= columns.shape[-1] * _square(rows)
