@@ -287,6 +287,15 @@ def test_certificate_is_the_exact_norm(kinds, method):
     np.testing.assert_array_equal(got, contributions.sum(0))
 
 
+def test_gradients_of_large_tables_are_not_formed(monkeypatch):
+    uses, contributions = _uses(["one-hot rows"])
+    monkeypatch.setattr(integer_norms, "form", None)
+    monkeypatch.setattr(integer_norms, "INTEGER_TERMS", 5)  # a row has 5 entries, the table 6 rows
+    terms = integer_norms.square_norms(uses, (2, 6, 5), "gram")
+    square = int((contributions[0] ** 2).sum())
+    assert [bool(integer_norms.certify(terms, square + off)[0]) for off in (-1, 0)] == [False, True]
+
+
 @pytest.mark.parametrize(
     "clip", [dpoptax.per_layer_clip(1.0), dpoptax.automatic_clip(1.0)], ids=str
 )
