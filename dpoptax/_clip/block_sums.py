@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clip.bounds import UNIT_ROUNDOFF, gamma
+from dpoptax._tree import widen
 
 BLOCK_LENGTH = 32
 """The maximum number of examples in a block, if each has one term."""
@@ -246,7 +247,8 @@ def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LE
     """
 
     def block_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
-        return jnp.einsum("b,b...->...", weights, values, precision=lax.Precision.HIGHEST)
+        # Widened, since it is not defined how precise products of two dtypes are.
+        return jnp.einsum("b,b...->...", weights, widen(values), precision=lax.Precision.HIGHEST)
 
     return sum_in_blocks(block_sum, weights, values, block=block)
 

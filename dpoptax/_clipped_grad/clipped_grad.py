@@ -155,7 +155,8 @@ def clipped_grad(
       UserWarning: the loss makes the gradients of some parameters exactly zero, as batch
         normalization of a single example does (see `dpoptax.explain`). Or it closes over more than
         16 MB of arrays: make frozen weights an argument of the jitted step, and call `clipped_grad`
-        inside it. The warning is given when the loss is compiled.
+        inside it. Or the grid is too coarse for method="integers". The warning is given when the
+        loss is compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

@@ -25,6 +25,12 @@ def test_blocked_sum_adds_every_term_once(size):
     np.testing.assert_array_equal(found, weights @ values)
 
 
+def test_narrow_values_are_widened_before_the_product():
+    program = jax.make_jaxpr(block_sums.sum_weighted)(floats([1.0]), floats([[1.0]], jnp.bfloat16))
+    (product,) = [eqn for eqn in program.eqns if eqn.primitive.name == "dot_general"]
+    assert [x.aval.dtype for x in product.invars] == [jnp.float32, jnp.float32]
+
+
 def test_example_changes_little_rounding_of_blocked_sum():
     """Blocks keep the change of rounding small.
 

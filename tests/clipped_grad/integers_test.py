@@ -1,5 +1,6 @@
 """Tests sums of integers, whose bound does not depend on rounding."""
 
+import contextlib
 import functools
 import math
 
@@ -286,6 +287,15 @@ def test_certificate_is_the_exact_norm(kinds, method):
     np.testing.assert_array_equal(got, contributions.sum(0))
 
 
+def test_gradients_of_large_tables_are_not_formed(monkeypatch):
+    uses, contributions = _uses(["one-hot rows"])
+    monkeypatch.setattr(integer_norms, "form", None)
+    monkeypatch.setattr(integer_norms, "INTEGER_TERMS", 5)  # a row has 5 entries, the table 6 rows
+    terms = integer_norms.square_norms(uses, (2, 6, 5), "gram")
+    square = int((contributions[0] ** 2).sum())
+    assert [bool(integer_norms.certify(terms, square + off)[0]) for off in (-1, 0)] == [False, True]
+
+
 @pytest.mark.parametrize(
     "clip", [dpoptax.per_layer_clip(1.0), dpoptax.automatic_clip(1.0)], ids=str
 )
@@ -299,6 +309,48 @@ def test_all_layers_at_several_points(clip):
     ]
     got, want = (_vector(x.sum).astype(float) for x in sums)
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("bits", [6, 12, 20])
+def test_lookups_are_rounded_to_the_grid(bits):
+    batch = _batch("lookup")
+    got, want = (
+        _contributions(_make("lookup", method, grid=2.0**-bits), batch).astype(float)
+        for method in ("integers", "vmap")
+    )
+    # Each of at most 20 entries is rounded twice.
+    room = 4 * math.sqrt(20) * max(1, 2.0 ** (bits - 14))
+    assert np.linalg.norm(got - want, axis=1).max() < room
+
+
+@pytest.mark.parametrize("bits", [9, 3])
+def test_grid_below_the_rounding_warns(bits):
+    """The rounding of 64 positions and 16 × 16 parameters may be 2⁷ grid steps."""
+    rng = np.random.default_rng(0)
+    batch = tuple(rng.standard_normal((EXAMPLES, 64, 16), np.float32) for _ in range(2))
+    grad_fn = dpoptax.clipped_grad(programs.linear, CLIP, method="integers", grid=2.0**-bits)
+    with contextlib.nullcontext() if bits == 9 else pytest.warns(UserWarning, match="drop them"):
+        grad_fn([programs.zeros(16, 16)], batch)
+
+
+def test_points_that_nearly_agree_have_accurate_differences():
+    """As for DiSK with small gamma, large weights multiply small differences of rows."""
+    rng = np.random.default_rng(0)
+    first = [helpers.floats(rng.normal(size=s)) for s in ((5, 4), (4, 3))]
+    other = [x + 1e-4 * helpers.floats(rng.normal(size=x.shape)) for x in first]
+    points = dpoptax.GradientPoints((first, other), (101.0, -100.0))
+    batch = rng.normal(size=(EXAMPLES, 7, 5)).astype(np.float32)
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ params[0]) @ params[1]))
+
+    got, want = (
+        _vector(
+            dpoptax.clipped_grad(loss, CLIP, method=method, grid=2.0**-18)(points, batch).sum
+        ).astype(float)
+        for method in ("integers", "vmap")
+    )
+    assert np.linalg.norm(got - want) < 0.04 * np.linalg.norm(want)
 
 
 def test_noise_in_fixed_point_accepts_the_sum():

@@ -53,7 +53,9 @@ def square_norms(uses: list[IntegerFactors], sizes: Sizes, method: str) -> list[
             wide_integers.sum_of_squares(x[:, :, 0]) for x in (uses[0].rows, uses[0].columns)
         )
         return [(0, wide_integers.total(wide_integers.multiply(rows, columns)), None)]
-    if method != "form" and max(sizes[1:]) <= INTEGER_TERMS:
+    # One-hot rows are compared, not summed, so a table may have more rows.
+    dense = [x for use in uses for x in (use.rows, use.columns) if not is_index(x)]
+    if method != "form" and max(x.shape[-1] for x in dense) <= INTEGER_TERMS:
         return _gram_square_norms(uses)
     most = max(1, COSTS.formed_entries // math.prod(sizes))
     part = next(n for n in range(min(most, examples), 0, -1) if examples % n == 0)

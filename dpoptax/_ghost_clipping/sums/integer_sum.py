@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 import operator
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,13 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clip import wide_integers
-from dpoptax._clip.bounds import NormBounds, broadcast_examples, power_of_two
+from dpoptax._clip.bounds import (
+    NormBounds,
+    binary_exponent,
+    broadcast_examples,
+    largest_entry,
+    power_of_two,
+)
 from dpoptax._clip.checksum import mixed
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
@@ -36,8 +43,9 @@ from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
-# Rows have entries below 2. Times at most 2⁶, they have 7 bits and a sign.
-_ROW_BITS = 6
+# Exponents of 2. Scaled rows have entries below 2⁷, so 7 bits and a sign. The columns of lookups
+# have entries below 2¹⁴, next to rows times at most 2⁶. Rows that are almost zero are scaled less.
+_ROW_BITS, _LOOKUP_BITS, _LARGEST_SCALE = 6, 13, 30
 _LARGEST_ROW = 2.0**7 - 1.0
 _LARGEST_COLUMN = 127.0 * 2.0**DIGIT_BITS
 # The largest C/g. Columns next to rows times 2⁶ are then at most 2¹⁴, for one position.
@@ -104,6 +112,7 @@ def sum_integers(
     Returns:
       The sum of each product, (K, R, D), and of each formed gradient, (…).
     """
+    _warn_of_rounding(products, grid)
     weights = [each * (1.0 / grid.step) for each in coefficients]
     scales = [
         [_row_scale(segment, weight) for segment in factored.segments]
@@ -135,20 +144,44 @@ def sum_integers(
     return sums, [jnp.sum(select(kept, x), axis=0, dtype=jnp.int32) for x in arrays]
 
 
+def _warn_of_rounding(products: list[FactoredGradients], grid: IntegerGrid) -> None:
+    """Warns if rounding may be as long as the contributions."""
+    entries = sum(
+        rows.shape[2] * math.prod(factored.sizes)
+        for factored in products
+        for rows, columns in factored.segments
+        if not (is_one_hot(rows) or is_one_hot(columns))
+    )
+    limit = math.sqrt(grid.largest_square)
+    if entries > limit**2:
+        warnings.warn(
+            f"method='integers' may shorten gradients by half or drop them, because its rounding "
+            f"may be as long as {math.sqrt(entries):.2g} grid steps, and a clipped gradient is "
+            f"{limit:.2g}. Use smaller batches, a smaller `noise_multiplier`, or method='vmap'.",
+            stacklevel=2,
+        )
+
+
 def _row_scale(segment: Segment, weight: jax.Array) -> jax.Array:
-    """Returns powers of two that rows are multiplied by, (B,), from 1 to 2⁶.
+    """Returns powers of two that rows are multiplied by, (B,), from 1 to 2³⁰.
 
     For rows r with R entries and weighted columns w with D entries, the rounding errors of the
-    product are in proportion to D ‖r‖² + R ‖w‖². The scale makes the two terms equal.
+    product are in proportion to D ‖r‖² + R ‖w‖². The scale makes the two terms equal, if the
+    largest row then has at most 8 bits. In a difference of points all rows are small.
+
+    One-hot rows are not rounded. Their scale is the smallest for which columns have 15 bits.
     """
-    if any(map(is_one_hot, segment)):  # which are not rounded
-        return jnp.full_like(weight, 2.0**_ROW_BITS)
+    if any(map(is_one_hot, segment)):
+        columns = segment.rows if is_one_hot(segment.columns) else segment.columns
+        top = binary_exponent((largest_entry(columns) * weight).astype(jnp.float32))
+        return power_of_two(jnp.clip(top - _LOOKUP_BITS, 0, _ROW_BITS))
     rows, columns = segment
     ratio = rows.shape[-1] * _square(columns) * jnp.square(weight)
     ratio /= columns.shape[-1] * _square(rows)
     # Zero and NaN become the smallest scale.
     exponent = jnp.rint(0.25 * jnp.log2(jnp.where(ratio > 1.0, ratio, 1.0)))
-    return power_of_two(jnp.minimum(exponent, _ROW_BITS).astype(jnp.int32))
+    largest = jnp.minimum(_ROW_BITS - binary_exponent(largest_entry(rows)), _LARGEST_SCALE)
+    return power_of_two(jnp.minimum(exponent, largest).astype(jnp.int32))
 
 
 def _room(
