@@ -119,7 +119,7 @@ def sum_lookups(
     values are added as `IntegerSteps` instead. `lookup_rounding` bounds the change.
 
     Args:
-      lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
+      lookups: rows (N,), integers below `size`, and values (N, D). No value is above `ratio` · `bound`.
       size: the number of rows.
       terms: L, the lookups of one example.
       examples: B, the number of examples in all micro-batches and devices.
@@ -160,15 +160,11 @@ def sum_lookups(
 def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Returns the distinct rows of a table, and the place of each row (N,) among them.
 
-    The distinct rows are padded to N with rows beyond the table.
+    A row is at the place where it last occurs. All other places hold rows beyond the table.
     """
-    rows = jnp.where(rows < 0, rows + size, rows).astype(jnp.int32)
-    order = jnp.argsort(rows)
-    ordered = rows[order]
-    slots = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]]))
-    beyond = size + jnp.arange(len(rows), dtype=jnp.int32)
-    own = jnp.zeros_like(order).at[order].set(slots.astype(order.dtype), unique_indices=True)
-    return beyond.at[slots].set(ordered), own
+    rows, numbers = rows.astype(jnp.int32), jnp.arange(len(rows), dtype=jnp.int32)
+    places = jnp.zeros(size, jnp.int32).at[rows].max(numbers)[rows]
+    return jnp.where(places == numbers, rows, size + numbers), places
 
 
 def lookup_rounding(
