@@ -119,7 +119,7 @@ def sum_lookups(
     values are added as `IntegerSteps` instead. `lookup_rounding` bounds the change.
 
     Args:
-      lookups: rows (N,), integers below `size`, and values (N, D). No value is above `ratio` · `bound`.
+      lookups: rows (N,), integers below `size`, and values (N, D), at most `ratio` · `bound`.
       size: the number of rows.
       terms: L, the lookups of one example.
       examples: B, the number of examples in all micro-batches and devices.
