@@ -51,7 +51,11 @@ def _lookups(size):
 @pytest.mark.parametrize("size", [8, 1000])
 def test_lookups_are_added_as_integers(size):
     rows, values = _lookups(size)
-    total = lambda *x: integer_sums.sum_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
+
+    def total(*lookup):
+        zeros = jnp.zeros((4, 2))
+        return integer_sums.add_lookups(zeros, [lookup], bound=1.0, **ALONE, examples=size)
+
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
@@ -65,7 +69,8 @@ def test_lookups_far_below_bound_keep_float_precision():
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
-    found = integer_sums.sum_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
+    zeros = jnp.zeros((4, 2))
+    found = integer_sums.add_lookups(zeros, [(rows, values)], bound=1e4, **ALONE, examples=256)
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
@@ -75,9 +80,10 @@ def test_integer_overflow_of_parts_cancels():
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
     kind = {"terms": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
-    assert float(integer_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
+    zero = jnp.zeros((1, 1))
+    assert float(integer_sums.add_lookups(zero, parts, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="Scale the loss"):
-        integer_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
+        integer_sums.add_lookups(zero, parts, bound=1e-38, **kind)
 
 
 def test_joining_steps_rounds_once():

@@ -101,17 +101,17 @@ def sum_products(
     whole batch changes the rounding.
     """
     cut = split_sum(factored, examples)
-    _, rows, columns = factored.sizes
     found = [_sum_segment(segment, coefficients, cut.block) for segment in cut.dense]
-    if cut.row_lookups:
-        found.append(_sum_one_hot(cut, cut.row_lookups, coefficients, rows, examples, bound))
-    if cut.column_lookups:
-        table = _sum_one_hot(cut, cut.column_lookups, coefficients, columns, examples, bound)
-        found.append(table.swapaxes(-1, -2))
     for term in factored.terms:
         total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
         found.append(term.basis * total)
-    return functools.reduce(operator.add, found)
+    add = partial(_add_one_hot, cut, coefficients=coefficients, examples=examples, bound=bound)
+    table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
+    if cut.row_lookups:
+        table = add(table, cut.row_lookups)
+    if cut.column_lookups:
+        table = add(table.swapaxes(-1, -2), cut.column_lookups).swapaxes(-1, -2)
+    return table
 
 
 def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
@@ -152,20 +152,21 @@ def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
     return widen(value) * broadcast_examples(coefficients, value)
 
 
-def _sum_one_hot(
+def _add_one_hot(
     cut: SumParts,
+    table: jax.Array,
     segments: list[Segment],
+    *,
     coefficients: jax.Array,
-    size: int,
     examples: int,
     bound: float,
 ) -> jax.Array:
-    """Returns the sum of segments whose rows are one-hot."""
+    """Adds the sum of segments whose rows are one-hot to a table (K, R, D)."""
 
-    def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return integer_sums.sum_lookups(
+    def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+        return integer_sums.add_lookups(
+            table,
             lookups,
-            size,
             terms=sum(map(_terms_per_entry, segments)),
             examples=examples,
             bound=bound,
@@ -177,7 +178,7 @@ def _sum_one_hot(
         (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
         for rows, columns in segments
     ]
-    return jax.vmap(add)(lookups)
+    return jax.vmap(add)(table, lookups)
 
 
 def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Array:
