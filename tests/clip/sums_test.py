@@ -315,3 +315,26 @@ def test_many_microbatches_round_as_one_addition():
     )
     found, _ = total(values, np.ones(1000, bool))
     assert float(found) == np.float32(1 + 999 * 2.0**-25)
+
+
+def test_groups_one_after_the_other_give_the_same(monkeypatch):
+    """Checks products of stacked layers in the order of TPUs."""
+    rng, sizes = np.random.default_rng(0), (3, 256, 8)
+    rows, columns = (floats(rng.uniform(-1, 1, (6, 3, 4, n))) for n in sizes[1:])
+    segments = [factor_products.Segment(rows, columns)]
+
+    def results(coefficients):
+        total = weighted_products.sum_products(
+            FactoredGradients(segments, sizes), coefficients, bound=1.0, examples=6
+        )
+        return factor_products.measure(segments, sizes, "gram"), total
+
+    coefficients = floats(rng.uniform(0, 1, 6))
+    together = results(coefficients)
+    monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
+    monkeypatch.setattr(weighted_products, "_PART_ENTRIES", 1024)
+    pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
+    monkeypatch.setattr(jax.lax, "platform_dependent", pick)
+    assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3
+    close = lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-6)  # noqa: E731
+    jax.tree.map(close, results(coefficients), together)

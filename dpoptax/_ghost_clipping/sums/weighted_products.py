@@ -25,7 +25,7 @@ from dpoptax._tree import widen
 # Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
 FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
-# The entries of a part of a sum on TPU.
+# The largest part of the sum of a group.
 _PART_ENTRIES = 2**19
 
 
@@ -196,33 +196,31 @@ def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.A
             return factor_products.contract("tr,td->rd", rows[0], columns[0])[None]
         return factor_products.contract("ktr,ktd->krd", rows, columns)
 
-    sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
-    if not factor_products.has_large_groups(sizes):
-        return block_sums.sum_in_blocks(block_sum, *weighted, block=block)
+    def sum_group(segments: list[Segment]) -> jax.Array:
+        (rows, columns), length = segments[0], sizes[1] // _row_parts(sizes)
 
-    def group_sum(segments: list[Segment], parts: int) -> jax.Array:
-        (rows, columns), length = segments[0], sizes[1] // parts
-
-        def part_sum(start: jax.Array) -> jax.Array:
+        def sum_part(start: jax.Array) -> jax.Array:
             part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
             return block_sums.sum_in_blocks(block_sum, part, columns, block=block)
 
-        return lax.map(part_sum, length * jnp.arange(parts)).reshape(sizes[1:])
+        return lax.map(sum_part, jnp.arange(0, sizes[1], length)).reshape(sizes[1:])
 
-    def sum_groups(parts: int) -> jax.Array:
-        found: jax.Array = factor_products.map_groups(partial(group_sum, parts=parts), [weighted])
-        return found
+    def sum_together() -> jax.Array:
+        return block_sums.sum_in_blocks(block_sum, *weighted, block=block)
 
+    sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
+    if not factor_products.has_large_groups(sizes):
+        return sum_together()
     found: jax.Array = lax.platform_dependent(
-        tpu=lambda: sum_groups(_row_parts(sizes)), default=lambda: sum_groups(1)
+        tpu=lambda: factor_products.map_groups(sum_group, [weighted]), default=sum_together
     )
     return found
 
 
 def _row_parts(sizes: Sizes) -> int:
-    """Returns the number of parts that the rows of a group are summed in on TPU.
+    """Returns the number of parts that the rows of a group are summed in.
 
-    A sum that fits into vector memory is compiled as one unrolled kernel. A quarter of the entries
+    A TPU's sum that fits into vector memory is compiled as one unrolled kernel. A quarter of it
     compiles in a quarter of the time. Parts are aligned with tiles of 128 entries.
     """
     _, rows, columns = sizes
