@@ -187,8 +187,8 @@ def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.A
         weighted = Segment(weigh_values(rows, coefficients), columns)
     else:
         weighted = Segment(rows, weigh_values(columns, coefficients))
-
-    weighted = weighted.rounded(None)  # `sum_error` includes this
+    # In bfloat16 the weighted factor is rounded, which `sum_error` includes.
+    weighted = weighted.rounded(None)
 
     def block_sum(rows: jax.Array, columns: jax.Array) -> jax.Array:
         rows, columns = merge_examples(rows)[0], merge_examples(columns)[0]
