@@ -103,9 +103,9 @@ def step_rounding(count: int, rows: int, columns: int, largest: float, examples:
     return Rounding(joined=TWO_ROUNDINGS * examples, own=1.5 * (added + low))
 
 
-def sum_lookups(
+def add_lookups(
+    table: jax.Array,
     lookups: Sequence[tuple[jax.Array, jax.Array]],
-    size: int,
     *,
     terms: int,
     examples: int,
@@ -113,14 +113,14 @@ def sum_lookups(
     ratio: float,
     largest_summand: float,
 ) -> jax.Array:
-    """Adds the values of all lookups to the rows of a table (size, D) of zeros.
+    """Adds the sums of the values of all lookups to the rows of a table (size, D).
 
-    A scatter adds one value after the other. If one example could change its rounding too much,
-    values are added as `IntegerSteps` instead. `lookup_rounding` bounds the change.
+    A scatter sums one value after the other. If one example could change its rounding too much,
+    values are summed as `IntegerSteps` instead. `lookup_rounding` bounds the change.
 
     Args:
-      lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
-      size: the number of rows.
+      table: the table, which each sum is added to with one rounding.
+      lookups: rows (N,), integers below `size`, and values (N, D), at most `ratio` · `bound`.
       terms: L, the lookups of one example.
       examples: B, the number of examples in all micro-batches and devices.
       bound: C.
@@ -131,13 +131,13 @@ def sum_lookups(
     Raises:
       ValueError: the step for `bound` is outside the range of float32.
     """
-    wide = float32_at_least(*(values for _, values in lookups))
-    table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
-    count = terms * examples
+    wide, size = float32_at_least(table, *(values for _, values in lookups)), len(table)
+    table, count = table.astype(wide), terms * examples
     if _scatter_rounding(terms, examples, ratio) is not None:
+        sums = jnp.zeros_like(table)
         for rows, values in lookups:
-            table = table.at[rows].add(values.astype(wide))
-        return table
+            sums = sums.at[rows].add(values.astype(wide))
+        return table + sums
     bits = 62 if wide == jnp.float64 else 30
     exact = make_steps(max(examples * largest_summand, ratio) * bound, count, bits=bits)
     rows = jnp.concatenate([rows for rows, _ in lookups])
@@ -150,31 +150,26 @@ def sum_lookups(
         return exact.join(*lax.optimization_barrier(sums))
 
     if rows.shape[0] >= size:
-        return total(rows, size)
+        return table + total(rows, size)
     # Only the rows that occur are summed, since two more tables would need more memory.
     found, slots = _join_equal(rows, size)
-    sums = total(slots, len(found))
-    return table.at[found].set(sums, mode="drop", unique_indices=True)
+    return table.at[found].add(total(slots, len(found)), mode="drop", unique_indices=True)
 
 
 def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Returns the distinct rows of a table, and the place of each row (N,) among them.
 
-    The distinct rows are padded to N with rows beyond the table.
+    A row is at the place where it last occurs. All other places hold rows beyond the table.
     """
-    rows = jnp.where(rows < 0, rows + size, rows).astype(jnp.int32)
-    order = jnp.argsort(rows)
-    ordered = rows[order]
-    slots = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]]))
-    beyond = size + jnp.arange(len(rows), dtype=jnp.int32)
-    own = jnp.zeros_like(order).at[order].set(slots.astype(order.dtype), unique_indices=True)
-    return beyond.at[slots].set(ordered), own
+    rows, numbers = rows.astype(jnp.int32), jnp.arange(len(rows), dtype=jnp.int32)
+    places = jnp.zeros(size, jnp.int32).at[rows].max(numbers)[rows]
+    return jnp.where(places == numbers, rows, size + numbers), places
 
 
 def lookup_rounding(
     columns: int, *, terms: int, examples: int, ratio: float, largest_summand: float
 ) -> Rounding:
-    """Bounds how one example changes the rounding of `sum_lookups`."""
+    """Bounds how one example changes the rounding of the sums in `add_lookups`."""
     rounding = _scatter_rounding(terms, examples, ratio)
     if rounding is None:
         total = examples * largest_summand

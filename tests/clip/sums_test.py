@@ -57,7 +57,11 @@ def _lookups(size):
 @pytest.mark.parametrize("size", [8, 1000])
 def test_lookups_are_added_as_integers(size):
     rows, values = _lookups(size)
-    total = lambda *x: integer_sums.sum_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
+
+    def total(*lookup):
+        zeros = jnp.zeros((4, 2))
+        return integer_sums.add_lookups(zeros, [lookup], bound=1.0, **ALONE, examples=size)
+
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
@@ -71,7 +75,8 @@ def test_lookups_far_below_bound_keep_float_precision():
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
-    found = integer_sums.sum_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
+    zeros = jnp.zeros((4, 2))
+    found = integer_sums.add_lookups(zeros, [(rows, values)], bound=1e4, **ALONE, examples=256)
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
@@ -81,9 +86,10 @@ def test_integer_overflow_of_parts_cancels():
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
     kind = {"terms": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
-    assert float(integer_sums.sum_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
+    zero = jnp.zeros((1, 1))
+    assert float(integer_sums.add_lookups(zero, parts, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="Scale the loss"):
-        integer_sums.sum_lookups(parts, 1, bound=1e-38, **kind)
+        integer_sums.add_lookups(zero, parts, bound=1e-38, **kind)
 
 
 def test_joining_steps_rounds_once():
@@ -315,3 +321,26 @@ def test_many_microbatches_round_as_one_addition():
     )
     found, _ = total(values, np.ones(1000, bool))
     assert float(found) == np.float32(1 + 999 * 2.0**-25)
+
+
+def test_groups_one_after_the_other_give_the_same(monkeypatch):
+    """Checks products of stacked layers in the order of TPUs."""
+    rng, sizes = np.random.default_rng(0), (3, 256, 8)
+    rows, columns = (floats(rng.uniform(-1, 1, (6, 3, 4, n))) for n in sizes[1:])
+    segments = [factor_products.Segment(rows, columns)]
+
+    def results(coefficients):
+        total = weighted_products.sum_products(
+            FactoredGradients(segments, sizes), coefficients, bound=1.0, examples=6
+        )
+        return factor_products.measure(segments, sizes, "gram"), total
+
+    coefficients = floats(rng.uniform(0, 1, 6))
+    together = results(coefficients)
+    monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
+    monkeypatch.setattr(weighted_products, "_PART_ENTRIES", 1024)
+    pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
+    monkeypatch.setattr(jax.lax, "platform_dependent", pick)
+    assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3
+    close = lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-6)  # noqa: E731
+    jax.tree.map(close, results(coefficients), together)

@@ -12,7 +12,9 @@ one-hot factors. Entries are at most about 1, since factors are divided by power
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,8 @@ from dpoptax._xla import round_to_dtype
 
 # An upper bound of the loss of a norm to underflow, for each term of its sums.
 UNDERFLOW_LOSS = 2.0**-50
+# On TPU, groups with more entries are computed one after the other.
+_LARGE_GROUP = 2**16
 
 
 class Segment(NamedTuple):
@@ -150,16 +154,8 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     if method == "outer":
         absolute = absolute_size(segments, sizes)
         return NormBounds(jnp.square(absolute), absolute)
-    lengths = []
-    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
-    for i, a in enumerate(segments):
-        for j, b in enumerate(segments[i:], i):
-            inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
-            if i == j:
-                lengths.append(Segment(*map(_diagonal_root, inner)))
-            # Each pair of different segments occurs twice in the square.
-            square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
-    absolute = _sum_norms(segments, lengths, sizes)
+    square, lengths = _inner_products(segments, sizes)
+    absolute = _join_lengths(segments, lengths, sizes)
     # The longest chain sums over K, L and L', over pairs of segments, and in inner products.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_inner_product_length(segments) + sums + 4)
@@ -183,21 +179,74 @@ def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
 
 
+def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+    """Returns ‖G‖² as computed, (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
+
+    def by_group() -> tuple[jax.Array, jax.Array]:
+        squares, lengths = map_groups(_sum_inner_products, segments)
+        return jnp.sum(squares, axis=0), lengths[..., 0].swapaxes(0, 1)
+
+    def together() -> tuple[jax.Array, jax.Array]:
+        return _sum_inner_products(segments)
+
+    if not has_large_groups(sizes):
+        return together()
+    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(tpu=by_group, default=together)
+    return found
+
+
+def _sum_inner_products(segments: list[Segment]) -> tuple[jax.Array, jax.Array]:
+    lengths = []
+    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
+    for i, a in enumerate(segments):
+        for j, b in enumerate(segments[i:], i):
+            inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
+            if i == j:
+                lengths.append(Segment(*map(_diagonal_root, inner)))
+            # Each pair of different segments occurs twice in the square.
+            square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
+    return square, _sum_lengths(lengths)
+
+
+def has_large_groups(sizes: Sizes) -> bool:
+    """Returns whether groups are large matrices, such as the layers of a scan."""
+    groups, rows, columns = sizes
+    return groups > 1 and rows * columns > _LARGE_GROUP
+
+
+def map_groups(function: Callable[[list[Segment]], Any], segments: list[Segment]) -> Any:
+    """Returns function(segments of one group), stacked, computed one group after the other.
+
+    On TPU, a product of all groups takes longer to compile, and its operands are copied.
+    """
+
+    def of_group(group: jax.Array) -> Any:
+        part = partial(lax.dynamic_slice_in_dim, start_index=group, slice_size=1, axis=1)
+        return function([Segment(*map(part, segment)) for segment in segments])
+
+    return lax.map(of_group, jnp.arange(segments[0].rows.shape[1]))
+
+
 def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S, (B,), from the factors."""
-    return _sum_norms(segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes)
+    lengths = _sum_lengths([Segment(*map(_vector_norms, s)) for s in segments])
+    return _join_lengths(segments, lengths, sizes)
 
 
-def _sum_norms(segments: list[Segment], lengths: list[Segment], sizes: Sizes) -> jax.Array:
-    """Returns an upper bound of Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
-    total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
+def _sum_lengths(lengths: list[Segment]) -> jax.Array:
+    """Returns Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K), from the norms."""
+    return reduce(jnp.add, [jnp.sum(rows * columns, axis=2) for rows, columns in lengths])
+
+
+def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
+    """Returns an upper bound of S from Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
     groups, rows, columns = sizes
     positions = _positions(segments)
     # Norms are roots, so they have half the relative error of their squares.
     summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
     lost = UNDERFLOW_LOSS * positions * math.sqrt(groups * rows * columns)
-    return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
+    return room * jnp.sqrt(jnp.sum(jnp.square(lengths), axis=1)) + lost
 
 
 def _positions(segments: list[Segment]) -> int:

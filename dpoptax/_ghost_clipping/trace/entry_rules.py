@@ -152,12 +152,12 @@ class Addition(Rule):
         repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
         name = eqn.primitive.name
         sign = -1 if name == "sub" and parameter == 1 else 1
-        return cls(FactorLayout.entrywise(shape), sign, repeated, name=name)
+        return cls(FactorLayout.last_axis(shape), sign, repeated, name=name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         if self.repeated:  # stored, since XLA may compute it twice, with different rounding
             cotangent = materialize(jnp.sum(cotangent, axis=self.repeated))
-        return jnp.full((1, 1, 1), self.sign, cotangent.dtype), cotangent.reshape(1, 1, -1)
+        return _entry_factors(self.layout, self.sign, cotangent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +179,17 @@ class Concatenation(Rule):
         axis = eqn.params["dimension"]
         before = sum(shape_of(v.aval)[axis] for v in eqn.invars[:parameter])
         shape = shape_of(eqn.invars[parameter].aval)
-        return cls(FactorLayout.entrywise(shape), axis, before)
+        return cls(FactorLayout.last_axis(shape), axis, before)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         stop = self.start + self.layout.split[self.axis]
         share = lax.slice_in_dim(cotangent, self.start, stop, axis=self.axis)
-        return jnp.ones((1, 1, 1), cotangent.dtype), share.reshape(1, 1, -1)
+        return _entry_factors(self.layout, 1, share)
+
+
+def _entry_factors(
+    layout: FactorLayout, sign: int, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the factors of a gradient in one row per group."""
+    groups, _, columns = layout.sizes
+    return jnp.full((groups, 1, 1), sign, gradient.dtype), gradient.reshape(groups, 1, columns)

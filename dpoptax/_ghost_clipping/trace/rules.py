@@ -44,6 +44,15 @@ class FactorLayout:
         """Returns the layout with one row, whose columns are the entries."""
         return cls(shape, (), (), tuple(range(len(shape))))
 
+    @classmethod
+    def last_axis(cls, shape: tuple[int, ...]) -> "FactorLayout":
+        """Returns the layout whose columns are along the last axis, in groups of one row.
+
+        On TPU, which tiles the last two axes, joining them would copy the gradient.
+        """
+        axes = tuple(range(len(shape)))
+        return cls(shape, axes[:-1], (), axes[-1:])
+
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         return self.groups, self.rows, self.columns

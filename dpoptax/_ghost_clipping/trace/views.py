@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 # One axis in row-major order, as runs of (size, stride) in the flattened parameter.
 AxisRuns = tuple[tuple[int, int], ...]
@@ -155,6 +156,14 @@ class View:
         if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in runs):
             order = sorted(range(len(runs)), key=lambda i: -runs[i][1])
             return values.reshape([n for n, _ in runs]).transpose(order).reshape(shape)
+        # So is the addition of whole rows.
+        row = math.prod(shape[1:])
+        start, rest = divmod(self.offset, row)
+        if len(runs) == 1 and runs[0][1] == 1 and not rest and not values.size % row:
+            values = values.reshape(-1, *shape[1:])
+            after = shape[0] - start - values.shape[0]
+            zero = jnp.zeros((), values.dtype)
+            return lax.pad(values, zero, [(start, after, 0), *[(0, 0, 0)] * len(shape[1:])])
         positions = jnp.full(1, self.offset)
         for size, stride in runs:
             positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
