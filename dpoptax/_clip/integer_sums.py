@@ -112,8 +112,9 @@ def sum_lookups(
     bound: float,
     ratio: float,
     largest_summand: float,
+    start: jax.Array | None = None,
 ) -> jax.Array:
-    """Adds the values of all lookups to the rows of a table (size, D) of zeros.
+    """Sums the values of all lookups in the rows of a table (size, D).
 
     A scatter adds one value after the other. If one example could change its rounding too much,
     values are added as `IntegerSteps` instead. `lookup_rounding` bounds the change.
@@ -127,17 +128,19 @@ def sum_lookups(
       ratio: M, such that f S ≤ M C.
       largest_summand: an upper bound of the amount that all lookups of one example add to an entry,
         relative to C.
+      start: a table that is added in the end, rounded once.
 
     Raises:
       ValueError: the step for `bound` is outside the range of float32.
     """
     wide = float32_at_least(*(values for _, values in lookups))
     table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
+    start = table if start is None else start.astype(jnp.promote_types(start.dtype, wide))
     count = terms * examples
     if _scatter_rounding(terms, examples, ratio) is not None:
         for rows, values in lookups:
             table = table.at[rows].add(values.astype(wide))
-        return table
+        return start + table
     bits = 62 if wide == jnp.float64 else 30
     exact = make_steps(max(examples * largest_summand, ratio) * bound, count, bits=bits)
     rows = jnp.concatenate([rows for rows, _ in lookups])
@@ -150,11 +153,11 @@ def sum_lookups(
         return exact.join(*lax.optimization_barrier(sums))
 
     if rows.shape[0] >= size:
-        return total(rows, size)
+        return start + total(rows, size)
     # Only the rows that occur are summed, since two more tables would need more memory.
     found, slots = _join_equal(rows, size)
     sums = total(slots, len(found))
-    return table.at[found].set(sums, mode="drop", unique_indices=True)
+    return start.at[found].add(sums, mode="drop", unique_indices=True)
 
 
 def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:

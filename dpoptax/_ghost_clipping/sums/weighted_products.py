@@ -97,11 +97,14 @@ def sum_products(
     cut = split_sum(factored, examples)
     _, rows, columns = factored.sizes
     found = [_sum_segment(segment, coefficients, cut.block) for segment in cut.dense]
+    add_one_hot = functools.partial(
+        _add_one_hot, cut=cut, coefficients=coefficients, examples=examples, bound=bound
+    )
     if cut.row_lookups:
-        found.append(_sum_one_hot(cut, cut.row_lookups, coefficients, rows, examples, bound))
+        dense = functools.reduce(operator.add, found) if found else None
+        found = [add_one_hot(dense, cut.row_lookups, rows)]
     if cut.column_lookups:
-        table = _sum_one_hot(cut, cut.column_lookups, coefficients, columns, examples, bound)
-        found.append(table.swapaxes(-1, -2))
+        found.append(add_one_hot(None, cut.column_lookups, columns).swapaxes(-1, -2))
     for term in factored.terms:
         total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
         found.append(term.basis * total)
@@ -146,17 +149,19 @@ def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
     return widen(value) * broadcast_examples(coefficients, value)
 
 
-def _sum_one_hot(
-    cut: SumParts,
+def _add_one_hot(
+    start: jax.Array | None,
     segments: list[Segment],
-    coefficients: jax.Array,
     size: int,
+    *,
+    cut: SumParts,
+    coefficients: jax.Array,
     examples: int,
     bound: float,
 ) -> jax.Array:
-    """Returns the sum of segments whose rows are one-hot."""
+    """Returns `start` plus the sum of segments whose rows are one-hot."""
 
-    def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    def add(start: jax.Array | None, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
         return integer_sums.sum_lookups(
             lookups,
             size,
@@ -165,13 +170,14 @@ def _sum_one_hot(
             bound=bound,
             ratio=cut.ratio,
             largest_summand=cut.largest_summand,
+            start=start,
         )
 
     lookups = [
         (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
         for rows, columns in segments
     ]
-    return jax.vmap(add)(lookups)
+    return jax.vmap(add)(start, lookups)
 
 
 def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Array:
