@@ -221,6 +221,8 @@ def sum_in_blocks(
     result = jax.eval_shape(block_sum, *(x[0] for x in blocks))
     if count * result.size <= _CACHED_ENTRIES:
         return _sum_in_pairs(jax.vmap(block_sum)(*blocks))
+    if count == 2:  # a loop would read and write the total twice
+        return block_sum(*(x[0] for x in blocks)) + block_sum(*(x[1] for x in blocks))
     zeros = jnp.zeros(result.shape, result.dtype)
     if count <= _PLAIN_SUMS:
         total, _ = lax.scan(lambda total, each: (total + block_sum(*each), None), zeros, blocks)

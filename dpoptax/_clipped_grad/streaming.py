@@ -27,7 +27,7 @@ from dpoptax._clipped_grad.sharding import (
     names_of,
     take_fixed_weights,
 )
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunction
+from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunction, Slices
 from dpoptax._ghost_clipping.sums.recomputed_sum import recomputed_sum
 from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
 from dpoptax._ghost_clipping.sums.use_places import UseTotal
@@ -159,6 +159,10 @@ class MeshDevices(BatchDevices):
     def axes(self) -> tuple[str, ...]:
         return self.layout.axes
 
+    @property
+    def count(self) -> int:
+        return self.layout.shards
+
     def add(self, local: DeviceFunction, spec: P) -> DeviceFunction:
         spec, add = self.layout.batch_part(spec), device_adder(self.layout, self.whole, self.bound)
         return self._on_each(lambda *arrays: add(local(*arrays), spec), spec)
@@ -167,29 +171,23 @@ class MeshDevices(BatchDevices):
         return self._on_each(local, P(self.layout.axes))
 
     def add_slices(
-        self, local: Callable[..., DeviceFunction], spec: P, axis: int, count: int
+        self, local: Callable[..., DeviceFunction], spec: P, slices: Slices
     ) -> DeviceFunction:
-        add = device_adder(self.layout, self.whole, self.bound)
-        names = names_of(self.layout.batch_part(spec)[axis])
-        shards = self.shards(spec, axis) // count  # in a slice
+        spec, add = self.layout.batch_part(spec), device_adder(self.layout, self.whole, self.bound)
 
         def run(*arrays: jax.Array) -> jax.Array:
-            slice_of = local(*arrays)
+            slice_at = local(*arrays)
 
-            kind = jax.eval_shape(slice_of, 0)
-            size = kind.shape[axis] // shards
-            place = lax.axis_index(names)
+            def turn(own: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+                part = add(slice_at(start), spec)
+                return lax.dynamic_update_slice_in_dim(own, part, start, slices.axis), None
 
-            def turn(own: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-                total = add(slice_of(index), P())
-                part = lax.dynamic_slice_in_dim(total, place % shards * size, size, axis)
-                return jnp.where(place // shards == index, part, own), None
-
-            shape = (*kind.shape[:axis], size, *kind.shape[axis + 1 :])
-            own, _ = lax.scan(turn, jnp.zeros(shape, kind.dtype), jnp.arange(count))
+            kind = jax.eval_shape(slice_at, 0)
+            shape = (*kind.shape[: slices.axis], slices.size, *kind.shape[slices.axis + 1 :])
+            own, _ = lax.scan(turn, jnp.zeros(shape, kind.dtype), jnp.array(slices.starts))
             return own
 
-        return self._on_each(run, self.layout.batch_part(spec))
+        return self._on_each(run, spec)
 
     def shards(self, spec: P, axis: int) -> int:
         own = self.layout.batch_part(spec)

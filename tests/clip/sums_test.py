@@ -70,6 +70,16 @@ def test_lookups_are_added_as_integers(size):
         np.testing.assert_array_equal(total(rows[::-1], values[::-1]), found)
 
 
+@pytest.mark.parametrize(("size", "table"), [(8, 4), (1000, 4), (1000, 2000)])
+def test_table_is_added_after_lookups(size, table):
+    rows, values = _lookups(size)
+    start = floats(np.random.default_rng(1).normal(size=(table, 2)))
+    options = {"bound": 1.0, **ALONE, "examples": size}
+    total = integer_sums.add_lookups(jnp.zeros_like(start), [(rows, values)], **options)
+    found = integer_sums.add_lookups(start, [(rows, values)], **options)
+    np.testing.assert_array_equal(found, start + total)
+
+
 def test_lookups_far_below_bound_keep_float_precision():
     """Checks a clip that cuts nothing, as in a first run without noise."""
     rows, values = _lookups(256)
@@ -165,13 +175,12 @@ def test_matrix_products_are_cut_into_blocks(positions, side, examples):
         examples=1024,
     )
     weights = jax.ShapeDtypeStruct((1024,), jnp.float32)
-    (product,) = (
-        eqn
-        for eqn in helpers.equations(jax.make_jaxpr(total)(factor, weights).jaxpr)
-        if eqn.primitive.name == "dot_general"
-    )
-    axes, shape = product.params["dimension_numbers"][0][0], product.invars[0].aval.shape
-    assert np.prod([shape[axis] for axis in axes]) == examples * positions
+    lengths = set()
+    for eqn in helpers.equations(jax.make_jaxpr(total)(factor, weights).jaxpr):
+        if eqn.primitive.name == "dot_general":
+            axes, shape = eqn.params["dimension_numbers"][0][0], eqn.invars[0].aval.shape
+            lengths.add(np.prod([shape[axis] for axis in axes]))
+    assert lengths == {examples * positions}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax._clip import block_sums
 from dpoptax._ghost_clipping.sums import recomputed_sum, use_clip
+from dpoptax._ghost_clipping.sums.batch_devices import Slices
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 from tests.helpers import floats, no_room
@@ -64,6 +65,23 @@ def test_sum_equals_one_device(case, monkeypatch):
     assert_close(total, one_device(way))
     for name, leaf in total.items():
         assert leaf.sharding.is_equivalent_to(params[name].sharding, leaf.ndim), name
+
+
+@pytest.mark.usefixtures("no_room")
+def test_overlapping_slices_equal_one_device(monkeypatch):
+    def squared_error(weights, example):
+        return 0.5 * jnp.sum((example[0] @ weights - example[1]) ** 2)
+
+    rng, spec = np.random.default_rng(4), P(None, "data")
+    weights, x, y = (floats(rng.normal(size=s)) for s in ((4, 24), (EXAMPLES, 4), (EXAMPLES, 24)))
+    expected = dpoptax.clipped_grad(squared_error, CLIP)(weights, (x, y), MASK).sum
+    # Each device has three columns, which are summed in slices of two.
+    monkeypatch.setattr(use_clip, "_SLICE_ENTRIES", weights.size // 2)
+    assert Slices.even(1, 24, shards=8, count=2).starts == [0, 1]
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    grad_fn = dpoptax.clipped_grad(squared_error, CLIP, mesh=mesh, param_specs=spec)
+    args = put(weights, mesh, spec), put((x, y), mesh, P("data")), MASK
+    assert_close(jax.jit(grad_fn)(*args).sum, expected)
 
 
 @pytest.mark.slow

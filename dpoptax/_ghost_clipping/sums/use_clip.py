@@ -1,13 +1,13 @@
 """Clips and sums the gradients of one use during the backward pass."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -24,7 +24,7 @@ from dpoptax._ghost_clipping.plan import (
     read_use,
 )
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
+from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, Slices
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import measure_product
 from dpoptax._ghost_clipping.sums.scaled_gradients import (
     UseOperands,
@@ -39,9 +39,9 @@ from dpoptax._points import weigh
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize, round_to_dtype
 
-# Sums that devices share and that are larger than this are computed in slices. Each slice reads the
-# factors again. A layer of a model with a billion parameters is smaller, a vocabulary table larger.
-_SLICE_ENTRIES = 2**24
+# Sums that devices share and that are larger than this are computed in slices. A slice fits in the
+# vector memory of a TPU, where devices add it up, so main memory holds only each device's part.
+_SLICE_ENTRIES = 2**22
 
 
 class MeasuredUse(NamedTuple):
@@ -100,11 +100,11 @@ class UseSum:
     def batch_sum(self, operand: jax.Array, cotangent: jax.Array, given: PyTree) -> jax.Array:
         """Returns the weighted sum in float32, with the axes of the rule's layout."""
         arrays = operand, cotangent, given
-        slices = self._slices()
+        slices = self._slices(operand.shape[0] // self.devices.count)
         if slices is None:
             return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
         return self.devices.add_slices(
-            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, *slices
+            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, slices
         )(*arrays)
 
     def measure(self, operand: jax.Array, cotangent: jax.Array) -> MeasuredUse:
@@ -128,33 +128,34 @@ class UseSum:
 
         Each block has examples of one device. The totals of devices are added afterwards.
         """
-        # Slices share no entry, and blocks have the same bound for one slice as for all slices. The
+        # Each entry is of one slice, and blocks have the same bound for one slice as for all. The
         # rounding of lookups grows with the number of columns, so all columns count.
-        slices = None if isinstance(self.use.rule, Lookup) else self._slices()
+        lookup = isinstance(self.use.rule, Lookup)
+        slices = None if lookup else self._slices(measured.examples)
         sliced = _Slicing(measured.layout, slices)
         return weighted_products.product_rounding(
             sliced.factors(measured.factored, 0), measured.examples
         )
 
-    def _slices(self) -> tuple[int, int] | None:
-        """Returns the axis along which to slice the sum, and the number of slices.
+    def _slices(self, examples: int) -> Slices | None:
+        """Returns the slices in which to sum a device's examples, or `None` for no slices.
 
-        The result is `None` for no slices. A large sum that devices share is computed in slices, so
-        that no device holds all of it. The axis must be the only axis of the rows or columns, and
-        these must not be one-hot.
+        A large sum that devices share is computed in slices, so that no device holds all of it. The
+        sharded axis must be the only axis of the rows or columns, and these must not be one-hot.
+        Each slice reads the other side again, so it has at least half as many entries.
         """
         layout = self.use.rule.layout
-        entries = math.prod(layout.split)
         shared = [i for i in range(len(layout.split)) if self.devices.shards(self.spec, i) > 1]
-        if entries <= _SLICE_ENTRIES or len(shared) != 1:
+        if len(shared) != 1:
             return None
         (axis,) = shared
         one_hot = isinstance(self.use.rule, Lookup) and layout.rows == (axis,)
         if one_hot or (axis,) not in (layout.rows, layout.columns):
             return None
-        shards = self.devices.shards(self.spec, axis)
-        counts = (n for n in range(2, shards) if shards % n == 0 and entries <= n * _SLICE_ENTRIES)
-        return axis, next(counts, shards)
+        entries, length = math.prod(layout.split), layout.split[axis]
+        other = examples * self.use.rule.positions * entries // length
+        count = -(-entries // max(_SLICE_ENTRIES, other // 2))
+        return Slices.even(axis, length, self.devices.shards(self.spec, axis), count)
 
     def _device_sum(
         self,
@@ -162,16 +163,16 @@ class UseSum:
         cotangent: jax.Array,
         given: PyTree,
         *,
-        slices: tuple[int, int] | None = None,
+        slices: Slices | None = None,
     ) -> Callable[..., jax.Array]:
-        """Returns `total(index)`, the sum over a device's examples, or a slice of it."""
+        """Returns `total(start)`, the sum over a device's examples, or a slice of it."""
         measured = self.measure(operand, cotangent)
         sliced = _Slicing(measured.layout, slices)
         coefficients = self.coefficients(measured, given)
 
-        def total(index: jax.Array | int = 0) -> jax.Array:
+        def total(start: jax.Array | int = 0) -> jax.Array:
             found = weighted_products.sum_products(
-                sliced.factors(measured.factored, index),
+                sliced.factors(measured.factored, start),
                 coefficients,
                 bound=self.bound,
                 examples=measured.examples,
@@ -234,29 +235,25 @@ class UseClip(UseSum):
 
 
 class _Slicing:
-    """Cuts the sum of a use into slices along one axis, or leaves it whole.
+    """Cuts the factors of a use for a slice of its sum, or leaves them whole.
 
     Attributes:
       layout: the layout of a slice.
     """
 
-    def __init__(self, layout: FactorLayout, slices: tuple[int, int] | None) -> None:
-        self.layout = layout
-        self._on_rows, self._size = False, 0
+    def __init__(self, layout: FactorLayout, slices: Slices | None) -> None:
+        self.layout, self._slices, self._on_rows = layout, slices, False
         if slices is not None:
-            axis, count = slices
-            self._on_rows, self._size = layout.rows == (axis,), layout.split[axis] // count
-            split = (*layout.split[:axis], self._size, *layout.split[axis + 1 :])
+            axis = slices.axis
+            self._on_rows = layout.rows == (axis,)
+            split = (*layout.split[:axis], slices.length, *layout.split[axis + 1 :])
             self.layout = dataclasses.replace(layout, split=split)
 
-    def factors(self, whole: FactoredGradients, index: jax.Array | int) -> FactoredGradients:
-        """Returns the factors of a slice."""
-        if not self._size:
+    def factors(self, whole: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
+        """Returns the factors of the slice that starts at `start` in each shard."""
+        if self._slices is None:
             return whole
-
-        def cut(x: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(x, index * self._size, self._size, axis=-1)
-
+        cut = functools.partial(self._slices.cut, start=start)
         return FactoredGradients(
             [
                 Segment(cut(rows), columns) if self._on_rows else Segment(rows, cut(columns))

@@ -191,10 +191,7 @@ def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.A
     weighted = weighted.rounded(None)
 
     def block_sum(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        rows, columns = merge_examples(rows)[0], merge_examples(columns)[0]
-        if rows.shape[0] == 1:
-            return factor_products.contract("tr,td->rd", rows[0], columns[0])[None]
-        return factor_products.contract("ktr,ktd->krd", rows, columns)
+        return factor_products.contract("bktr,bktd->krd", rows, columns)
 
     def sum_group(segments: list[Segment]) -> jax.Array:
         (rows, columns), length = segments[0], sizes[1] // _row_parts(sizes)
