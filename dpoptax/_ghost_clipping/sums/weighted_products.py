@@ -189,6 +189,7 @@ def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.A
         weighted = Segment(rows, weigh_values(columns, coefficients))
     # In bfloat16 the weighted factor is rounded, which `sum_error` includes.
     weighted = weighted.rounded(None)
+    sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
 
     def block_sum(rows: jax.Array, columns: jax.Array) -> jax.Array:
         return factor_products.contract("bktr,bktd->krd", rows, columns)
@@ -205,7 +206,6 @@ def _sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.A
     def sum_together() -> jax.Array:
         return block_sums.sum_in_blocks(block_sum, *weighted, block=block)
 
-    sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
     if not factor_products.has_large_groups(sizes):
         return sum_together()
     found: jax.Array = lax.platform_dependent(
