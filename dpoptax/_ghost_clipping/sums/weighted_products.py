@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import operator
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -105,7 +104,9 @@ def sum_products(
     for term in factored.terms:
         total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
         found.append(term.basis * total)
-    add = partial(_add_one_hot, cut, coefficients=coefficients, examples=examples, bound=bound)
+    add = functools.partial(
+        _add_one_hot, cut, coefficients=coefficients, examples=examples, bound=bound
+    )
     table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
     if cut.row_lookups:
         table = add(table, cut.row_lookups)
