@@ -79,21 +79,25 @@ def test_optax_maps_parameter_shardings_over_state(transform):
         assert got == by_shape.get(leaf.shape, "replicated")
 
 
-def test_second_pass_needs_no_memory_of_the_first():
+# First the inputs of layers take most of the memory, then the logits.
+@pytest.mark.parametrize(
+    ("layers", "length", "classes", "most"), [(24, 512, 64, 1.2), (3, 1024, 4096, 0.8)]
+)
+def test_second_pass_needs_no_memory_of_the_first(layers, length, classes, most):
     def loss(params, x):
         x, _ = jax.lax.scan(jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None)), x, params["w1"])
         logits = x @ params["w2"]
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
 
     params = {
-        "w1": jax.ShapeDtypeStruct((24, 64, 64), jnp.float32),
-        "w2": jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        "w1": jax.ShapeDtypeStruct((layers, 64, 64), jnp.float32),
+        "w2": jax.ShapeDtypeStruct((64, classes), jnp.float32),
     }
-    batch = jax.ShapeDtypeStruct((1, 512, 64), jnp.float32)
+    batch = jax.ShapeDtypeStruct((1, length, 64), jnp.float32)
 
     def temporary(function):
         return jax.jit(function).lower(params, batch).compile().memory_analysis().temp_size_in_bytes
 
     plain = temporary(jax.grad(lambda p, x: jnp.sum(jax.vmap(loss, (None, 0))(p, x))))
     twice = temporary(dpoptax.clipped_grad(loss, 1.0, method="recompute"))
-    assert twice < 1.2 * plain
+    assert twice < most * plain
