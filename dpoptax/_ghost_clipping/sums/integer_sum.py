@@ -152,12 +152,12 @@ def _warn_of_rounding(products: list[FactoredGradients], grid: IntegerGrid) -> N
         for rows, columns in factored.segments
         if not (is_one_hot(rows) or is_one_hot(columns))
     )
-    limit = math.sqrt(grid.largest_square)
-    if entries > limit**2:
+    if entries > grid.largest_square:
         warnings.warn(
             f"method='integers' may shorten gradients by half or drop them, because its rounding "
             f"may be as long as {math.sqrt(entries):.2g} grid steps, and a clipped gradient is "
-            f"{limit:.2g}. Use smaller batches, a smaller `noise_multiplier`, or method='vmap'.",
+            f"{math.sqrt(grid.largest_square):.2g}. Use smaller batches, a smaller "
+            "`noise_multiplier`, or method='vmap'.",
             stacklevel=2,
         )
 
