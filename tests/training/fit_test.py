@@ -89,9 +89,10 @@ def by_hand(grad_fn, params, optimizer=ADAM, options=lambda step, indices: {}):
         return optax.apply_updates(params, updates), opt_state
 
     opt_state = tx.init(params)
-    for step, indices, mask in plan:
-        batch = X[indices], Y[indices]
-        params, opt_state = update(params, opt_state, batch, mask, step, indices)
+    for batch in plan.batches((X, Y)):
+        params, opt_state = update(
+            params, opt_state, batch.examples, batch.mask, batch.step, batch.ids
+        )
     return params
 
 
