@@ -122,13 +122,16 @@ CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
 def make_step(library: str, problem: Problem, setting: Setting):
     """Returns a contender's jitted step and its optimizer state.
 
-    The step donates parameters and state. It returns (parameters, state), or (state, parameters)
+    The step gets parameters, state, batch, and `problem.frozen` if there is any. It donates
+    parameters and state. It returns (parameters, state), or (state, parameters)
     for the algorithms of `STATE_FIRST`. `params_and_state` restores the order.
     """
-    tx, gradient = CONTENDERS[library](problem, setting)
+    tx, _ = CONTENDERS[library](problem, setting)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, opt_state, batch):
+    def step(params, opt_state, batch, frozen=None):
+        loss_fn = problem.loss_fn if frozen is None else partial(problem.loss_fn, frozen)
+        _, gradient = CONTENDERS[library](problem._replace(loss_fn=loss_fn), setting)
         updates, opt_state = tx.update(gradient(opt_state, params, batch), opt_state, params)
         params = optax.apply_updates(params, updates)
         return (opt_state, params) if setting.algorithm in STATE_FIRST else (params, opt_state)

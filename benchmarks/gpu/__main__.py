@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--only", nargs="+", default=[""], help="names of cases begin with one")
-    parser.add_argument("--threads", type=int, default=4, help="programs compiled at once")
+    parser.add_argument("--threads", type=int, default=6, help="programs compiled at once")
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a test on CPU")
     given = parser.parse_args(arguments)
     if given.bundle:
@@ -48,7 +48,7 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
     # After the variables are set, because JAX reads them when it starts.
     import jax
 
-    from benchmarks.gpu import correctness, networks, steps
+    from benchmarks.gpu import correctness, networks, steps, torch_steps
     from benchmarks.gpu.schedule import Schedule
 
     schedule = Schedule(given.out, given.minutes)
@@ -83,9 +83,11 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
             cases = networks.SMALL if given.small else networks.NETWORKS
             schedule.run(
                 "steps",
-                chosen(steps.tasks(cases, schedule.say, given.threads)),
+                chosen(steps.tasks(cases, schedule, given.threads)),
                 describe=steps.describe,
             )
+            torch_tasks = torch_steps.tasks(given.small, schedule.left)
+            schedule.run("torch", chosen(torch_tasks), describe=steps.describe)
         schedule.say(f"done, {schedule.left():.0f} s left")
     finally:
         timer.cancel()

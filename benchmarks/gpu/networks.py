@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import models
 from benchmarks.models import Problem
@@ -55,20 +56,21 @@ def in_parts(contender: Contender, size: int) -> Contender:
 
 def problem_of(architecture: Architecture) -> Problem:
     """Returns a problem with random parameters and data."""
-    leaves, structure = jax.tree.flatten(architecture.params)
-    keys = jax.random.split(jax.random.key(0), len(leaves))
-    params = structure.unflatten(
-        [0.02 * jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
-    )
+    rng = np.random.default_rng(0)
+
+    def normal(shape: tuple[int, ...]) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32)
 
     def make_batch(size: int) -> Any:
         def make(x: jax.ShapeDtypeStruct) -> jax.Array:
-            shape, key = (size, *x.shape), jax.random.key(1)
-            if jnp.issubdtype(x.dtype, jnp.integer):
-                return jax.random.randint(key, shape, 0, 10)
-            return jax.random.normal(key, shape, x.dtype)
+            integers = jnp.issubdtype(x.dtype, jnp.integer)
+            shape = (size, *x.shape)
+            return jnp.asarray(rng.integers(10, size=shape) if integers else normal(shape), x.dtype)
 
         return jax.tree.map(make, architecture.example)
+
+    # By NumPy, since JAX would compile a generator for every shape.
+    params = jax.tree.map(lambda x: jnp.asarray(0.02 * normal(x.shape)), architecture.params)
 
     return Problem(params, architecture.loss_fn, make_batch)
 
@@ -79,33 +81,28 @@ def gpt2_problem(length: int, **options: Any) -> Problem:
     vocabulary = problem.params["tokens"].shape[0]
 
     def make_batch(size: int) -> jax.Array:
-        return jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
+        tokens = np.random.default_rng(1).integers(vocabulary, size=(size, length + 1))
+        return jnp.asarray(tokens, jnp.int32)
 
     return problem._replace(make_batch=make_batch)
 
 
 def lora_problem(length: int, rank: int = 8, **options: Any) -> Problem:
-    """Returns GPT-2 with frozen weights and corrections A B of all kernels of its blocks."""
-    architecture, base = gpt2(length, **options), gpt2_problem(length, **options)
+    """Returns GPT-2 with frozen weights and corrections x A B of all projections."""
+    problem, names = gpt2_problem(length, **options), ("qkv", "mix", "up", "down")
+    frozen = problem.params
 
     def pair(kernel: jax.Array) -> dict[str, jax.Array]:
         layers, rows, columns = kernel.shape
-        a = 0.02 * jax.random.normal(jax.random.key(2), (layers, rows, rank))
-        return {"a": a, "b": jnp.zeros((layers, rank, columns))}
+        a = np.random.default_rng(2).standard_normal((layers, rows, rank), np.float32)
+        return {"a": jnp.asarray(0.02 * a), "b": jnp.zeros((layers, rank, columns))}
 
-    names = ("qkv", "mix", "up", "down")
-    blocks = base.params["blocks"]
-    params = {name: pair(blocks[name]["kernel"]) for name in names}
+    def loss_fn(frozen: Any, params: Any, tokens: jax.Array) -> jax.Array:
+        corrected = {name: frozen["blocks"][name] | params[name] for name in names}
+        return problem.loss_fn(frozen | {"blocks": frozen["blocks"] | corrected}, tokens)
 
-    def loss_fn(params: Any, example: Any) -> jax.Array:
-        tokens, frozen = example
-        changed = dict(frozen["blocks"])
-        for name in names:
-            kernel = changed[name]["kernel"] + params[name]["a"] @ params[name]["b"]
-            changed[name] = changed[name] | {"kernel": kernel}
-        return architecture.loss_fn(frozen | {"blocks": changed}, tokens)
-
-    return Problem(params, loss_fn, base.make_batch)
+    params = {name: pair(frozen["blocks"][name]["kernel"]) for name in names}
+    return Problem(params, loss_fn, problem.make_batch, frozen)
 
 
 def _lm(**options: Any) -> Callable[[], Problem]:
@@ -136,6 +133,7 @@ NETWORKS: dict[str, Network] = {
     "ViT-S, 224": Network(
         _of(vit_s, pixels=224, patch=16), 64, (*OURS, in_parts(PEER, 16), CONTRIB), 10
     ),
+    "LoRA on GPT-2, T=128": Network(partial(lora_problem, 128), 64, (*OURS, PEER), 12),
     "GPT-2, T=4096": Network(_lm(**LONG), 2, (*OURS, RECOMPUTE), 14),
     "GPT-2, T=1024, bfloat16": Network(_lm(length=1024, **HALF), 8, OURS, 12),
     "CNN": Network(models.cnn, 256, (*OURS, PEER, CONTRIB), 6),
@@ -148,4 +146,5 @@ _TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64}
 SMALL: dict[str, Network] = {
     "MLP": Network(models.mlp, 8, (*OURS, DISK, PEER, CONTRIB), 3),
     "GPT-2, tiny": Network(_lm(length=8, **_TINY), 4, (*OURS, in_parts(PEER, 2)), 10),
+    "LoRA on GPT-2, tiny": Network(partial(lora_problem, 8, **_TINY), 4, (PLAIN, AUTO), 10),
 }

@@ -6,6 +6,7 @@ import os
 import statistics
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +62,15 @@ class Schedule:
             with self._log.open("a") as file:
                 file.write(line + "\n")
 
+    def failed(self, name: str, error: Exception) -> str:
+        """Prints and returns the beginning of an error; logs its traceback."""
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        text = f"{type(error).__name__}: {lines[0][:300]}"
+        self.say(f"  ERROR in {name}: {text}")
+        with self._lock, self._log.open("a") as file:
+            file.writelines(traceback.format_exception(error))
+        return text
+
     def record(self, section: str, name: str, result: Any) -> None:
         """Adds a result and writes all results."""
         with self._lock:
@@ -103,8 +113,8 @@ class Schedule:
                 result = task.function()
                 text = describe(result)
             except Exception as error:  # The run goes on after any error of any library.
-                result = {"error": short(error)}
-                text = f"ERROR {result['error']}"
+                result = {"error": self.failed(task.name, error)}
+                text = "failed"
             seconds = time.monotonic() - start
             factors.append(seconds / task.seconds)
             self.record(section, task.name, result)
@@ -124,9 +134,3 @@ class Schedule:
         timer.daemon = True
         timer.start()
         return timer
-
-
-def short(error: Exception) -> str:
-    """Returns the type and the beginning of an error."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"

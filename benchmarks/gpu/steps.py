@@ -3,34 +3,36 @@
 import concurrent.futures
 import statistics
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.gpu.networks import Contender, Network
-from benchmarks.gpu.schedule import Task, short
+from benchmarks.gpu.schedule import Schedule, Task
 from benchmarks.models import Problem
 
 # Turns of all contenders of a network, and the seconds of a turn. The first turn warms up.
-TURNS, TURN_SECONDS = 6, 0.25
+TURNS, TURN_SECONDS = 6, 0.15
 GIB = 2**30
 
 
-def tasks(
-    networks: dict[str, Network], say: Callable[[str], None], threads: int
-) -> list[Task]:
+def tasks(networks: dict[str, Network], schedule: Schedule, threads: int) -> list[Task]:
     """Returns a task for each network."""
     return [
-        Task(name, network.seconds * len(network.contenders), partial(measure, network, say, threads))
+        Task(
+            name,
+            network.seconds * len(network.contenders),
+            partial(measure, network, schedule, threads),
+        )
         for name, network in networks.items()
     ]
 
 
-def measure(network: Network, say: Callable[[str], None], threads: int) -> dict[str, Any]:
+def measure(network: Network, schedule: Schedule, threads: int) -> dict[str, Any]:
     """Returns the numbers of every contender, and their ratios to the non-private step.
 
     The contenders are compiled at once by several threads, then run in turns.
@@ -47,17 +49,15 @@ def measure(network: Network, say: Callable[[str], None], threads: int) -> dict[
         for name, future in started:
             try:
                 running[name] = future.result()
-                say(f"  compiled {name} in {running[name].facts['compile s']:.1f} s")
+                schedule.say(f"  compiled {name} in {running[name].facts['compile s']:.1f} s")
             except Exception as error:  # of any library
-                found[name] = {"error": short(error)}
-                say(f"  {name}: {found[name]['error']}")
+                found[name] = {"error": schedule.failed(name, error)}
     for _ in range(TURNS):
         for name, each in list(running.items()):
             try:
                 each.turn()
             except Exception as error:  # such as too little memory
-                found[name] = each.facts | {"error": short(error)}
-                say(f"  {name}: {found[name]['error']}")
+                found[name] = each.facts | {"error": schedule.failed(name, error)}
                 del running[name]
     found |= {name: each.numbers() for name, each in running.items()}
     plain = found[str(network.contenders[0])]
@@ -87,15 +87,16 @@ class Running:
     """A compiled step with its parameters and state, and the times of its turns."""
 
     def __init__(self, contender: Contender, problem: Problem, batch: Any, batch_size: int):
-        self._algorithm, self._batch = contender.algorithm, batch
-        own = problem._replace(params=jax.tree.map(jnp.copy, problem.params))
+        self._algorithm = contender.algorithm
+        self._data = (batch,) if problem.frozen is None else (batch, problem.frozen)
+        own = problem._replace(params=_copy(problem.params))
         setting = Setting(
             batch_size, contender.microbatch_size, contender.algorithm, noise=True, points=2
         )
         step, state = make_step(contender.library, own, setting)
         self._state, self._ms = (own.params, state), []
         start = time.perf_counter()
-        lowered = step.lower(*self._state, batch)
+        lowered = step.lower(*self._state, *self._data)
         traced = time.perf_counter()
         self._step = lowered.compile()
         memory = self._step.memory_analysis()
@@ -127,15 +128,25 @@ class Running:
         """Returns the median time, the times of all turns, memory and compile seconds."""
         times = self._ms[1:] or self._ms
         finite = all(
-            bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self._state[0])
+            np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(self._state[0]))
         )
-        return {"ms": statistics.median(times), "turns ms": times, "finite": finite, **self.facts}
+        return {
+            "ms": statistics.median(times),
+            "turns ms": times,
+            "finite": bool(finite),
+            **self.facts,
+        }
 
     def _run(self, count: int) -> None:
         for _ in range(count):
-            results = self._step(*self._state, self._batch)
+            results = self._step(*self._state, *self._data)
             self._state = params_and_state(results, self._algorithm)
         jax.block_until_ready(self._state)
+
+
+@jax.jit
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
 
 
 def _peak() -> int | None:

@@ -186,7 +186,8 @@ def _stay(x: jax.Array) -> jax.Array:
 
 
 def _dense(params: Any, x: jax.Array) -> jax.Array:
-    return x @ params["kernel"] + params["bias"]
+    y = x @ params["kernel"] + params["bias"]
+    return y + x @ params["a"] @ params["b"] if "a" in params else y  # LoRA
 
 
 def _convolution(kernel: jax.Array, x: jax.Array, stride: int) -> jax.Array:
