@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(*tokens.shape)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         x = self.tokens(tokens) + self.positions(positions)
         return self.output(self.norm(self.blocks(x)))
 
@@ -84,7 +84,8 @@ def make_batch(model, size, options):
         tokens = torch.randint(
             options.get("vocabulary", 512), (size, options.get("length", 64) + 1)
         )
-        return tokens[:, :-1], tokens[:, 1:]
+        # Opacus reads embedded tokens with `view`.
+        return tokens[:, :-1].contiguous(), tokens[:, 1:]
     shape = (3, 32, 32) if model == "cnn" else (784,)
     return torch.randn(size, *shape), torch.randint(10, (size,))
 

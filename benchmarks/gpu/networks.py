@@ -23,7 +23,7 @@ class Contender(NamedTuple):
     def __str__(self) -> str:
         algorithm = "" if self.algorithm == "dp-sgd" else f", {self.algorithm}"
         size = self.microbatch_size
-        return self.library + algorithm + (f", microbatch_size={size}" if size else "")
+        return self.library + algorithm + ("" if size is None else f", microbatch_size={size}")
 
 
 class Network(NamedTuple):
