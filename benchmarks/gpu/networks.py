@@ -113,6 +113,10 @@ def _of(architecture: Callable[..., Architecture], **options: Any) -> Callable[[
     return lambda: problem_of(architecture(**options))
 
 
+def _vit(**options: Any) -> Callable[[], Problem]:
+    return _of(vit_s, pixels=224, patch=16, **options)
+
+
 def _wrn_16_4() -> Problem:
     from benchmarks.networks import wrn_16_4
 
@@ -121,26 +125,26 @@ def _wrn_16_4() -> Problem:
 
 LONG = {"length": 4096, "remat": True, "query_block": 512}
 HALF = {"dtype": "bfloat16"}
+# Per-example gradients of convolutions may compile for minutes, so they come last.
 NETWORKS: dict[str, Network] = {
     "GPT-2, T=128": Network(_lm(length=128), 64, (*OURS, in_parts(PEER, 8)), 12),
     "GPT-2, T=128, bfloat16": Network(_lm(length=128, **HALF), 64, OURS, 12),
-    "ResNet-18": Network(
-        _of(resnet_18), 256, (*OURS, in_parts(AUTO, 64), in_parts(PEER, 64), CONTRIB), 16
-    ),
+    "ResNet-18": Network(_of(resnet_18), 256, (*OURS, in_parts(AUTO, 64)), 16),
     "GPT-2, T=1024": Network(_lm(length=1024), 8, (*OURS, in_parts(PEER, 4)), 12),
     "MLP": Network(models.mlp, 256, (*OURS, DISK, PEER, CONTRIB), 3),
-    "WRN-16-4": Network(_wrn_16_4, 256, (*OURS, in_parts(PEER, 64)), 16),
-    "ViT-S, 224": Network(
-        _of(vit_s, pixels=224, patch=16), 64, (*OURS, in_parts(PEER, 16), CONTRIB), 10
-    ),
+    "WRN-16-4": Network(_wrn_16_4, 256, OURS, 16),
+    "ViT-S, 224": Network(_vit(), 64, (*OURS, in_parts(PEER, 16), CONTRIB), 10),
     "LoRA on GPT-2, T=128": Network(partial(lora_problem, 128), 64, (*OURS, PEER), 12),
     "GPT-2, T=4096": Network(_lm(**LONG), 2, (*OURS, RECOMPUTE), 14),
     "GPT-2, T=1024, bfloat16": Network(_lm(length=1024, **HALF), 8, OURS, 12),
-    "CNN": Network(models.cnn, 256, (*OURS, PEER, CONTRIB), 6),
-    "ResNet-18, bfloat16": Network(_of(resnet_18, **HALF), 256, OURS, 16),
-    "ViT-S, 224, bfloat16": Network(_of(vit_s, pixels=224, patch=16, **HALF), 64, OURS, 10),
-    "GPT-2, T=4096, bfloat16": Network(_lm(**LONG, **HALF), 2, (*OURS, RECOMPUTE), 14),
+    "CNN": Network(models.cnn, 256, OURS, 6),
     "GPT-2, T=128, DiSK": Network(_lm(length=128), 64, (PLAIN, DISK), 14),
+    "ResNet-18, bfloat16": Network(_of(resnet_18, **HALF), 256, OURS, 16),
+    "CNN, peers": Network(models.cnn, 256, (PLAIN, PEER, CONTRIB), 10),
+    "ResNet-18, peers": Network(_of(resnet_18), 256, (PLAIN, in_parts(PEER, 64), CONTRIB), 20),
+    "WRN-16-4, peers": Network(_wrn_16_4, 256, (PLAIN, in_parts(PEER, 64)), 20),
+    "ViT-S, 224, bfloat16": Network(_vit(**HALF), 64, OURS, 10),
+    "GPT-2, T=4096, bfloat16": Network(_lm(**LONG, **HALF), 2, (*OURS, RECOMPUTE), 14),
 }
 _TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64}
 SMALL: dict[str, Network] = {

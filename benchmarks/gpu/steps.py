@@ -17,6 +17,8 @@ from benchmarks.models import Problem
 
 # Turns of all contenders of a network, and the seconds of a turn. The first turn warms up.
 TURNS, TURN_SECONDS = 6, 0.15
+# After these seconds, contenders of a network that are not yet compiled are left out.
+COMPILE_SECONDS = 120
 GIB = 2**30
 
 
@@ -41,17 +43,22 @@ def measure(network: Network, schedule: Schedule, threads: int) -> dict[str, Any
     batch = jax.block_until_ready(problem.make_batch(network.batch_size))
     found: dict[str, Any] = {}
     running: dict[str, Running] = {}
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        started = [
-            (str(contender), pool.submit(Running, contender, problem, batch, network.batch_size))
-            for contender in network.contenders
-        ]
-        for name, future in started:
-            try:
-                running[name] = future.result()
-                schedule.say(f"  compiled {name} in {running[name].facts['compile s']:.1f} s")
-            except Exception as error:  # of any library
-                found[name] = {"error": schedule.failed(name, error)}
+    ends = time.monotonic() + COMPILE_SECONDS
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    started = [
+        (str(contender), pool.submit(Running, contender, problem, batch, network.batch_size))
+        for contender in network.contenders
+    ]
+    for name, future in started:
+        try:
+            running[name] = future.result(max(0.0, ends - time.monotonic()))
+            schedule.say(f"  compiled {name} in {running[name].facts['compile s']:.1f} s")
+        except TimeoutError:  # the thread goes on, since nothing stops a compiler
+            error = TimeoutError(f"compilation took more than {COMPILE_SECONDS} s")
+            found[name] = {"error": schedule.failed(name, error)}
+        except Exception as error:  # of any library
+            found[name] = {"error": schedule.failed(name, error)}
+    pool.shutdown(wait=False, cancel_futures=True)
     for _ in range(TURNS):
         for name, each in list(running.items()):
             try:
