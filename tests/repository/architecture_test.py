@@ -155,7 +155,7 @@ def test_documents_import_only_public_modules():
         f"{name}: {module}"
         for name, text in texts.items()
         for module in re.findall(r"(?:from|import) (dpoptax[\w.]*)(?: import|$)", text, re.M)
-        if module not in PUBLIC_MODULES
+        if module not in PUBLIC_MODULES and not name.startswith("docs/developers/")
     ]
     assert private == []
 
