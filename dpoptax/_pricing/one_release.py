@@ -72,7 +72,7 @@ def is_without_replacement(event: Event) -> bool:
         return False
     inner = event.event
     gaussian = isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0
-    return gaussian and 0 < event.sample_size
+    return gaussian and event.sample_size > 0
 
 
 def is_sampled_gaussian(event: Event) -> bool:
