@@ -87,7 +87,7 @@ def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
 def digest(source: Source) -> str:
     """Returns the SHA-256 of all records in order, with their types and shapes.
 
-    It reads the whole source once: arrays at a gigabyte or two a second, other columns record by
+    It reads the whole source once: arrays at about a gigabyte a second, other columns record by
     record.
     """
     whole = hashlib.sha256()
