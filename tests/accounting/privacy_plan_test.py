@@ -1,7 +1,9 @@
 """Tests that a plan states each number once and agrees with its parts."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 import secrets
 import subprocess
 import sys
@@ -117,6 +119,19 @@ def test_schedule_is_calibrated_or_given():
     (ledger,) = dpoptax.ledgers(state_of(given.noise(jax.random.key(0)), 1))
     assert ledger.mechanism.schedule == ((0, 8.0), (10, 4.0))
     assert "8 from step 0 on, 4 from step 10 on, σC/B = 0.16 C to 0.08 C" in str(given)
+
+
+def test_schedule_is_a_copy_that_cannot_change():
+    given = {0: 8.0, 10: 4.0}
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=given, accountant="rdp")
+    before = plan.epsilon
+    given[0] = 50.0
+    assert plan.epsilon == before
+    assert plan.noise_multiplier == {0: 8.0, 10: 4.0}
+    with pytest.raises(TypeError, match="item assignment"):
+        plan.noise_multiplier[0] = 50.0
+    assert pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan) == plan
+    assert hash(plan) == hash(dataclasses.replace(plan))
 
 
 def test_supports_correlated_noise():
