@@ -7,9 +7,9 @@ of n terms, relative to the sum of their magnitudes, and n for an inner product.
 machine finds exactly have no error, such as products with powers of two. Numbers below the normal
 range become zero.
 
-`largest` searches for the errors that make a ratio largest: it starts at random signs of the
-errors, and then flips the signs of one operation after the other, and of single numbers, as long as
-the ratio grows.
+`largest` searches for the errors that make a ratio largest. It starts at the best of random signs
+and signs that are all equal. Then it flips the signs of one operation after the other, and of
+single numbers, and keeps what makes the ratio larger.
 """
 
 import functools
@@ -28,6 +28,8 @@ from dpoptax._clip.bounds import ROOT_ROUNDINGS, UNIT_ROUNDOFF
 _SMALLEST_NORMAL = 2.0**-126
 # The most numbers of one operation whose signs are flipped one by one.
 _SINGLE_FLIPS = 32
+# The most flips of a search.
+_FLIPS = 96
 
 
 class Machine:
@@ -296,14 +298,23 @@ def largest(ratio: Callable[[Machine], float], *, seed: int = 0) -> float:
     rng, sizes = np.random.default_rng(seed), probe.sizes
     ends = np.cumsum(sizes)
     operations = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    signs = np.concatenate([np.full(size, rng.choice([-1.0, 1.0])) for size in sizes])
-    best = float(ratio(Machine(programs, signs)))
+    random = np.concatenate([np.full(size, rng.choice([-1.0, 1.0])) for size in sizes])
+
+    def found(signs: np.ndarray) -> float:
+        return float(ratio(Machine(programs, signs)))
+
+    best, signs = max(((found(s), s) for s in (random, -abs(random), abs(random))), key=_first)
     single = [i[:, None] for i in operations if 1 < len(i) <= _SINGLE_FLIPS]
-    for places in [*operations, *(place for each in single for place in each)]:
-        signs[places] *= -1
-        found = float(ratio(Machine(programs, signs)))
-        if found > best:
-            best = found
+    places = [*operations, *(place for each in single for place in each)]
+    for which in rng.permutation(len(places))[:_FLIPS]:
+        signs[places[which]] *= -1
+        now = found(signs)
+        if now > best:
+            best = now
         else:
-            signs[places] *= -1
+            signs[places[which]] *= -1
     return best
+
+
+def _first(pair: tuple[float, np.ndarray]) -> float:
+    return pair[0]
