@@ -589,3 +589,14 @@ def test_joint_loss_is_clipped_as_one_gradient():
     np.testing.assert_allclose(helpers.global_norm(alone.sum), 1.0, rtol=1e-5)
     mean, _ = released(alone)
     assert np.isfinite(mean["w"]).all()
+
+
+@pytest.mark.parametrize("bit", [0, 31, 32, 33, 63])
+def test_seal_depends_on_each_bit_of_float64(bit):
+    with jax.enable_x64(True):
+        changed = np.array([np.pi]).view(np.uint64) ^ np.uint64(1 << bit)
+        seals = [
+            dpoptax.extend.trust_clipped(jnp.asarray(x), dpoptax.l2_clip(1.0)).seal
+            for x in (np.array([np.pi]), changed.view(np.float64))
+        ]
+    assert seals[0] != seals[1]

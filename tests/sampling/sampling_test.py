@@ -391,6 +391,12 @@ def test_bad_max_batch_size(size):
         PoissonSampler(30, 20, seed=0, max_batch_size=size)
 
 
+def test_batch_of_cyclic_sampler_fits_into_a_group():
+    assert CyclicPoissonSampler(30, 10, seed=0, cycle_length=3).participation_probability == 1
+    with pytest.raises(ValueError, match="at most the 10 records of a group, got 11"):
+        CyclicPoissonSampler(30, 11, seed=0, cycle_length=3)
+
+
 def test_negative_step():
     for kind in KINDS:
         with pytest.raises(ValueError, match="`step` must be an integer of at least 0, got -1"):
