@@ -121,7 +121,6 @@ def test_schedule_is_calibrated_or_given():
     assert "8 from step 0 on, 4 from step 10 on, σC/B = 0.16 C to 0.08 C" in str(given)
 
 
-<<<<<<< HEAD
 def test_schedule_is_a_copy_that_cannot_change():
     given = {0: 8.0, 10: 4.0}
     plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=given, accountant="rdp")
@@ -133,7 +132,8 @@ def test_schedule_is_a_copy_that_cannot_change():
         plan.noise_multiplier[0] = 50.0
     assert pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan) == plan
     assert hash(plan) == hash(dataclasses.replace(plan))
-=======
+
+
 @pytest.mark.parametrize(
     "noise",
     [
@@ -156,7 +156,6 @@ def test_budget_allows_as_many_steps_as_it_pays():
     assert plan.steps_within(plan.epsilon) == plan.steps_within(1e3) == SIZES["steps"]
     with pytest.raises(ValueError, match=f"One step spends ε = {costs[0]:.4g}, more than"):
         plan.steps_within(costs[0] * 0.999)
->>>>>>> main
 
 
 def test_supports_correlated_noise():
