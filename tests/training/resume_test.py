@@ -37,9 +37,13 @@ class StoppedError(Exception):
 
 
 def run(workdir, stop_before=None, **changes):
-    """Runs all steps, or those before a given step, without drawing a figure."""
+    """Runs all steps, or those before a given step, without drawing a figure.
+
+    Each record is shown before the next step, as if checkpoints were written at once.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "plot_run", lambda *_: None)
+        patch.setattr(Checkpoints, "saving", lambda _: False)
         if stop_before is not None:
             advance, count = Course.advance, iter(range(stop_before))
 
@@ -52,6 +56,12 @@ def run(workdir, stop_before=None, **changes):
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
+
+
+def remove_checkpoints(workdir, *steps):
+    """Removes checkpoints of a run by hand, so that it repeats steps that were shown."""
+    for step in steps:
+        shutil.rmtree(workdir / "checkpoints" / str(step))
 
 
 def outcome(result):
@@ -196,7 +206,8 @@ def test_records_order_of_sums_in_fixed_point():
 def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
     exact = {"method": DPSGD(), "fixed_point": True, "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
-        run(tmp_path, stop_before=3, **exact)
+        run(tmp_path, stop_before=2, **exact)
+    remove_checkpoints(tmp_path, 1, 2)
     shown = (tmp_path / "metrics.jsonl").read_text()
     advance = Course.advance
 
@@ -209,9 +220,11 @@ def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
         patch.setattr(Course, "advance", otherwise)
         with pytest.raises(ConfigError, match="metrics of step 1, .*must be reproduced exactly"):
             run(tmp_path, **exact)
+    remove_checkpoints(tmp_path, 1)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
     with pytest.raises(ConfigError, match=r"`eval_every` must divide 1"):
         run(tmp_path, **exact | {"eval_every": 2})
+    remove_checkpoints(tmp_path, 2)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
     assert run(tmp_path, **exact).summary["steps"] == 6
 
@@ -228,6 +241,7 @@ def test_refuses_other_augmentation_draws_with_same_noise(other, named, tmp_path
     augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=2, **augmented)
+    remove_checkpoints(tmp_path, 1, 2)
     arithmetic = resume.arithmetic
 
     def under_another_flag(*args, **exact):
@@ -247,25 +261,29 @@ def test_shown_steps_are_known_without_newest_checkpoint(stopped, monkeypatch):
 
 
 def test_remembers_shown_steps_if_later_start_stops_earlier(tmp_path, monkeypatch):
-    """The second of three starts stops before step 4, which the first one showed."""
-    for steps in (5, 1):
-        with pytest.raises(StoppedError):
-            run(tmp_path, stop_before=steps, eval_every=1, checkpoint_every=6)
+    """The second of three starts stops before step 2, which the first one showed."""
+    rare = {"eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=2, **rare)
+    remove_checkpoints(tmp_path, 1, 2)
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=1, **rare)
     monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
-    with pytest.raises(ConfigError, match="Step 5 was shown, .* is of step 0"):
-        run(tmp_path, eval_every=1, checkpoint_every=6)
+    with pytest.raises(ConfigError, match="Step 2 was shown, .* is of step 1"):
+        run(tmp_path, **rare)
 
 
-def test_refuses_to_end_before_a_shown_step(tmp_path):
+def test_refuses_to_end_before_a_shown_step(tmp_path, undisturbed):
     """A run that ends before a shown step is refused: its ε would omit released steps."""
     rare = {"eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
-        run(tmp_path, stop_before=4, **rare)
-    with pytest.raises(ConfigError, match="`steps` must be at least 4"):
-        run(tmp_path, steps=2, **rare)
-    with pytest.raises(ConfigError, match="has spent in 4 steps"):
-        run(tmp_path, epsilon=1.25, **rare)
-    assert run(tmp_path, steps=4, **rare).summary["steps"] == 4
+        run(tmp_path, stop_before=2, **rare)
+    remove_checkpoints(tmp_path, 1, 2)
+    with pytest.raises(ConfigError, match="`steps` must be at least 2"):
+        run(tmp_path, steps=1, **rare)
+    with pytest.raises(ConfigError, match="has spent in 2 steps"):
+        run(tmp_path, epsilon=0.99 * undisturbed[0].history[1]["epsilon"], **rare)
+    assert run(tmp_path, steps=2, **rare).summary["steps"] == 2
 
 
 def test_run_without_seed_resumes_with_its_drawn_seed(tmp_path):
