@@ -152,14 +152,22 @@ def program_digest(step: Step, args: Any) -> str:
         step: The step.
         args: As for `make_program`, for one device.
     """
-    step = dataclasses.replace(step, param_specs=None)
-
-    def taken(state: Any, examples: Any, indices: jax.Array, *rest: Any) -> Any:
-        return step(*state, Loaded(examples, indices), *rest)
-
     state, batch, mask, frozen = args
     examples = jax.eval_shape(lambda batch: batch.examples(), batch)
-    return digest_of(traced(taken, state, examples, batch.indices, mask, frozen))
+    given = state, Loaded(examples, batch.indices), mask, frozen
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *given))
+    digest = _digest if step.key is None else _shared_digest
+    return digest(dataclasses.replace(step, param_specs=None), tuple(leaves), structure)
+
+
+def _digest(step: Step, leaves: Any, structure: Any) -> str:
+    def taken(state: Any, *rest: Any) -> Any:
+        return step(*state, *rest)
+
+    return digest_of(traced(taken, *jax.tree.unflatten(structure, leaves)))
+
+
+_shared_digest = functools.lru_cache(maxsize=64)(_digest)
 
 
 def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> str:
