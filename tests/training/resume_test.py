@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -519,6 +520,17 @@ def test_partial_checkpoints_are_removed(tmp_path):
     with Checkpoints(tmp_path / "killed") as checkpoints:
         checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
     assert not left.exists()
+
+
+def test_shows_failures_but_no_advice_of_orbax():
+    logger, file = logging.getLogger("absl"), checkpoints_module.ocp.__file__
+    for path, level, shown in (
+        (file, logging.WARNING, False),
+        (file, logging.ERROR, True),
+        (__file__, logging.WARNING, True),
+    ):
+        record = logging.LogRecord("absl", level, path, 1, "text", None, None)
+        assert bool(logger.filter(record)) == shown
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lacks POSIX file modes")

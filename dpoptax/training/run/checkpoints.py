@@ -9,8 +9,10 @@ functions of (seed, step) and noise of (key, step). A state is shown only after 
 complete, so no shown step is repeated.
 """
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,6 +31,15 @@ FORMAT = 6
 
 _KEPT = 3
 """Number of checkpoints to keep, in case a file is damaged."""
+
+
+def _is_not_advice_of_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or "orbax" not in Path(record.pathname).parts
+
+
+# Orbax's warnings advise callers of its API. Its failures are errors, which are raised.
+logging.getLogger("absl").addFilter(_is_not_advice_of_orbax)
+warnings.filterwarnings("ignore", module=r"orbax\.")
 
 
 class CheckpointError(OSError):

@@ -250,9 +250,9 @@ def _check_same_data(record: dict[str, Any], now: str) -> None:
     if record.get("data") != now:
         raise ConfigError(
             "The training examples, their owners and the frozen arrays or published weights must "
-            f"be those of the first {record['step']} steps of the run. No ε holds for two data sets in one run, and two "
-            "sums would get the same noise. Restore the original data (such as `data_dir` and "
-            "`pretrained`), or use another workdir for a new run."
+            f"be those of the first {record['step']} steps of the run. No ε holds for two data "
+            "sets in one run, and two sums would get the same noise. Restore the original data "
+            "(such as `data_dir` and `pretrained`), or use another workdir for a new run."
         )
 
 

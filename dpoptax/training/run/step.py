@@ -192,7 +192,7 @@ def make_program(
             shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
-    if step.key is None or jax.config.jax_disable_jit:
+    if step.key is None or _jit_is_off():
         return _lower(step, args, mesh)
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
     return _shared_program(step, tuple(leaves), structure, mesh)
@@ -217,6 +217,11 @@ def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program | 
         return taken(*state, *rest, mesh=mesh)
 
     # `jax.disable_jit()` is for stepping through a loss. It does not support lowered programs.
-    if jax.config.jax_disable_jit:
+    if _jit_is_off():
         return Uncompiled(step)
     return Program(jax.jit(step, donate_argnums=0, **shardings).lower(*args))
+
+
+def _jit_is_off() -> bool:
+    config: Any = jax.config
+    return bool(config.jax_disable_jit)
