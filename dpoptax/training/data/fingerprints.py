@@ -67,7 +67,7 @@ def source_digests(source: streaming.Source) -> dict[str, str]:
             whole = hashlib.sha256(str(len(column)).encode())
             for place in places:
                 for leaf in jax.tree.leaves(column[int(place)]):
-                    whole.update(_described(values := np.asarray(leaf)))
+                    whole.update(_described(values := _on_host(leaf)))
                     whole.update(_bytes_of(values))
             digest = whole.hexdigest()
         found[jax.tree_util.keystr(path)] = digest
@@ -111,7 +111,8 @@ def _on_host(array: Any) -> np.ndarray:
         array.is_fully_addressable or array.is_fully_replicated
     ):
         array = multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)
+    values = np.asarray(array)
+    return values.astype(str) if values.dtype.hasobject else values
 
 
 def _described(values: np.ndarray) -> bytes:
