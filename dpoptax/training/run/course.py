@@ -14,12 +14,11 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.fingerprints import tree_digest
 from dpoptax.training.run import records, resume
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
 from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step, make_program
+from dpoptax.training.run.step import Step, make_program, on_one_device
 from dpoptax.users import UserTable
 
 _AHEAD = 0.25
@@ -106,8 +105,9 @@ class Course:
             arguments = (first.params, first.opt_state), *self._feed(0), job.frozen
             program = make_program(job.step, arguments, place.mesh)
         with phases("data"):
-            self._identity = self._identify()
+            self._identity = self._identify(arguments)
             resume.check_same_on_hosts(self._identity)
+        del arguments
         with phases("checkpoints"):
             restored = self._restore()
         self.last = max(self.state.done, job.plan.permitted_steps)
@@ -123,15 +123,13 @@ class Course:
             self._begin(first)
             self.save(wait=True)
 
-    def _identify(self) -> dict[str, Any]:
+    def _identify(self, arguments: Any) -> dict[str, Any]:
         """Returns all values that a resumed run must share, with its data if they are compared."""
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         program, hashed = dict[str, str](), ""
         if checkpoints is not None:
-            feed = Feed(job.plan.sampler, job.data, Devices(), users=job.users)
-            state = self.state.params, self.state.opt_state
-            program = job.program((state, *feed(0), job.frozen))
+            program = job.program(on_one_device(arguments, job.plan.sampler.padded_size))
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
         compared = {"data": hashed, "program": program, "arithmetic": arithmetic}

@@ -145,17 +145,30 @@ class Uncompiled:
     compiled: Callable[..., tuple[Any, Any]]
 
 
+def on_one_device(args: Any, rows: int) -> Any:
+    """Returns shapes and types of a step's arguments as on one device, for `program_digest`.
+
+    Args:
+        args: As for `make_program`.
+        rows: Number of rows of a batch that no devices share.
+    """
+    state, batch, mask, frozen = args
+    examples = jax.eval_shape(lambda batch: batch.examples(), batch)
+    shared = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
+        (Loaded(examples, batch.indices), mask),
+    )
+    return jax.eval_shape(lambda *args: args, state, *shared, frozen)
+
+
 def program_digest(step: Step, args: Any) -> str:
     """Returns the hash of a step's operations and constants, equal on any number of devices.
 
     Args:
         step: The step.
-        args: As for `make_program`, for one device.
+        args: From `on_one_device`.
     """
-    state, batch, mask, frozen = args
-    examples = jax.eval_shape(lambda batch: batch.examples(), batch)
-    given = state, Loaded(examples, batch.indices), mask, frozen
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *given))
+    leaves, structure = jax.tree.flatten(args)
     digest = _digest if step.key is None else _shared_digest
     return digest(dataclasses.replace(step, param_specs=None), tuple(leaves), structure)
 
