@@ -316,6 +316,8 @@ def test_refuses_sampler_of_records():
 def test_refuses_user_twice_in_a_batch():
     @dataclasses.dataclass(frozen=True)
     class WithReplacement(PoissonSampler):
+        dp_event = None
+
         def sample(self, step):
             return Sample(np.array([2, 1, 1, 0]), np.array([True, True, True, False]))
 

@@ -106,7 +106,7 @@ class Course:
             program = make_program(job.step, arguments, place.mesh)
         with phases("data"):
             self._identity = self._identify(arguments)
-            resume.check_same_on_hosts(self._identity)
+            resume.check_same_on_hosts(self._identity, job.data, job.users)
         del arguments
         with phases("checkpoints"):
             restored = self._restore()
