@@ -1,7 +1,10 @@
 """Tests the benchmark for a GPU: results of tiny cases, skipped cases, and errors."""
 
+import itertools
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpoptax
@@ -62,6 +65,32 @@ def test_broken_bound_and_noise_fail(monkeypatch):
 
     monkeypatch.setattr(dpoptax, "gaussian_noise", smaller)
     assert not correctness.noise_statistics(100_000)["passed"]
+
+
+def test_masked_examples_that_move_the_sum_are_told_from_changing_results():
+    batch = (np.ones((correctness.OTHERS + 1, 3), np.float32),)
+
+    def exact(batch, mask):
+        return jnp.sum(jnp.where(mask[:, None], batch[0], 0), axis=0)
+
+    assert correctness._masked_move(exact, batch) == (0.0, 0.0)
+    leak, again = correctness._masked_move(
+        lambda batch, mask: exact(batch, mask) + 1e-4 * mask.any() * batch[0][-1], batch
+    )
+    assert (leak, again) == (np.inf, 0.0)  # by the NaN
+    calls = itertools.count()
+    moved, again = correctness._masked_move(
+        lambda batch, mask: exact(batch, mask) * (1 + 1e-6 * (next(calls) % 3)), batch
+    )
+    assert 0 < moved < 1e-3
+    assert 0 < again < 1e-3
+
+
+@pytest.mark.parametrize("method", ["integers", "vmap"])
+def test_compares_sums_of_integers(method):
+    found = correctness.sums_as_on_cpu(method=method)
+    assert found["passed"]
+    assert found["largest entry"] > 100
 
 
 def test_skips_tasks_without_time(tmp_path):
