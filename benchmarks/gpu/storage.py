@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental.scheduling_groups import xla_metadata_call
 
 from benchmarks import models
 from benchmarks.gpu.networks import AUTO, DISK
@@ -26,6 +25,9 @@ _way = threading.local()
 
 def in_call(arrays: list[jax.Array]) -> list[jax.Array]:
     """Passes arrays through a function that XLA does not inline."""
+    # Here, since not every version of JAX has it.
+    from jax.experimental.scheduling_groups import xla_metadata_call
+
     stored: list[jax.Array] = xla_metadata_call(lambda x: x, inlineable="false")(arrays)
     return stored
 
