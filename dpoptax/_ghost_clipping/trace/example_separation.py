@@ -33,6 +33,8 @@ _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
 # `HIJAX_CALL` operations from these modules are part of JAX and keep examples separate.
 _JAX_MODULE = "jax._src.numpy."
 _JOINT_ON_TPU = ("eigh", "svd")
+# Equinox reduces a batch with these, to end a loop or to raise an error for all of its examples.
+_JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
 _CONSEQUENCE = (
     "The contribution of an example would depend on the rest of its batch, and clipping would not "
     "bound how much one example moves the sum."
@@ -83,7 +85,7 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
         own = [not isinstance(v, Literal) and v in owned for v in eqn.invars]
         flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
         if any(own):
-            _check_operation(eqn)
+            _check_operation(eqn, program)
         if name == HIJAX_CALL and any(own + flows):
             _check_hijax(eqn)
         if name in CUSTOM_DERIVATIVE_CALLS and any(flows):
@@ -171,9 +173,11 @@ def converges_jointly_on_tpu(program: Jaxpr) -> bool:
     )
 
 
-def _check_operation(eqn: JaxprEqn) -> None:
+def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:
     """Raises an error if `jax.vmap` does not map an operation example by example."""
     name = eqn.primitive.name
+    if name in _JOINT_REDUCTIONS:
+        _check_condition(eqn.outvars[0], program)
     if name == "rng_bit_generator" or (name in _RANDOM_PRIMITIVES and has_positional_keys(eqn)):
         raise TypeError(
             "`loss_fn` must not draw random numbers with the generator 'rbg'. Under `jax.vmap` it "
@@ -200,4 +204,27 @@ def _check_operation(eqn: JaxprEqn) -> None:
         raise TypeError(
             f"`loss_fn` must not call a host function with a whole batch, got {name}. "
             f"{_CONSEQUENCE} Call `jax.pure_callback` with vmap_method='sequential'."
+        )
+
+
+def _check_condition(joint: Var, program: Jaxpr) -> None:
+    """Raises an error if `equinox.error_if` reads a condition of a whole batch.
+
+    An error would be an output without noise. With "nan", one example makes all others NaN. With
+    "off", the condition is not read.
+    """
+    checks = [eqn for eqn in program.eqns if eqn.primitive.name == "custom_jvp_call"]
+    pairs = [
+        (v, w, eqn.params["call_jaxpr"].jaxpr)
+        for eqn in checks
+        for v, w in zip(eqn.invars, eqn.params["call_jaxpr"].jaxpr.invars, strict=True)
+    ]
+    if any(v is joint and any(w in e.invars for e in inner.eqns) for v, w, inner in pairs):
+        raise TypeError(
+            "`loss_fn` must not raise an error if an example is invalid (equinox.error_if, and "
+            "solvers of diffrax, optimistix and lineax). The error would reveal the example, and "
+            "with EQX_ON_ERROR=nan one example makes the gradients of its whole batch NaN. Pass "
+            "`throw=False` to the solver, or set the environment variable EQX_ON_ERROR=off before "
+            "Python starts. To leave out an example that fails, return "
+            "`jnp.where(valid, loss, 0.0)`."
         )

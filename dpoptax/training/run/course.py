@@ -95,7 +95,7 @@ class Course:
             program = make_program(job.step, arguments, place.mesh)
         with phases("data"):
             self._identity = self._identify(program)
-            resume.check_same_on_hosts(self._identity)
+            resume.check_same_on_hosts(self._identity, job.data, job.users)
         with phases("checkpoints"):
             restored = self._restore()
         self.last = max(self.state.done, job.plan.permitted_steps)

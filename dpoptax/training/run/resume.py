@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 import dpoptax
 from dpoptax.sampling import Sampler
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.users import UserTable
 
 METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
@@ -172,16 +175,29 @@ def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) ->
     )
 
 
-def check_same_on_hosts(identity: dict[str, Any]) -> None:
-    """Raises a `ConfigError` if hosts differ in config, seed, data or versions.
+def check_same_on_hosts(
+    identity: dict[str, Any], data: streaming.Source, users: UserTable | None
+) -> None:
+    """Raises a `ConfigError` if hosts differ in config, seed, data, owners or versions.
 
-    Otherwise an example could be in a batch twice, or hosts could add different noise.
+    Each host reads its part of a batch. If the order of their records differed, a record could be
+    in the parts of two hosts and move the sum by 2C, and hosts with other seeds would add other
+    noise. So every host reads and hashes all records once. With equal hashes, the run is that of
+    one host, unless SHA-256 is broken. A sample of records would not prove it: a single step with a
+    record in two parts already spends more than the stated ε.
     """
-    if not devices.same_on_all_hosts(repr(identity)):
+    if jax.process_count() == 1:
+        return
+    table = {} if users is None else vars(users)
+    owners = {name: x for name, x in table.items() if isinstance(x, np.ndarray)}
+    others = {name: x for name, x in table.items() if name not in owners}
+    hashed = streaming.digest(data), streaming.digest(owners), repr(sorted(others.items()))
+    if not devices.same_on_all_hosts(repr((identity, hashed))):
         raise ConfigError(
             "All hosts must have the same config, seed, training examples and package versions. "
             "Otherwise hosts draw different batches, and one example could be in a batch twice. "
-            "Copy the same config, files and packages to all hosts."
+            "Copy the same config, files and packages to all hosts, and list files in one order, "
+            "such as with sorted()."
         )
 
 
