@@ -1,6 +1,7 @@
 """Works around XLA: materializes arrays, hides numbers, stacks small arrays."""
 
 import functools
+import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from dpoptax._tree import Tree
 # Leaves with at most this many entries are stacked with others of the same shape. Measured by hand
 # on one x86 CPU.
 _STACKED_ENTRIES = 2**16
+# Compute capability of the first GPUs with TF32, those of the Ampere generation.
+_TF32_CAPABILITY = 8.0
 
 
 def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
@@ -106,6 +109,18 @@ def _after_empty_loop(
         (jnp.zeros_like(never), arrays),
     )
     return kept
+
+
+def rounds_products(device: jax.Device) -> bool:
+    """Returns whether products of float32 round their operands by default on this device.
+
+    TPUs round them to bfloat16, and NVIDIA GPUs since Ampere to TF32.
+    """
+    if device.platform == "tpu":
+        return True
+    # A number such as "8.0". AMD's GPUs have names, such as "gfx942".
+    capability = getattr(device, "compute_capability", "")
+    return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _TF32_CAPABILITY
 
 
 def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:

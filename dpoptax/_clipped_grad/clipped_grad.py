@@ -38,8 +38,10 @@ from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
+from dpoptax._xla import rounds_products
 
-# Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16.
+# Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16, and
+# recent GPUs to TF32.
 _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
 
 
@@ -100,9 +102,10 @@ def clipped_grad(
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, and per-example gradients that are formed from
         them, which halves their memory and takes one pass of a matrix unit instead of six. It
-        rounds gradients and does not affect the bound. `None` is the platform's precision:
-        "bfloat16" on TPU, where JAX rounds the operands of matrix products by default, and
-        "float32" elsewhere. The platform is that of `mesh`, or JAX's default.
+        rounds gradients and does not affect the bound. `None` is the device's precision:
+        "bfloat16" where JAX rounds the operands of matrix products in float32 by default, and
+        "float32" elsewhere. It rounds on TPU, and on NVIDIA GPUs of compute capability 8.0 or
+        higher. The device is that of `mesh`, or JAX's default.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Required by
         `gaussian_noise(fixed_point=True)`. Except with method="integers", a grid requires
@@ -329,11 +332,8 @@ def _factor_dtype(
     """Returns the dtype that factors are rounded to, `None` for no rounding."""
     default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if precision is None and default in _ONE_PASS:
-        if isinstance(mesh, jax.sharding.Mesh):
-            platform = mesh.devices.flat[0].platform
-        else:
-            platform = jax.default_backend()
-        precision = "bfloat16" if platform == "tpu" else "float32"
+        device = mesh.devices.flat[0] if isinstance(mesh, jax.sharding.Mesh) else jax.devices()[0]
+        precision = "bfloat16" if rounds_products(device) else "float32"
     return jnp.bfloat16 if precision == "bfloat16" else None
 
 
