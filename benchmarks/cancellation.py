@@ -35,6 +35,7 @@ from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_rounding
 from dpoptax._ghost_clipping.sums.scaled_gradients import scale_gradients
 from dpoptax._ghost_clipping.sums.weighted_products import absolute_ratio
 from dpoptax._ghost_clipping.trace.read_program import read_program
+from dpoptax._ghost_clipping.trace.trace_loss import trace_loss
 
 STEPS = (0, 50, 300)
 
@@ -109,7 +110,7 @@ def sizes(problem, points, batch):
     mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     params = points.points[0]
-    program = read_program(problem.loss_fn, params, example, None, has_aux=False)
+    program = read_program(trace_loss(problem.loss_fn, params, example, None, has_aux=False))
     passes = run_passes(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)

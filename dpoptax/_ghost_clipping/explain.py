@@ -10,6 +10,7 @@ import jax
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._ghost_clipping.trace.read_program import read_program
+from dpoptax._ghost_clipping.trace.trace_loss import trace_loss
 from dpoptax._ghost_clipping.trace.zero_gradients import describe_vanishing, find_vanishing
 from dpoptax._linear_map import LinearMap
 from dpoptax._random.check_key import check_key
@@ -134,7 +135,9 @@ def explain(
         key = check_key(key)
     if points < 1:
         raise ValueError(f"`points` must be at least 1, got {points}.")
-    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
+    program = read_program(
+        trace_loss(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
+    )
     plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent

@@ -25,10 +25,8 @@ from dpoptax._clip.bounds import NormBounds, Piece
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._ghost_clipping.norms.pulled_back_norms import measure_terms
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
-from dpoptax._ghost_clipping.sums import integer_sum
 from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
 from dpoptax._ghost_clipping.sums.weighted_products import (
@@ -38,7 +36,8 @@ from dpoptax._ghost_clipping.sums.weighted_products import (
     sum_error,
     sum_products,
 )
-from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
+from dpoptax._ghost_clipping.trace.program import Program
+from dpoptax._ghost_clipping.trace.trace_loss import Examples
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import unstack
@@ -79,68 +78,61 @@ class GradientSums:
 
 # Sums of clipped gradients, and of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
+# The last stage of a sum: measures, clips and adds gradients.
+ClipAndSum: TypeAlias = Callable[..., ClippedTotal]
 
 # Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
 _STATISTIC_EXAMPLES = 2**16
-# M for sums of integers, which are exact whatever the absolute size of their terms.
-_UNLIMITED = 2.0**30
 # Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
 _CANCELLATION_RATIO = 3.0
 
 
 def ghost_clipped_sum(
-    loss_fn: Callable[..., PyTree],
+    program: Program,
     clip: Clip,
     points: GradientPoints,
     examples: Examples,
     *,
-    has_aux: bool,
     factor_dtype: DTypeLike | None = None,
-    grid: float | None = None,
+    clip_and_sum: ClipAndSum | None = None,
 ) -> tuple[ClippedTotal, PyTree]:
-    """Computes the clipped sum of one micro-batch, as `per_example_sum` does.
+    """Computes the clipped sum of one micro-batch.
 
         Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i))
 
     Args:
-      loss_fn: the loss of one example.
+      program: the loss of one example.
       clip: the geometry.
       points: the gradient points x_j and their weights w_j.
       examples: the examples ξ_i, with mask_i.
-      has_aux: whether the loss returns (loss, aux).
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
-      grid: the unit of sums of integers (`integer_sum`); `None` for sums of floats.
+      clip_and_sum: the last stage; `None` for sums of floats.
 
     Returns:
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
-    params = points.points[0]
-    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
-    mask, batch_size = program.separate(examples.mask), examples.mask.shape[0]
+    mask, finish = program.loss.separate(examples.mask), clip_and_sum or sum_floats
     plan = make_plan(
         program,
-        batch_size,
+        examples.mask.shape[0],
         len(points.points),
         points.linear_map,
         has_tangent=points.tangent is not None,
     )
-
     passes = run_passes(program, points, examples.inputs, factor_dtype=factor_dtype)
+    groups = clip.groups(points.points[0])
 
     def make_total(differences: bool) -> ClippedTotal:
-        gradients = scale_gradients(
-            program, plan, passes, clip.groups(params), differences=differences
-        )
-        return _clip_and_sum(clip, points, plan, gradients, mask, examples.whole, grid)
+        gradients = scale_gradients(program, plan, passes, groups, differences=differences)
+        return finish(clip, points, plan, gradients, mask, examples.whole)
 
     cancel = _weights_cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers
         total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     else:
         total = make_total(bool(cancel))
-    aux = jax.tree.unflatten(program.result_tree, passes.at_points[0].outputs)[1]
-    return total, aux
+    return total, program.loss.aux(passes.at_points[0].outputs)
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
@@ -158,30 +150,28 @@ def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | 
     return xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
 
 
-def _clip_and_sum(
+def sum_floats(
     clip: Clip,
     points: GradientPoints,
     plan: Plan,
     gradients: ScaledGradients,
     mask: jax.Array,
     whole: WholeBatch,
-    grid: float | None,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
     params, reference = points.points[0], points.reference
-    zeros = _zero_sums(params, plan, gradients, integers=grid is not None)
+    zeros = zero_sums(params, plan, gradients)
     if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return zeros, sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
-    scaling = clip.scaling(reference)
-    groups = clip.groups(params)
+    scaling, groups = clip.scaling(reference), clip.groups(params)
     pieces = [
         Piece(
             measure_product(product, factored),
             groups[product.leaf],
-            absolute_ratio(factored) if grid is None else _UNLIMITED,
-            sum_error(factored) if grid is None else 0.0,
+            absolute_ratio(factored),
+            sum_error(factored),
         )
         for product, factored in zip(plan.products, gradients.products, strict=True)
     ]
@@ -195,26 +185,8 @@ def _clip_and_sum(
         pieces,
         mask,
         group_count=1 + max(groups),
-        tau=sum_rounding(gradients, whole) if grid is None else 0.0,
+        tau=sum_rounding(gradients, whole),
     )
-    if grid is not None:
-        if any(factored.terms for factored in gradients.products):
-            raise ValueError(
-                "method='integers' needs parameters that are used as they are, not computed from "
-                "others, such as standardized kernels. Use method='vmap'."
-            )
-        entries = sum(leaf.size for leaf in jax.tree.leaves(params))
-        limits = integer_sum.make_grid(grid, clip, entries)
-        (by_piece,) = unstack(coefficients)
-        found = integer_sum.sum_integers(
-            gradients.products,
-            [product.method for product in plan.products],
-            gradients.formed,
-            [piece.size for piece in pieces],
-            by_piece,
-            limits,
-        )
-        return _add_sums(zeros, plan, *found), None
     total = _sum_weighted_gradients(
         zeros, plan, gradients, coefficients, bound=scaling.sensitivity, examples=whole.examples
     )
@@ -240,14 +212,16 @@ def sum_statistic(
 def measure_product(product: Product, factored: FactoredGradients) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
     if factored.terms:
+        from dpoptax._ghost_clipping.transformed.pulled_back_norms import measure_terms
+
         return measure_terms(factored)
     if product.method == "form":
         return factor_products.measure_formed(factored.segments, factored.sizes)
     return factor_products.measure(factored.segments, factored.sizes, product.method)
 
 
-def _zero_sums(
-    params: PyTree, plan: Plan, gradients: ScaledGradients, *, integers: bool
+def zero_sums(
+    params: PyTree, plan: Plan, gradients: ScaledGradients, *, integers: bool = False
 ) -> GradientSums:
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
@@ -283,10 +257,10 @@ def _sum_weighted_gradients(
         block_sums.sum_weighted(each, gradient)
         for gradient, each in zip(gradients.formed, of_formed, strict=True)
     ]
-    return _add_sums(start, plan, parts, vectors)
+    return add_sums(start, plan, parts, vectors)
 
 
-def _add_sums(
+def add_sums(
     start: GradientSums, plan: Plan, parts: list[jax.Array], vectors: list[jax.Array]
 ) -> GradientSums:
     """Adds the sums of products, (K, R, D), and of bundles."""

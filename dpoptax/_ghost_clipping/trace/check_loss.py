@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from dpoptax._ghost_clipping.trace.rules import is_narrow, is_real
+from dpoptax._jaxprs import subprograms, type_of
 from dpoptax._tree import PyTree, check_arrays, is_variable, nnx_kinds
 
 _MAX_CONSTANT_BYTES = 16_000_000
@@ -88,6 +89,21 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
             "jitted step, and call `dpoptax.clipped_grad` inside it with the loss that uses them.",
             stacklevel=2,
         )
+
+
+def takes_mean_of_one(program: Jaxpr) -> bool:
+    """Returns whether a program sums over axes of size one, as batch normalization may.
+
+    Without such a sum, `zero_gradients` finds nothing.
+    """
+    for eqn in program.eqns:
+        if eqn.primitive.name == "reduce_sum":
+            shape = type_of(eqn.invars[0]).shape
+            if all(shape[axis] == 1 for axis in eqn.params["axes"]):
+                return True
+        if any(map(takes_mean_of_one, subprograms(eqn.params))):
+            return True
+    return False
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
