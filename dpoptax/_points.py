@@ -264,11 +264,8 @@ def ensure_points(params: PyTree) -> GradientPoints:
 
 def is_unweighted(points: GradientPoints) -> bool:
     """Returns whether there is a single point, with the number 1.0 as its weight."""
-    return (
-        len(points.weights) == 1
-        and isinstance(points.weights[0], float)
-        and (points.weights[0] == 1.0)
-    )
+    first = points.weights[0]
+    return len(points.weights) == 1 and isinstance(first, float) and first == 1.0
 
 
 def _origin(state: TrackIteratesState | None) -> Origin:

@@ -65,7 +65,7 @@ class BatchSum:
     ) -> tuple[PyTree, PyTree]:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
-        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+        keys = None if ids is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys

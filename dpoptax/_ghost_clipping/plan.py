@@ -184,7 +184,7 @@ def make_plan(
         for member in members:
             leaf = member.view.leaf
             shape = tuple(program.parameters[leaf].shape)
-            arranged = _map_sides(member, factors.get(leaf), shape)
+            arranged = _map_sides(member, factors[leaf], shape) if factors else member
             if arranged is None:
                 formed.setdefault(leaf, "its linear map mixes the two sides of its products")
             else:
@@ -197,11 +197,10 @@ def make_plan(
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
-    _choose_formed(program, joined, formed, mapped)
-    # If a parameter fell back, all parameters of its uses are formed.
-    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
-    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
-    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
+    if any(p.method == "keep" for found in joined.values() for p in found):
+        _choose_formed(program, joined, formed, mapped)
+    if any(len(use.value.leaves) > 1 for use in program.uses):
+        _form_coupled(program, formed)
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(formed_uses))
@@ -231,6 +230,14 @@ def _choose_formed(
                 else p
                 for p in found
             ]
+
+
+def _form_coupled(program: Program, formed: dict[int, str]) -> None:
+    """Adds the parameters that are used together with a formed one."""
+    # If a parameter fell back, all parameters of its uses are formed.
+    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
+    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
+    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
 
 
 def _find_coupled(program: Program, leaves: set[int]) -> set[int]:

@@ -24,7 +24,6 @@ from dpoptax._ghost_clipping.plan import (
     read_use,
 )
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import measure_product
 from dpoptax._ghost_clipping.sums.scaled_gradients import (
     UseOperands,
     largest_entries,
@@ -120,7 +119,9 @@ class UseSum:
         factored = FactoredGradients([segment], step.layout.sizes)
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
-        return MeasuredUse(factored, step.layout, scales, measure_product(product, factored))
+        return MeasuredUse(
+            factored, step.layout, scales, weighted_products.measure_product(product, factored)
+        )
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.

@@ -43,13 +43,16 @@ from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Seg
 from dpoptax._ghost_clipping.plan import Plan
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import (
     ClippedTotal,
-    add_sums,
+    GradientSums,
     ghost_clipped_sum,
-    measure_product,
-    zero_sums,
+    place_sums,
 )
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients
-from dpoptax._ghost_clipping.sums.weighted_products import FLOAT32_ERROR, weigh_values
+from dpoptax._ghost_clipping.sums.weighted_products import (
+    FLOAT32_ERROR,
+    measure_product,
+    weigh_values,
+)
 from dpoptax._ghost_clipping.trace.program import Program
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._ghost_clipping.trace.trace_loss import Examples
@@ -119,9 +122,8 @@ def _clip_and_sum(
     """Returns the sum of clipped gradients in units of `step`."""
     del whole  # sums of integers have no rounding
     params, products = points.points[0], gradients.products
-    zeros = zero_sums(params, plan, gradients, integers=True)
     if gradients.scales is None:
-        return zeros, None
+        return GradientSums({}, [], (), integers=True), None
     groups = clip.groups(params)
     pieces = [
         Piece(measure_product(product, factored), groups[product.leaf], _UNLIMITED)
@@ -145,7 +147,7 @@ def _clip_and_sum(
     sizes = [piece.size for piece in pieces]
     (by_piece,) = unstack(coefficients)
     found = sum_integers(products, methods, gradients.formed, sizes, by_piece, limits)
-    return add_sums(zeros, plan, *found), None
+    return place_sums(plan, gradients, *found, integers=True), None
 
 
 def make_grid(step: float, clip: Clip, entries: int) -> IntegerGrid:

@@ -1,4 +1,4 @@
-"""Sums gradients given by factors, with coefficients, and bounds the rounding.
+"""Measures gradients given by factors, sums them with coefficients, and bounds the rounding.
 
 The coefficient of an example multiplies one of its factors. The sum is then one contraction over
 examples and positions for each dense segment, and an integer sum for one-hot segments.
@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clip import block_sums, integer_sums
-from dpoptax._clip.bounds import broadcast_examples, largest_ratio
+from dpoptax._clip.bounds import NormBounds, broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
+from dpoptax._ghost_clipping.plan import Product
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
@@ -26,6 +27,17 @@ FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 # The largest part of the sum of a group.
 _PART_ENTRIES = 2**19
+
+
+def measure_product(product: Product, factored: FactoredGradients) -> NormBounds:
+    """Returns upper bounds of ‖G‖² and S of a product's gradients."""
+    if factored.terms:
+        from dpoptax._ghost_clipping.transformed.pulled_back_norms import measure_terms
+
+        return measure_terms(factored)
+    if product.method == "form":
+        return factor_products.measure_formed(factored.segments, factored.sizes)
+    return factor_products.measure(factored.segments, factored.sizes, product.method)
 
 
 def sum_error(factored: FactoredGradients) -> float:

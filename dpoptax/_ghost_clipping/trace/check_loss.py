@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from dpoptax._ghost_clipping.trace.rules import is_narrow, is_real
-from dpoptax._jaxprs import subprograms, type_of
+from dpoptax._jaxprs import equations, type_of
 from dpoptax._tree import PyTree, check_arrays, is_variable, nnx_kinds
 
 _MAX_CONSTANT_BYTES = 16_000_000
@@ -96,14 +96,11 @@ def takes_mean_of_one(program: Jaxpr) -> bool:
 
     Without such a sum, `zero_gradients` finds nothing.
     """
-    for eqn in program.eqns:
-        if eqn.primitive.name == "reduce_sum":
-            shape = type_of(eqn.invars[0]).shape
-            if all(shape[axis] == 1 for axis in eqn.params["axes"]):
-                return True
-        if any(map(takes_mean_of_one, subprograms(eqn.params))):
-            return True
-    return False
+    return any(
+        all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])
+        for eqn in equations(program)
+        if eqn.primitive.name == "reduce_sum"
+    )
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:

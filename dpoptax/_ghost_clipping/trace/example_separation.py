@@ -19,6 +19,7 @@ from dpoptax._jaxprs import (
     ZERO_DERIVATIVE_PRIMITIVES,
     bind,
     carries_gradient,
+    equations,
     subprograms,
     type_of,
 )
@@ -164,11 +165,7 @@ def converges_jointly(name: str) -> bool:
 
 def converges_jointly_on_tpu(program: Jaxpr) -> bool:
     """Returns whether a program would iterate a batch jointly if compiled for TPU."""
-    return any(
-        eqn.primitive.name in _JOINT_ON_TPU
-        or any(map(converges_jointly_on_tpu, subprograms(eqn.params)))
-        for eqn in program.eqns
-    )
+    return any(eqn.primitive.name in _JOINT_ON_TPU for eqn in equations(program))
 
 
 def _check_operation(eqn: JaxprEqn) -> None:

@@ -147,6 +147,8 @@ class Use:
         Steps of scans become positions L. If the value has a slice for each step, they become
         groups K.
         """
+        if not self.loops:
+            return self.rule.factors(operand, cotangent)
         rows, columns = self._map_loops(self.rule.factors)(operand, cotangent)
         return self._fold_loops(rows), self._fold_loops(columns)
 

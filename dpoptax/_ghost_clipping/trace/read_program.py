@@ -43,7 +43,10 @@ def read_program(loss: TracedLoss) -> Program:
     """Reads the program of a loss."""
     jaxpr, count = loss.program.jaxpr, loss.parameters
     parameters = tuple(type_of(var) for var in jaxpr.invars[:count])
-    args = [*map(_parameter, range(count), parameters), *map(_input, jaxpr.invars[count:])]
+    args: list[Value] = [
+        *map(_parameter, range(count), parameters),
+        *map(_input, jaxpr.invars[count:]),
+    ]
     reader = _Reader()
     block = reader.read(jaxpr, [constant_value(c) for c in loss.program.consts], args, ())
     finder = UseFinder(parameters, GradientFlow.from_loss(block))
@@ -138,7 +141,7 @@ class _Reader:
                 for inside, out in zip(body.results, outputs, strict=True)
             ]
         else:
-            if not any(v.varies for v in derived):
+            if loops and not any(v.varies for v in derived):
                 operands = self.compute_constants(block, operands, loops)
             block.steps.append(Step(eqn, operands, outputs, loops))
         return list(outputs)

@@ -51,7 +51,6 @@ from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.passes.interpreter import Arrays, ByIndex
 from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
 from dpoptax._ghost_clipping.trace.program import Block, Program
 from dpoptax._ghost_clipping.trace.trace_loss import Examples
 from dpoptax._points import GradientPoints
@@ -95,7 +94,7 @@ def recomputed_sum(
     )
     packed, results = uses.measure(leaves, inputs)
     limits, norms, used = uses.clip_whole(packed, clip.groups(params), mask)
-    statistic = sum_statistic(clip, points.reference, norms, used, whole)
+    statistic = block_sums.sum_statistic(clip, points.reference, norms, used, whole)
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
     (always,) = opaque_integers([1])
     sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
