@@ -318,6 +318,8 @@ def _join_uses(
 
     `counts` are the numbers of examples and of gradient points.
     """
+    if len(members) == 1:
+        return [Product(tuple(members), choose_product_method(members, *counts), shape)]
     by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
     for member in members:
         view, layout = member.view, member.layout

@@ -71,6 +71,11 @@ class SumParts(NamedTuple):
     block: int
 
     @property
+    def has_lookups(self) -> bool:
+        """Returns whether a segment is one-hot."""
+        return bool(self.row_lookups or self.column_lookups)
+
+    @property
     def largest_summand(self) -> float:
         """Returns an upper bound of an example's summand in a part, relative to C.
 
@@ -116,10 +121,12 @@ def sum_products(
     for term in factored.terms:
         total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
         found.append(term.basis * total)
+    table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
+    if not cut.has_lookups:
+        return table
     add = functools.partial(
         _add_one_hot, cut, coefficients=coefficients, examples=examples, bound=bound
     )
-    table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
     if cut.row_lookups:
         table = add(table, cut.row_lookups)
     if cut.column_lookups:
@@ -130,18 +137,7 @@ def sum_products(
 def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
     """Bounds how one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, examples)
-    groups, rows, columns = factored.sizes
-    found = [
-        integer_sums.lookup_rounding(
-            groups * size,
-            terms=sum(map(_terms_per_entry, lookups)),
-            examples=examples,
-            ratio=cut.ratio,
-            largest_summand=cut.largest_summand,
-        )
-        for lookups, size in ((cut.row_lookups, columns), (cut.column_lookups, rows))
-        if lookups
-    ]
+    found = _lookup_roundings(cut, factored.sizes, examples) if cut.has_lookups else []
     rounding = block_sums.Rounding()
     if cut.dense or factored.terms:
         rounding = block_sums.block_rounding(
@@ -158,6 +154,22 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     own = sum(each.own for each in found)
     termwise = cut.number > 1 or any(each.termwise for each in found)
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
+
+
+def _lookup_roundings(cut: SumParts, sizes: Sizes, examples: int) -> list[block_sums.Rounding]:
+    """Bounds how one example changes the rounding of the integer sums of lookups."""
+    groups, rows, columns = sizes
+    return [
+        integer_sums.lookup_rounding(
+            groups * size,
+            terms=sum(map(_terms_per_entry, lookups)),
+            examples=examples,
+            ratio=cut.ratio,
+            largest_summand=cut.largest_summand,
+        )
+        for lookups, size in ((cut.row_lookups, columns), (cut.column_lookups, rows))
+        if lookups
+    ]
 
 
 def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:

@@ -34,6 +34,13 @@ _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
 # `HIJAX_CALL` operations from these modules are part of JAX and keep examples separate.
 _JAX_MODULE = "jax._src.numpy."
 _JOINT_ON_TPU = ("eigh", "svd")
+# The operations for which `check_separate` raises errors, in addition to host functions.
+_CHECKED = frozenset(
+    {
+        *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
+        "regularized_incomplete_beta", *_JOINT_ON_TPU, *_RANDOM_PRIMITIVES,
+    }
+)  # fmt: skip
 _CONSEQUENCE = (
     "The contribution of an example would depend on the rest of its batch, and clipping would not "
     "bound how much one example moves the sum."
@@ -42,6 +49,21 @@ _CONSEQUENCE = (
 
 # Whether each operand has a property.
 _Flags: TypeAlias = Sequence[bool]
+
+
+def may_mix(program: ClosedJaxpr) -> bool:
+    """Returns whether `check_separate` may find anything in a program.
+
+    It is false for most losses, which have only operations that `jax.vmap` maps.
+    """
+    return bool(program.effects) or any(map(_is_checked, equations(program.jaxpr)))
+
+
+def _is_checked(eqn: JaxprEqn) -> bool:
+    """Returns whether an operation has its own batching, or a derivative that may have one."""
+    name = eqn.primitive.name
+    outside = "callback" in name or "vmap_method" in eqn.params
+    return outside or name in _CHECKED
 
 
 def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:

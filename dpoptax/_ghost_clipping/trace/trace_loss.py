@@ -19,6 +19,7 @@ from dpoptax._ghost_clipping.trace.check_loss import (
 from dpoptax._ghost_clipping.trace.example_separation import (
     check_separate,
     converges_jointly_on_tpu,
+    may_mix,
 )
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -124,6 +125,7 @@ def trace_loss(
     program, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
     parameters = len(jax.tree.leaves(params))
     check_scalar(shapes, has_aux)
-    check_separate(program, parameters, derivatives=2 if has_tangent else 1)
+    if may_mix(program):
+        check_separate(program, parameters, derivatives=2 if has_tangent else 1)
     warn_of_constants(program)
     return TracedLoss(loss_fn, has_aux, program, parameters, jax.tree.structure(shapes))
