@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax_privacy
 import optax
-from jax_privacy import noise_addition
 
 import dpoptax
 from benchmarks.models import Problem
@@ -58,6 +56,9 @@ def optax_contrib(problem: Problem, setting: Setting):
 
 def jax_privacy_clipped(problem: Problem, setting: Setting):
     """Uses `jax_privacy.clipped_grad` with the library's Gaussian privatizer."""
+    import jax_privacy
+    from jax_privacy import noise_addition
+
     clipped = jax_privacy.clipped_grad(
         problem.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
@@ -72,13 +73,16 @@ def jax_privacy_clipped(problem: Problem, setting: Setting):
     return tx, lambda opt_state, params, batch: clipped(params, batch)
 
 
-def dpoptax_clipped(problem: Problem, setting: Setting, *, method: str):
-    """Uses `dpoptax.clipped_grad` with the given `method`."""
+def dpoptax_clipped(
+    problem: Problem, setting: Setting, *, method: str, precision: str | None = None
+):
+    """Uses `dpoptax.clipped_grad` with the given `method` and `precision`."""
     grad_fn = dpoptax.clipped_grad(
         problem.loss_fn,
         dpoptax.l2_clip(L2_CLIP_NORM),
         microbatch_size=setting.microbatch_size,
         method=method,
+        precision=precision,
     )
     noise = dpoptax.gaussian_noise(
         noise_multiplier=NOISE_MULTIPLIER if setting.noise else 0.0,
@@ -110,19 +114,24 @@ CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
     "jax_privacy": jax_privacy_clipped,
     "dpoptax vmap": partial(dpoptax_clipped, method="vmap"),
     "dpoptax auto": partial(dpoptax_clipped, method="auto"),
+    "dpoptax bfloat16": partial(dpoptax_clipped, method="auto", precision="bfloat16"),
+    "dpoptax recompute": partial(dpoptax_clipped, method="recompute"),
 }
 
 
 def make_step(library: str, problem: Problem, setting: Setting):
     """Returns a contender's jitted step and its optimizer state.
 
-    The step donates parameters and state. It returns (parameters, state), or (state, parameters)
+    The step gets parameters, state, batch, and `problem.frozen` if there is any. It donates
+    parameters and state. It returns (parameters, state), or (state, parameters)
     for the algorithms of `STATE_FIRST`. `params_and_state` restores the order.
     """
-    tx, gradient = CONTENDERS[library](problem, setting)
+    tx, _ = CONTENDERS[library](problem, setting)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, opt_state, batch):
+    def step(params, opt_state, batch, frozen=None):
+        loss_fn = problem.loss_fn if frozen is None else partial(problem.loss_fn, frozen)
+        _, gradient = CONTENDERS[library](problem._replace(loss_fn=loss_fn), setting)
         updates, opt_state = tx.update(gradient(opt_state, params, batch), opt_state, params)
         params = optax.apply_updates(params, updates)
         return (opt_state, params) if setting.algorithm in STATE_FIRST else (params, opt_state)

@@ -15,11 +15,14 @@ class Problem(NamedTuple):
       params: a pytree of float32 arrays.
       loss_fn: `loss_fn(params, example)`, a scalar.
       make_batch: `make_batch(size)`, examples along the leading axis of every leaf.
+      frozen: arrays that are not trained; `None` for none. Otherwise the loss is
+        `loss_fn(frozen, params, example)`, and the step has an argument for them.
     """
 
     params: Any
-    loss_fn: Callable[[Any, Any], jax.Array]
+    loss_fn: Callable[..., jax.Array]
     make_batch: Callable[[int], Any]
+    frozen: Any = None
 
 
 def mlp(width: int = 256) -> Problem:

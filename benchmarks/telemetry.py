@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks.startup import Timed, measure
 from benchmarks.timing import ROOT
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training import TrainConfig, load_configs
 from dpoptax.training.run.records import markdown_table
 from experiments.config import ExperimentConfig
 
@@ -39,7 +39,7 @@ ON_DIGITS = {
 
 _CONFIG = """
 import dataclasses
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 
 def get_config():
     config = load_configs({path!r})[{name!r}]

@@ -48,7 +48,7 @@ class Block(nn.Module):
             f(y).view(batch, length, 4, -1).transpose(1, 2) for f in (self.q, self.k, self.v)
         )
         scores = q @ k.transpose(2, 3) / (width // 4) ** 0.5
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         mixed = scores.masked_fill(future, -1e9).softmax(-1) @ v
         x = x + self.mix(mixed.transpose(1, 2).reshape(batch, length, width))
         gelu = nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh")
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
-        positions = torch.arange(tokens.shape[1]).expand(*tokens.shape)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         x = self.tokens(tokens) + self.positions(positions)
         return self.output(self.norm(self.blocks(x)))
 
@@ -84,7 +84,8 @@ def make_batch(model, size, options):
         tokens = torch.randint(
             options.get("vocabulary", 512), (size, options.get("length", 64) + 1)
         )
-        return tokens[:, :-1], tokens[:, 1:]
+        # Opacus reads embedded tokens with `view`.
+        return tokens[:, :-1].contiguous(), tokens[:, 1:]
     shape = (3, 32, 32) if model == "cnn" else (784,)
     return torch.randn(size, *shape), torch.randint(10, (size,))
 
@@ -181,9 +182,11 @@ def build(request):
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     options = request["options"]
-    model = MODELS[request["model"]](**options)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = MODELS[request["model"]](**options).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     batch = make_batch(request["model"], request["batch_size"], options)
+    batch = tuple(x.to(device) for x in batch)
     return CONTENDERS[request["library"]](model, optimizer, batch), {}
 
 

@@ -6,7 +6,7 @@ which runs the same methods on batches in a fixed order.
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import DPSGD, CorrelatedNoise
 
 

@@ -6,7 +6,7 @@ of 64 are four passes over these, and at most four passes over all examples.
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Doppler
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import DPSGD
 from experiments.methods import ScaleThenPrivatize
 

@@ -1,6 +1,6 @@
 """Configures nonlinear post-processing on digits; `FILE:NAME` selects one config."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from experiments.methods import JamesStein, Muon, ShrunkMuon, SignSGD, SingularValues
 
 

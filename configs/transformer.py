@@ -14,7 +14,7 @@ Hyper-parameters are each method's defaults; `--factors` multiplies the learning
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset, register_dataset
 
 

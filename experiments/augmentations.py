@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 
 Augment = Callable[[Any, jax.Array], Any]
 """`augment(example, key)` returns the example with a changed image as its `inputs`."""

@@ -268,7 +268,7 @@ def _spectrum(arguments: list[str]) -> int:
         prog=f"{_PROGRAM} spectrum",
         description="Train a config, record what it releases, and draw the spectra.",
     )
-    from dpoptax.training.config import load_config
+    from dpoptax.training import load_config
     from experiments.recording import record_run
 
     config = load_config(given.config)

@@ -11,8 +11,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, TrainConfig, load_configs
 from dpoptax.training.models import Variables
 from dpoptax.training.roles import Numbers, Role, field
 from experiments.data import PUBLISHED

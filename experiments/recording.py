@@ -16,9 +16,7 @@ import numpy as np
 import optax
 
 import dpoptax
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, Dataset, TrainConfig
 from dpoptax.training.loop import make_job
 from dpoptax.training.run.chain import TrainingChain, noise_stage
 from dpoptax.training.run.context import Context

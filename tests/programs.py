@@ -6,19 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests import helpers
-
 
 def parameters(shapes):
     """Returns random parameters of these shapes, or those that a program creates."""
     if callable(shapes):
         return shapes()
     rng = np.random.default_rng(0)
-    return [helpers.floats(rng.normal(size=s) / max(1, s[0])) for s in shapes]
+    return [_floats(rng.normal(size=s) / max(1, s[0])) for s in shapes]
 
 
 def zeros(*shape, dtype=jnp.float32):
-    return helpers.floats(np.zeros(shape), dtype)
+    return _floats(np.zeros(shape), dtype)
+
+
+def _floats(values, dtype=jnp.float32):
+    return jax.device_put(np.asarray(values, dtype))
 
 
 def regression(params, example):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import Disk
 
 CONFIG = TrainConfig(

@@ -87,27 +87,31 @@ def gpt2(
     return Architecture(params, jax.ShapeDtypeStruct((length + 1,), jnp.int32), loss_fn, specs)
 
 
-def vit_s(*, layers: int = 12, dtype: str = "float32") -> Architecture:
-    """Returns ViT-S for 64 patches of 4×4 pixels, with a scan over the layers."""
+def vit_s(
+    *, layers: int = 12, dtype: str = "float32", pixels: int = 32, patch: int = 4
+) -> Architecture:
+    """Returns ViT-S for square images of square patches, with a scan over the layers."""
     width, attend = 384, functools.partial(_attention, heads=6, causal=False, block=None)
+    side = pixels // patch
 
     def loss_fn(params: Any, example: Any) -> jax.Array:
         params = jax.tree.map(lambda x: x.astype(dtype), params)
-        pixels, label = example
-        patches = pixels.astype(dtype).reshape(8, 4, 8, 4, 3).transpose(0, 2, 1, 3, 4)
-        x = _dense(params["patch"], patches.reshape(64, 48)) + params["positions"]
+        image, label = example
+        patches = image.astype(dtype).reshape(side, patch, side, patch, 3).swapaxes(1, 2)
+        patches = patches.reshape(side**2, 3 * patch**2)
+        x = _dense(params["patch"], patches) + params["positions"]
         x, _ = jax.lax.scan(lambda x, p: (_block(x, p, attend), None), x, params["blocks"])
         logits = _dense(params["head"], _layer_norm(params["norm"], x).mean(0))
         return _cross_entropy(logits, label)
 
     params = {
-        "patch": _dense_shapes(48, width),
-        "positions": _shape(64, width),
+        "patch": _dense_shapes(3 * patch**2, width),
+        "positions": _shape(side**2, width),
         "blocks": _block_shapes(layers, width),
         "norm": _norm_shapes(width),
         "head": _dense_shapes(width, 10),
     }
-    return Architecture(params, _image(), loss_fn)
+    return Architecture(params, _image(pixels), loss_fn)
 
 
 def resnet_18(*, dtype: str = "float32") -> Architecture:
@@ -182,7 +186,8 @@ def _stay(x: jax.Array) -> jax.Array:
 
 
 def _dense(params: Any, x: jax.Array) -> jax.Array:
-    return x @ params["kernel"] + params["bias"]
+    y = x @ params["kernel"] + params["bias"]
+    return y + x @ params["a"] @ params["b"] if "a" in params else y  # LoRA
 
 
 def _convolution(kernel: jax.Array, x: jax.Array, stride: int) -> jax.Array:
@@ -235,5 +240,6 @@ def _block_shapes(layers: int, width: int) -> Any:
     }
 
 
-def _image() -> Any:
-    return jax.ShapeDtypeStruct((32, 32, 3), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+def _image(pixels: int = 32) -> Any:
+    image = jax.ShapeDtypeStruct((pixels, pixels, 3), jnp.float32)
+    return image, jax.ShapeDtypeStruct((), jnp.int32)

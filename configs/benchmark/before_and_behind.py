@@ -20,7 +20,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from dpoptax.training.config import load_config
+from dpoptax.training import load_config
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Method
 from experiments.config import ExperimentConfig
 from experiments.methods import (

@@ -13,7 +13,7 @@ assumptions. DP-SGD also runs at half, twice and four times this learning rate.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from experiments.config import ExperimentConfig
 
 PAPER = Path(__file__).parents[1] / "papers" / "pmlf" / "table_1_3.py"

@@ -1,6 +1,6 @@
 """Configures DP-AdamBC on digits: Adam with noise-corrected second moments."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from experiments.methods import AdamBC
 
 

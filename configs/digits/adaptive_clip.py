@@ -1,6 +1,6 @@
 """Configures a clipping bound on digits that follows the median gradient norm."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import AdaptiveClip
 
 

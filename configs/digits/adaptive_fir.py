@@ -1,6 +1,6 @@
 """Configures DOPPLER on digits with a filter that is estimated during training."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from experiments.methods import AdaptiveFir
 
 

@@ -1,6 +1,6 @@
 """Configures a Kalman filter on digits that estimates its gain."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import AdaptiveKalman
 
 

@@ -1,6 +1,6 @@
 """Configures gradients on digits that are means over shifted copies of an example."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from experiments.methods import Augmented
 
 

@@ -1,6 +1,6 @@
 """Configures correlated noise on digits; later steps cancel part of the noise."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import CorrelatedNoise
 
 

@@ -1,6 +1,6 @@
 """Configures DiSK on digits: look-ahead gradients, followed by a Kalman filter."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import Disk
 
 

@@ -1,6 +1,6 @@
 """Configures DOPPLER on digits: DP-SGD followed by a low-pass filter."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import Doppler
 
 

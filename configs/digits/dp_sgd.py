@@ -1,6 +1,6 @@
 """Configures DP-SGD on digits."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import DPSGD
 
 

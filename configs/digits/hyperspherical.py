@@ -1,6 +1,6 @@
 """Configures the proven counterpart of GeoDP on digits."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from experiments.methods import HypersphericalClip
 
 

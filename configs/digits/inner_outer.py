@@ -1,6 +1,6 @@
 """Configures inner-outer momentum on digits: DP-PMLF without normalization."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from experiments.methods import InnerOuter
 
 

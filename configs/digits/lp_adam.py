@@ -1,6 +1,6 @@
 """Configures LP-Adam on digits: Adam with a low-pass filter as its momentum."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import LPAdam
 
 

@@ -1,6 +1,6 @@
 """Configures the same training without privacy, as the accuracy to aim for."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import NonPrivate
 
 

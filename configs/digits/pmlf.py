@@ -1,6 +1,6 @@
 """Configures DP-PMLF on digits: per-example momentum, then a low-pass filter."""
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import PMLF
 
 

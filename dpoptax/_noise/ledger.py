@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
 # flushed to zero although the sum is not.
 _MIN_STDDEV = 2.0**-100
-# A repeated step must get the same noise as before. Change these names if the noise algorithms
-# change.
-_DRAWN = {False: "Box-Muller, spread", True: "discrete Gaussian"}  # by `fixed_point`
+# A repeated step must get the same noise as before. Raise the version of a name if its algorithm
+# changes.
+_DRAWN = {False: "box_muller_spread/1", True: "discrete_gaussian/1"}  # by `fixed_point`
 # Reasons for refused releases, one bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
 # The largest count in an int32. Beyond it, the count and the noise would repeat.
@@ -59,6 +59,23 @@ class Mechanism:
     sensitivity: float | None = None
     schedule: Phases | None = None
 
+    @property
+    def checkpoint_key(self) -> str:
+        """A versioned text that identifies the release, except for σ and B.
+
+        The imprint stores its checksum. So its form is part of the format of checkpoints: a new
+        field adds a line if it is set, and changes nothing otherwise. Messages are left out.
+        """
+        optional = {
+            "unproven": self.unproven is not None or None,
+            "strategy": self.strategy and self.strategy.checkpoint_key,
+            "sensitivity": self.sensitivity and float(self.sensitivity).hex(),
+            "schedule": self.schedule
+            and " ".join(f"{first}:{float(sigma).hex()}" for first, sigma in self.schedule),
+        }
+        lines = [f"{name} {value}" for name, value in optional.items() if value is not None]
+        return "\n".join(["mechanism/1", f"noise {_DRAWN[self.fixed_point]}", *lines])
+
 
 @serializable
 @jax.tree_util.register_dataclass
@@ -67,8 +84,8 @@ class Imprint:
     """Holds a copy of a ledger's mechanism and key in arrays, for checkpoints.
 
     Attributes:
-      values: σ and B as the words of a float64, and a checksum of the other fields, uint32 of shape
-        (5,).
+      values: σ and B as the words of a float64, and a checksum of `Mechanism.checkpoint_key`,
+        uint32 of shape (5,).
       key: a fingerprint of the key that does not reveal it, uint32 of shape (2,).
       refused: the reasons for refused releases, one bit each, uint32; 0 for none.
       check: a checksum of the fields above and of the count, uint32.
@@ -299,10 +316,8 @@ def check_imprint(state: LedgerState) -> None:
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
-    # Optional fields enter only if set, so that mechanisms without them keep their checksum.
-    rest: list[object] = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
-    rest += [x for x in (mechanism.sensitivity, mechanism.schedule) if x is not None]
-    return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
+    rest = zlib.crc32(mechanism.checkpoint_key.encode())
+    return np.append(both.view(np.uint32), np.uint32(rest))
 
 
 def _fingerprint(key: jax.Array) -> jax.Array:

@@ -130,9 +130,14 @@ def _raise_refusals(state: LedgerState) -> None:
     if bits & OTHER_MECHANISM:
         sigma, size = np.asarray(imprint_of(state).values)[:4].view(np.float64)
         mechanism = state.mechanism
+        same = (sigma, size) == (mechanism.noise_multiplier, mechanism.batch_size)
         reasons.append(
-            f"the arrays have noise_multiplier={sigma:g}, batch_size={size:g}, but the chain has "
-            f"noise_multiplier={mechanism.noise_multiplier:g}, batch_size={mechanism.batch_size:g}"
+            "both have the same noise multiplier and batch size, so the schedule, strategy or kind "
+            f"of noise differs from the chain's: {mechanism.checkpoint_key!r}"
+            if same
+            else f"the arrays have noise_multiplier={sigma:g}, batch_size={size:g}, but the chain "
+            f"has noise_multiplier={mechanism.noise_multiplier:g}, "
+            f"batch_size={mechanism.batch_size:g}"
         )
     raise ValueError(
         f"This noise state has no valid epsilon: {'; '.join(reasons)}. All releases since are NaN. "

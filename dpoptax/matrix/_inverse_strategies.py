@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpoptax.matrix._jax_privacy import jax_privacy_module
-from dpoptax.matrix._strategies import Strategy, checked_coefficients
+from dpoptax.matrix._strategies import Strategy, checked_coefficients, stable_key
 
 if TYPE_CHECKING:
     import jax
@@ -69,6 +69,10 @@ class BandedInverseToeplitz(Strategy):
     def bands(self) -> int | None:
         """None, since A has all diagonals; 1 for independent noise."""
         return None if any(self.coefficients[1:]) else 1
+
+    @property
+    def checkpoint_key(self) -> str:
+        return stable_key("banded_inverse_toeplitz/1", self.steps, *self.coefficients)
 
     @property
     def redrawn(self) -> tuple[float, ...] | None:

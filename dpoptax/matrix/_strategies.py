@@ -45,6 +45,15 @@ class Strategy(abc.ABC):
         """Returns A⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
 
     @property
+    @abc.abstractmethod
+    def checkpoint_key(self) -> str:
+        """A versioned text that identifies the noise, equal for equal noise.
+
+        Checkpoints store its checksum, so it must not change while the noise is the same. Use a
+        name, a version and `float.hex` of each parameter.
+        """
+
+    @property
     def redrawn(self) -> tuple[float, ...] | None:
         """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if they are many.
 
@@ -114,6 +123,10 @@ class BandedToeplitz(Strategy):
     def bands(self) -> int:
         """b, the number of coefficients."""
         return len(self.coefficients)
+
+    @property
+    def checkpoint_key(self) -> str:
+        return stable_key("banded_toeplitz/1", *self.coefficients)
 
     def column(self, steps: int) -> np.ndarray:
         """Returns the first `steps` entries of c/‖c‖ followed by zeros."""
@@ -194,6 +207,10 @@ class BufferedToeplitz(Strategy):
     @property
     def bands(self) -> None:
         """None, since A has all diagonals."""
+
+    @property
+    def checkpoint_key(self) -> str:
+        return stable_key("buffered_toeplitz/1", self.steps, *self.decay, *self.scale)
 
     def column(self, steps: int) -> np.ndarray:
         """Returns the first column of A over `steps` steps."""
@@ -291,6 +308,15 @@ def optimal_buffered_toeplitz(
             max_buffers=max_buffers,
         )
         return BufferedToeplitz(_floats(found.buf_decay), _floats(found.output_scale), steps)
+
+
+def stable_key(name: str, *parameters: float) -> str:
+    """Returns a `checkpoint_key` from a versioned name and exact parameters.
+
+    >>> stable_key("banded_toeplitz/1", 1.0, -0.5)
+    'banded_toeplitz/1 0x1.0000000000000p+0 -0x1.0000000000000p-1'
+    """
+    return " ".join([name, *(float(x).hex() for x in parameters)])
 
 
 def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:

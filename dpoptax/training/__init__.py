@@ -1,14 +1,48 @@
-"""Trains your own model with `fit`, or the model of a config."""
+"""Trains your own model with `fit`, or the model of a config.
+
+The names of this module and of `dpoptax.training.data` and `dpoptax.training.methods` are public.
+The files that they come from are not.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpoptax.training.config import TrainConfig as TrainConfig
+    from dpoptax.training.config import load_config as load_config
+    from dpoptax.training.config import load_configs as load_configs
+    from dpoptax.training.data.dataset import Dataset as Dataset
+    from dpoptax.training.data.dataset import Split as Split
+    from dpoptax.training.data.dataset import load_dataset as load_dataset
+    from dpoptax.training.data.dataset import register_dataset as register_dataset
+    from dpoptax.training.errors import ConfigError as ConfigError
     from dpoptax.training.fitting import FitResult as FitResult
     from dpoptax.training.fitting import fit as fit
+    from dpoptax.training.loop import train as train
+    from dpoptax.training.loop import train_and_evaluate as train_and_evaluate
+    from dpoptax.training.methods.method import Method as Method
+    from dpoptax.training.models import FunctionModel as FunctionModel
+    from dpoptax.training.models import register_model as register_model
+    from dpoptax.training.search.compare import Comparison as Comparison
+    from dpoptax.training.search.compare import compare as compare
 else:
+    # Imported on first use: the command line does not need orbax, and `fit` needs no config.
+    _FILES = {
+        "config": ("TrainConfig", "load_config", "load_configs"),
+        "data.dataset": ("Dataset", "Split", "load_dataset", "register_dataset"),
+        "errors": ("ConfigError",),
+        "fitting": ("FitResult", "fit"),
+        "loop": ("train", "train_and_evaluate"),
+        "methods.method": ("Method",),
+        "models": ("FunctionModel", "register_model"),
+        "search.compare": ("Comparison", "compare"),
+    }
+    _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 
     def __getattr__(name: str) -> Any:
-        if name in ("fit", "FitResult"):  # lazy: the command line does not need orbax
-            return getattr(importlib.import_module("dpoptax.training.fitting"), name)
-        raise AttributeError(f"module 'dpoptax.training' has no attribute {name!r}")
+        if name in _FILE_OF:
+            return getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted([*globals(), *_FILE_OF])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training import TrainConfig, load_configs
 from dpoptax.training.loop import make_job
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.course import Course

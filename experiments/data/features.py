@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training import cache_folder
+from dpoptax.training import ConfigError, cache_folder
 from dpoptax.training.data import streaming
-from dpoptax.training.errors import ConfigError
 
 LARGEST = 12 * 2**30
 """Maximum bytes of features in the cache folder. The least recently used are deleted."""

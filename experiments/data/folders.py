@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, Dataset
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 

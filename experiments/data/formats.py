@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 
 CIFAR_SHAPE = (32, 32, 3)
 """Height, width and channels of every CIFAR image."""

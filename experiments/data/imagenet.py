@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpoptax.training.data.dataset import Dataset
+from dpoptax.training import Dataset
 from experiments.data.folders import load_folders
 from experiments.data.formats import find, missing
 from experiments.data.published_data import PublishedDataset, register

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset, Split
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, Dataset, Split
 from experiments.data import formats
 from experiments.data.folders import scaled_colors
 from experiments.data.published_data import PublishedDataset, register

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import jax
 import numpy as np
 
+from dpoptax.training import ConfigError
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import (
     Dataset,
@@ -17,7 +18,6 @@ from dpoptax.training.data.dataset import (
     Unit,
     register_dataset,
 )
-from dpoptax.training.errors import ConfigError
 from experiments.data.features import FeatureMap, example_of, featured
 from experiments.data.tokens import Tokens
 

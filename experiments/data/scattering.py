@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from experiments.data.features import OPPONENT, in_chunks
 
 Colors = Literal["given", "opponent"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset, Split
+from dpoptax.training import Dataset, Split
 from experiments.data.formats import damaged, find, members, missing
 from experiments.data.published_data import PublishedDataset, TextDataset, register
 from experiments.data.tokens import Tokens

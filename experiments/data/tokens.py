@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dpoptax.training import ConfigError
 from dpoptax.training.data.dataset import NO_LABEL
-from dpoptax.training.errors import ConfigError
 
 _CHUNK = 8192  # texts that are encoded at once; an encoding takes much more memory than its tokens
 

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
+from dpoptax.training import ConfigError, Dataset
 from dpoptax.training.bars import Bar
-from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import Variables
 from dpoptax.training.run import records
 from experiments.config import ExperimentConfig

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.figures import signed
 from experiments.figure_files import shrink

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.training import methods
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, methods
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
 from experiments import methods as published_methods

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from experiments.config import ExperimentConfig
 

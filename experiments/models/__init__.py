@@ -1,6 +1,6 @@
 """Builds the papers' models, and models that start from published weights."""
 
-from dpoptax.training.models import register_model
+from dpoptax.training import register_model
 from experiments.models import large_networks, networks
 from experiments.models.vision_transformer import VisionTransformer
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from experiments.models.transformer import ACTIVATIONS
 from experiments.models.weight_formats import FORMATS, Format
 

@@ -4,10 +4,8 @@ import dataclasses
 import statistics
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import Comparison, ConfigError, compare, load_configs
 from dpoptax.training.run import records
-from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.compare import table as comparison_table
 from dpoptax.training.search.results import ComparisonResult
 from experiments.claims import catalog

@@ -207,7 +207,7 @@ def _compare(arm, epsilon, steps, learning_rates, seeds):
 
 
 def _digits() -> dict[str, Any]:
-    from dpoptax.training.data.dataset import load_dataset
+    from dpoptax.training import load_dataset
 
     data = load_dataset("digits")
     splits = cast(dict[str, dict[str, np.ndarray]], {"train": data.train, "test": data.test})

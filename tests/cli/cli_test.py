@@ -13,16 +13,14 @@ import pytest
 import dpoptax
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
-from dpoptax.training import loop
-from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training import Comparison, TrainConfig, compare, load_config, loop
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import NonPrivate
-from dpoptax.training.search.compare import Comparison, compare
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
 TINY = ("--steps", "4", "--eval-every", "2", "--batch-size", "64", "--accountant", "rdp")
 CONFIG = """
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import DPSGD, Doppler, NonPrivate
 
 def get_config():

@@ -11,11 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from dpoptax.training.config import load_configs
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import Comparison, ConfigError, compare, load_configs
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, NonPrivate
 from dpoptax.training.run import records
-from dpoptax.training.search.compare import Comparison, compare
 from experiments.command_line import main
 from experiments.config import ExperimentConfig
 from experiments.image_benchmark import page_figures, page_groups

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from experiments.data import dictionary
 from experiments.data.dictionary import Dictionary, dead_leaves
 from tests.oracles import dictionary as oracle

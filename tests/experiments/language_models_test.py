@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from dpoptax.training.models import (
     Variables,
     apply,

@@ -11,9 +11,7 @@ from scipy.stats import norm
 
 import dpoptax
 from dpoptax.cli.main import main
-from dpoptax.training.config import load_config, load_configs
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training import ConfigError, load_config, load_configs, train_and_evaluate
 from dpoptax.training.methods import CorrelatedNoise
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain

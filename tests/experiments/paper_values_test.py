@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods.filters import coefficients
 from experiments.data import PUBLISHED
 from experiments.reports.paper_runs import REPETITIONS

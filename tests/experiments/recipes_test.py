@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training import loop
-from dpoptax.training.config import load_config
+from dpoptax.training import load_config, loop
 from dpoptax.training.run import planning
 from tests.published_data import write_cifar, write_mnist
 

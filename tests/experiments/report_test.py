@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training.config import load_configs
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, load_configs
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.search.results import ComparisonResult, method_result

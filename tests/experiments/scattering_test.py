@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from experiments.data import scattering
 from experiments.data.scattering import Scattering
 from tests.oracles import scattering as oracle

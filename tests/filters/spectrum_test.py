@@ -9,9 +9,7 @@ from scipy import signal
 
 from dpoptax import filters
 from dpoptax.filters import spectrum
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train
+from dpoptax.training import ConfigError, TrainConfig, train
 from dpoptax.training.methods import Doppler, NonPrivate
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import params_sha256

@@ -17,7 +17,7 @@ import dpoptax
 from dpoptax import _marks, information_flow, matrix, tables
 from dpoptax._noise import gaussian
 from dpoptax._random.keys import two_words
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.run import planning
 from tests.helpers import covering, slow_but
 

@@ -7,8 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training import TrainConfig, train_and_evaluate
 from dpoptax.training.methods import LPAdam
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys

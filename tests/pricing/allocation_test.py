@@ -18,10 +18,7 @@ from dpoptax import accounting, matrix
 from dpoptax._pricing import accountants, random_allocation
 from dpoptax._pricing.events import RandomAllocationDpEvent, allocation_event
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
-from dpoptax.training import data
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train
+from dpoptax.training import ConfigError, TrainConfig, data, train
 from dpoptax.training.methods import CorrelatedNoise
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan

@@ -18,11 +18,14 @@ from dpoptax import accounting, sampling
 from dpoptax._random import shake256 as _shake256
 from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.training import methods, models
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import load_dataset
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training import (
+    ConfigError,
+    TrainConfig,
+    load_dataset,
+    methods,
+    models,
+    train_and_evaluate,
+)
 from dpoptax.training.run import checkpoints, privacy
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.price import Sweep

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -38,6 +39,13 @@ GHOST_CLIPPING_ORDER = (
 )
 # Parts above the public names use only public names.
 PUBLIC_ONLY = ("training", "cli")
+# The modules whose names are public; documents import from no other. See docs/api/index.md.
+PUBLIC_MODULES = {
+    "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
+    "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
+    "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
+    "dpoptax.training.data", "dpoptax.training.methods", "dpoptax.users",
+}  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
 
@@ -139,6 +147,21 @@ def test_package_imports_only_installed_modules():
 def test_detects_import_of_experiments():
     sources = {"cli.main": "def study():\n    from experiments.claims import catalog\n"}
     assert uninstalled(sources) == ["cli.main imports experiments.claims"]
+
+
+def test_documents_import_only_public_modules():
+    texts = {
+        str(path.relative_to(ROOT.parent)): path.read_text()
+        for pattern in ("*.md", "docs/**/*.md", "configs/**/*.py")
+        for path in ROOT.parent.glob(pattern)
+    }
+    private = [
+        f"{name}: {module}"
+        for name, text in texts.items()
+        for module in re.findall(r"(?:from|import) (dpoptax[\w.]*)(?: import|$)", text, re.M)
+        if module not in PUBLIC_MODULES
+    ]
+    assert private == []
 
 
 def test_no_import_cycle():

@@ -17,7 +17,7 @@ from benchmarks.models import MODELS
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
 from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
-from dpoptax.training.config import load_config, load_configs
+from dpoptax.training import load_config, load_configs
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpoptax.training import models
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import load_dataset
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError, TrainConfig, load_dataset, models
 from dpoptax.training.methods import NonPrivate
 from dpoptax.training.run.averaging import average_params, averaged
 from dpoptax.training.run.chain import build_chain

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training import audit, cache_folder, loop
+from dpoptax.training import ConfigError, audit, cache_folder, loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import planning
 from dpoptax.training.search import trials
 from experiments.config import ExperimentConfig

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.errors import ConfigError
+from dpoptax.training import ConfigError
 from experiments.command_line import main as experiment
 from experiments.data import PUBLISHED, fetching
 from experiments.data.published_data import load_published

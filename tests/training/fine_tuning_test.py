@@ -9,8 +9,7 @@ import jax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training import ConfigError, train_and_evaluate
 from dpoptax.training.methods import NonPrivate
 from dpoptax.training.run.planning import plan_run, text
 from experiments.config import ExperimentConfig

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpoptax.cli.main import main
-from dpoptax.training import loop
-from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training import TrainConfig, load_config, loop
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
 
@@ -42,7 +41,7 @@ def _plan(config, workdir):
     """Runs everything before the first step, and then a run of zero steps."""
     import jax
 
-    from dpoptax.training.data.dataset import load_dataset
+    from dpoptax.training import load_dataset
     from dpoptax.training.run.privacy import make_plan
 
     dataset = load_dataset(config.dataset)
@@ -140,7 +139,7 @@ def test_bad_audits(arguments):
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """A finished run with its checkpoints."""
-    from dpoptax.training.loop import train_and_evaluate
+    from dpoptax.training import train_and_evaluate
 
     workdir = tmp_path_factory.mktemp("begun") / "run"
     config = dataclasses.replace(
@@ -156,7 +155,7 @@ def test_damaged_checkpoints(begun, tmp_path, damage):
 
     `resume_test` truncates and removes each file.
     """
-    from dpoptax.training.loop import train_and_evaluate
+    from dpoptax.training import train_and_evaluate
 
     config, workdir = begun
     rng = np.random.default_rng(0)

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training import models
-from dpoptax.training.config import load_config
+from dpoptax.training import ConfigError, load_config, models
 from dpoptax.training.data.dataset import NO_LABEL
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import planning
 from experiments.command_line import main as experiment
 from experiments.config import ExperimentConfig

@@ -33,7 +33,7 @@ CONFIG = """
 import numpy as np
 from dpoptax.training.data import dataset
 from dpoptax.training.data import streaming
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import Disk
 
 READ = []

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.config import TrainConfig, load_config, load_configs
-from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training import TrainConfig, load_config, load_configs, train_and_evaluate
 from dpoptax.training.methods import PMLF, Disk, NonPrivate
 from dpoptax.training.run import phases, planning
 from dpoptax.training.run.planning import plan_run, text
@@ -143,7 +142,7 @@ def test_plans_every_row_of_transformer():
 def test_several_runs_give_a_table(tmp_path, capsys, given_attacks):
     config = tmp_path / "two.py"
     config.write_text(
-        "from dpoptax.training.config import TrainConfig\n"
+        "from dpoptax.training import TrainConfig\n"
         "from dpoptax.training.methods import DPSGD, NonPrivate\n"
         "def get_configs():\n"
         "    methods = (DPSGD(), NonPrivate())\n"
@@ -193,7 +192,7 @@ def test_table_shares_work_between_rows():
 def test_invalid_row_is_reported_with_other_rows(tmp_path, capsys):
     path = tmp_path / "two.py"
     path.write_text(
-        "from dpoptax.training.config import TrainConfig\n"
+        "from dpoptax.training import TrainConfig\n"
         "def get_configs():\n"
         "    return {'bad': TrainConfig(batch_size=5000), 'good': TrainConfig(steps=7)}\n"
     )

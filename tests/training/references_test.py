@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from dpoptax.training import audit
+from dpoptax.training import ConfigError, audit, train_and_evaluate
 from dpoptax.training.bars import Bar
 from dpoptax.training.data import Dataset, dataset
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import DPSGD, NonPrivate
 from dpoptax.training.run import figures, planning
 from dpoptax.training.search import trials
@@ -22,7 +20,7 @@ from tests.runs import CONFIG
 
 CODE = """
 import jax, jax.numpy as jnp, optax
-from dpoptax.training.models import FunctionModel
+from dpoptax.training import FunctionModel
 
 def initial(key, inputs):
     return {"w": jnp.zeros((inputs.size, 10)), "b": jnp.zeros(10)}

@@ -15,10 +15,8 @@ import pytest
 
 from dpoptax._clip.block_sums import WholeBatch, tau
 from dpoptax.cli.main import main
-from dpoptax.training import cache_folder, loop, models
-from dpoptax.training.config import load_config
+from dpoptax.training import ConfigError, cache_folder, load_config, loop, models
 from dpoptax.training.data import dataset as dataset_module
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import figures, resume
@@ -103,7 +101,7 @@ def test_records_distinguish_user_methods_of_same_name():
 
 OWN = """
 import dataclasses
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.methods import Disk
 
 @dataclasses.dataclass(frozen=True)

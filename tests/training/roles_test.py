@@ -10,8 +10,7 @@ import pytest
 
 import dpoptax
 from dpoptax import matrix
-from dpoptax.training import methods, models
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig, methods, models
 from dpoptax.training.methods import Disk
 from dpoptax.training.roles import Role, role_of
 from dpoptax.training.run.chain import build_chain

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.run import chain, privacy
 from dpoptax.training.run.resolved import resolve
@@ -19,7 +19,7 @@ from dpoptax.training.run.seeds import Keys
 from dpoptax.users import UserTable
 
 CONFIG_FILE = """
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 
 def get_config():
     return TrainConfig(

@@ -11,8 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._pricing import accountants
-from dpoptax.training import loop, models
-from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training import load_dataset, loop, models
 from dpoptax.training.run import evaluation, phases
 from dpoptax.training.run.course import evaluated_steps
 from dpoptax.training.run.phases import Phases

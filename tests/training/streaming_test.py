@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from dpoptax.sampling import PoissonSampler, Sample
-from dpoptax.training import loop
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import ConfigError, TrainConfig, loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
-from dpoptax.training.errors import ConfigError
 from tests.runs import memory_mapped
 
 

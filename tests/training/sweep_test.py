@@ -18,15 +18,13 @@ from flax import serialization
 from dpoptax.accounting import selection
 from dpoptax.cli.main import main
 from dpoptax.matrix import BandedToeplitz
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import Comparison, ConfigError, TrainConfig, compare
 from dpoptax.training.data.dataset import DATASETS
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Doppler, Method, NonPrivate
 from dpoptax.training.roles import Role, field
 from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
-from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.price import Sweep
 from dpoptax.training.search.sweep import dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
@@ -36,7 +34,7 @@ from tests.helpers import event_epsilon
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)
 CONFIGS = {"tiny": TINY}
 CONFIG_FILE = """
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import TrainConfig
 
 def get_config():
     return TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
@@ -427,10 +425,10 @@ def test_refuses_trial_without_seed_or_on_many_hosts():
 OWN_PARTS = """
 import dataclasses, multiprocessing, os
 import numpy as np
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import Dataset, register_dataset
+from dpoptax.training import TrainConfig
+from dpoptax.training import Dataset, register_dataset
 from dpoptax.training.methods import Method
-from dpoptax.training.models import register_model
+from dpoptax.training import register_model
 from dpoptax.training.models import MLP
 
 @register_dataset

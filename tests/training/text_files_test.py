@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from dpoptax.training import ConfigError
 from dpoptax.training.data.dataset import NO_LABEL
-from dpoptax.training.errors import ConfigError
 from experiments.data import PUBLISHED
 from experiments.data.published_data import load_published
 from experiments.data.tokens import Tokens

@@ -12,11 +12,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
-from dpoptax.training import audit, models
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Dataset, load_dataset
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train
+from dpoptax.training import ConfigError, Dataset, TrainConfig, audit, load_dataset, models, train
 from dpoptax.training.methods import (
     DPSGD,
     AdaptiveClip,

@@ -13,12 +13,10 @@ import pytest
 from flax import serialization
 
 from dpoptax import accounting, sampling
+from dpoptax.training import TrainConfig, loop, models, train, train_and_evaluate
 from dpoptax.training import bars as training_bars
-from dpoptax.training import loop, models
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.run import course, figures, step
 from dpoptax.training.run.figures import scientific

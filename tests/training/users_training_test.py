@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training import models
-from dpoptax.training.config import TrainConfig
+from dpoptax.training import Comparison, ConfigError, TrainConfig, compare, models
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import make_job, train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import devices, seeds
@@ -24,7 +22,6 @@ from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
-from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.sweep import Sweep, run_sweep
 from experiments.data.published_data import load_published
 from experiments.data.tokens import Tokens
@@ -186,7 +183,7 @@ def test_shipped_config_is_planned_in_users(capsys):
 def test_command_line_states_user_level_privacy(tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(
-        "from dpoptax.training.config import TrainConfig\n"
+        "from dpoptax.training import TrainConfig\n"
         "def get_config():\n    return TrainConfig(records_per_user=4, steps=2, "
         "batch_size=10, model='linear', accountant='rdp', epsilon=None, noise_multiplier=1.0)\n"
     )

@@ -12,7 +12,7 @@ multiplier by √(c² + (1 - c)²), which invalidates its ε. We do not reproduc
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Disk
 from experiments.config import ExperimentConfig
 

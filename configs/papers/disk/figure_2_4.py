@@ -10,7 +10,7 @@ to ResNet-50 (Figure 7). For CIFAR-100, section 5.2 states 41.8 % and Table 6 st
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Disk
 from experiments.config import ExperimentConfig
 

@@ -11,7 +11,7 @@ The paper does not state the other hyper-parameters. Here: ten epochs of Adam at
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Disk
 from experiments.config import ExperimentConfig
 

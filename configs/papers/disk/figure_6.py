@@ -23,7 +23,7 @@ for which the matrix is not optimal. ε is for replacing an example by one that 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler
 from experiments.config import ExperimentConfig
 

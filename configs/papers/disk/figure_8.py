@@ -9,7 +9,7 @@ values of ε on the axis only. Here they are those of Table 6.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import Disk
 from experiments.config import ExperimentConfig
 

@@ -7,7 +7,7 @@ is assumed for both. The learning rates are the grid of Table 1.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import Doppler, LPAdam
 from experiments.config import ExperimentConfig
 

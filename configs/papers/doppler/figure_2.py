@@ -12,7 +12,7 @@ does not state the privacy of this figure; here ε = 8.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
 from experiments.config import ExperimentConfig
 

@@ -8,7 +8,7 @@ of Figure 7(a); the version of EfficientNet, here B0.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
 from experiments.config import ExperimentConfig
 

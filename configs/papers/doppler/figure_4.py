@@ -12,7 +12,7 @@ does not state that either.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Doppler, LPAdam
 from experiments.config import ExperimentConfig
 

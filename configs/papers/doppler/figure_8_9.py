@@ -9,7 +9,7 @@ automatic clipping, here AUTO-S.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import Doppler
 from experiments.config import ExperimentConfig
 

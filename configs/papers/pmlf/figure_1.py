@@ -8,7 +8,7 @@ momenta of InnerOuter are not stated; here they are those of table_1_3.py.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
 from experiments.config import ExperimentConfig
 from experiments.methods import InnerOuter

@@ -13,7 +13,7 @@ So we assume the 20 epochs that the appendix states for CIFAR. `--steps 2500` tr
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from experiments.config import ExperimentConfig
 
 

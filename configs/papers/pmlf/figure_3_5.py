@@ -8,7 +8,7 @@ table_1_3.py. Figure 5 has 100 epochs and ε = 1. InnerOuter and LP-DPSGD are th
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, PMLF, Doppler
 from experiments.config import ExperimentConfig
 from experiments.methods import InnerOuter

@@ -7,7 +7,7 @@ DATASET/eps-E/k-K (Figure 7, at β = 0.1).
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import PMLF
 from experiments.config import ExperimentConfig
 

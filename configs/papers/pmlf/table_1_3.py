@@ -8,7 +8,7 @@ InnerOuter, here 0.1 over two iterates and 0.9; the size of the ViT, here width 
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import DPSGD, PMLF, Doppler
 from experiments.config import ExperimentConfig
 from experiments.methods import InnerOuter

@@ -6,7 +6,7 @@ Names are DATASET/eps-E/filter-ROW.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import load_configs
+from dpoptax.training import load_configs
 from dpoptax.training.methods import PMLF
 from experiments.config import ExperimentConfig
 

@@ -1,0 +1,1 @@
+"""Tests correctness and measures steps on one GPU, within a time limit."""

@@ -1,0 +1,84 @@
+"""Tests the benchmark for a GPU: results of tiny cases, skipped cases, and errors."""
+
+import json
+
+import pytest
+
+import dpoptax
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import bundle, correctness, networks, torch_steps
+from benchmarks.gpu.networks import AUTO, PLAIN, Contender, Network
+from benchmarks.gpu.schedule import Schedule, Task
+from benchmarks.models import mlp
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Returns a function that runs a command line and returns the results in its file."""
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, "")  # so that the values of the command are removed
+
+    def run(*arguments):
+        command.main(["--small", "--out", str(tmp_path), "--threads", "2", *arguments])
+        return json.loads((tmp_path / "results.json").read_text())
+
+    return run
+
+
+def test_command_measures_steps_and_records_errors(run, monkeypatch):
+    broken = Contender("dpoptax auto", microbatch_size=0)
+    network = Network(lambda: mlp(16), 4, (PLAIN, AUTO, broken), 1.0)
+    failing = network._replace(problem=lambda: 1 / 0)
+    monkeypatch.setattr(networks, "SMALL", {"MLP": network, "failing": failing})
+    monkeypatch.setattr(torch_steps, "SMALL", {})
+    results = run("--sections", "steps")
+    assert results["about"]["platform"] == "cpu"
+    found = results["steps"]["MLP"]
+    assert found["non-private"]["time ratio"] == 1.0
+    ours = found["dpoptax auto"]
+    assert ours["finite"]
+    assert ours["memory GiB"] > 0
+    assert ours["time ratio"] == pytest.approx(ours["ms"] / found["non-private"]["ms"])
+    assert "microbatch_size" in found[str(broken)]["error"]
+    assert results["steps"]["failing"]["error"].startswith("ZeroDivisionError")
+
+
+def test_command_checks_bounds_and_noise(run):
+    names = ["noise", "noise in fixed point", "releases in fixed point as on CPU"]
+    results = run("--sections", "correctness", "--only", *names, "regression, TF32")["correctness"]
+    assert set(results) == {*names, "regression, TF32"}
+    assert all(each["passed"] for each in results.values())
+    assert 0.9 < results["regression, TF32"]["largest move / C"] <= 1
+
+
+def test_broken_bound_and_noise_fail(monkeypatch):
+    monkeypatch.setattr(correctness, "BOUND", 0.1 * (1 - 1e-3))
+    monkeypatch.setattr(dpoptax, "l2_clip", lambda bound, exact=dpoptax.l2_clip: exact(0.1))
+    assert not correctness.attack("regression", "TF32", small=True)["passed"]
+    exact = dpoptax.gaussian_noise
+
+    def smaller(*, noise_multiplier, **options):
+        return exact(noise_multiplier=0.98 * noise_multiplier, **options)
+
+    monkeypatch.setattr(dpoptax, "gaussian_noise", smaller)
+    assert not correctness.noise_statistics(100_000)["passed"]
+
+
+def test_skips_tasks_without_time(tmp_path):
+    schedule, ran = Schedule(tmp_path, minutes=1.0), []
+    tasks = [Task("long", 100.0, lambda: ran.append(1)), Task("short", 10.0, lambda: "done")]
+    schedule.run("section", tasks)
+    assert not ran
+    assert schedule.results["section"]["short"] == "done"
+    assert "needs about 100 s" in schedule.results["section"]["long"]["skipped"]
+    # A task takes a hundredth of what was expected, so the next fits.
+    schedule.run("next", [tasks[1], Task("long", 100.0, lambda: "also done")])
+    assert schedule.results["next"]["long"] == "also done"
+
+
+def test_bundle_downloads_pinned_wheels_for_linux(tmp_path):
+    command = bundle.command(tmp_path)
+    assert command[:2] == ["pip", "download"]
+    assert "dp-accounting==0.6.0" in command
+    assert command[command.index("--dest") + 1] == str(tmp_path)
+    assert {"manylinux_2_28_x86_64", "--only-binary=:all:", "--no-deps"} < set(command)
