@@ -191,12 +191,14 @@ def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.shape != (batch_size,):
         raise ValueError(
-            f"`mask` must have shape ({batch_size},), one entry per example, got {mask.shape}."
+            f"`mask` must have shape ({batch_size},), one entry per example, got {mask.shape}. "
+            "Labels go into the batch: `grad_fn(params, (x, y), mask)`."
         )
     if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
         raise TypeError(
             f"`mask` must hold booleans or integers, got {mask.dtype}. Put weights of examples "
-            "into the loss, before the clip."
+            "into the loss, before the clip. Labels go into the batch: "
+            "`grad_fn(params, (x, y), mask)`."
         )
     return mask.astype(bool)
 

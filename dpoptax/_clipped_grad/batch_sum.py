@@ -9,7 +9,7 @@ import jax
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clipped_grad.engines import Engine
 from dpoptax._clipped_grad.microbatches import in_microbatches
-from dpoptax._ghost_clipping.trace.check_loss import takes_mean_of_one
+from dpoptax._ghost_clipping.trace.check_loss import may_vanish
 from dpoptax._ghost_clipping.trace.trace_loss import Examples, trace_batch
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -71,7 +71,7 @@ class BatchSum:
             batch, keys = batch_and_keys
             examples = Examples(batch, mask, keys, whole)
             loss = trace_batch(self.loss_fn, points, examples, has_aux=self.has_aux)
-            if takes_mean_of_one(loss.program.jaxpr):
+            if may_vanish(loss.program.jaxpr, loss.parameters):
                 from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 
                 warn_of_vanishing(loss, points.points[0])

@@ -136,11 +136,11 @@ def clipped_grad(
         was given (inside `jit` this is visible on explicit axes only).
 
     Warns:
-      UserWarning: the loss makes the gradients of some parameters exactly zero, as batch
-        normalization of a single example does (see `dpoptax.explain`). Or it closes over more than
-        16 MB of arrays: make frozen weights an argument of the jitted step, and call `clipped_grad`
-        inside it. Or the grid is too coarse for method="integers". The warning is given when the
-        loss is compiled.
+      UserWarning: the gradients of some parameters are exactly zero (see `dpoptax.explain`),
+        because the loss does not use them, stops their gradients, or normalizes a batch of one
+        example. Or the loss closes over more than 16 MB of arrays: make frozen weights an argument
+        of the jitted step, and call `clipped_grad` inside it. Or the grid is too coarse for
+        method="integers". The warning is given when the loss is compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

@@ -147,14 +147,14 @@ def explain(
     plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent
-    vanishing, zeros = find_vanishing(program)
+    vanishing = find_vanishing(program)
     rows = []
     for leaf, path in enumerate(paths):
         row = _explain_parameter(program, plan, count, leaf, path)
-        if leaf in vanishing:
+        if leaf in vanishing.leaves:
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)
-    return Explanation(tuple(rows), describe_vanishing(vanishing, zeros, params))
+    return Explanation(tuple(rows), describe_vanishing(vanishing, params))
 
 
 def _explain_parameter(

@@ -20,7 +20,7 @@ from dpoptax._noise.ledger import (
 )
 from dpoptax._points import note_release
 from dpoptax._random.keys import fold_in, marked_as_noise
-from dpoptax._tree import PyTree
+from dpoptax._tree import PyTree, kind_of
 
 Extra = TypeVar("Extra")
 
@@ -86,7 +86,7 @@ def release(
     decoded = clipped.decode(mean)
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
-        released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+        released = _in_dtypes_of(params, released)
     note_release(released, clipped.origin)
     return released, (mean, beside), count_release(state, refused)
 
@@ -118,6 +118,18 @@ def _refuse_jvp(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
         "release is that of the clipped sum, private data without noise. Stop the gradient: "
         "`tx.update(jax.lax.stop_gradient(grads), opt_state, params)`."
     )
+
+
+def _in_dtypes_of(params: PyTree, released: PyTree) -> PyTree:
+    try:
+        return jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+    except (AttributeError, ValueError) as error:
+        raise TypeError(
+            f"`params` must have the structure of the gradients, got {kind_of(params)}. An "
+            "optimizer with its own parameters goes around the chain, as in "
+            "`optax.lookahead(optax.chain(noise, optimizer), …)`, in a loop that takes gradients "
+            "at `dpoptax.gradient_points(opt_state, params.fast)`."
+        ) from error
 
 
 def _nan_where(refused: jax.Array, tree: PyTree) -> PyTree:

@@ -198,6 +198,50 @@ def test_errors_raised_inside_optax_name_clipped_sum(name):
     assert str(raised.value).split(":")[0] in faq.read_text("utf-8")
 
 
+BEHIND = {
+    "lookahead": lambda: optax.lookahead(optax.sgd(0.1), 2, 0.5),
+    "lbfgs": optax.lbfgs,
+    "plateau": optax.contrib.reduce_on_plateau,
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_faq_quotes_errors_of_optimizers_behind_noise(name):
+    tx, faq = (
+        optax.chain(noise(), BEHIND[name]()),
+        pathlib.Path(__file__).parents[2] / "docs/faq.md",
+    )
+    with pytest.raises((AttributeError, TypeError)) as raised:
+        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+    shown = str(raised.value).split("'dict' ")[-1].split("update_fn() ")[-1]
+    assert shown in faq.read_text("utf-8")
+
+
+@pytest.mark.parametrize("remedy", ["lbfgs", "MultiSteps", "plateau"])
+def test_remedies_for_optimizers_behind_noise(remedy):
+    tx, values = {
+        "lbfgs": (optax.lbfgs(linesearch=None), {}),
+        "MultiSteps": (optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), {}),
+        "plateau": (optax.contrib.reduce_on_plateau(), {"value": jnp.ones(())}),
+    }[remedy]
+    tx = optax.chain(noise(), tx)
+    updates, _ = jax.eval_shape(
+        lambda s: tx.update(s, tx.init(PARAMS), PARAMS, **values), clipped_sum()
+    )
+    assert jax.tree.structure(updates) == jax.tree.structure(PARAMS)
+
+
+@pytest.mark.parametrize("params", [PARAMS, jnp.zeros(4)], ids=["a dict", "an array"])
+def test_error_says_lookahead_belongs_around_the_chain(params):
+    tx, both = optax.lookahead(optax.sgd(0.1), 2, 0.5), optax.LookaheadParams.init_synced(params)
+    clipped = dpoptax.extend.trust_clipped(params, CLIP)
+    chain = optax.chain(noise(), tx)
+    with pytest.raises(TypeError, match=r"got a LookaheadParams.*lookahead\(optax.chain\(noise"):
+        jax.eval_shape(chain.update, clipped, chain.init(both), both)
+    around = optax.lookahead(optax.chain(noise(), optax.sgd(0.1)), 2, 0.5)
+    jax.eval_shape(around.update, clipped, around.init(both), both)
+
+
 FILTERS = {
     "low_pass": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
     "adaptive_fir": dpoptax.contrib.adaptive_fir(3, 0.1),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import sparse
 
 import dpoptax
 from tests import helpers
@@ -261,6 +262,35 @@ def test_error_notes_that_loss_gets_a_key():
     assert "`loss_fn(params, example, key)` gets one example" in note
 
 
+def _note(error):
+    (note,) = (note for note in error.value.__notes__ if note.startswith("dpoptax"))
+    return note
+
+
+def test_error_notes_that_labels_belong_to_the_batch():
+    grad_fn = dpoptax.clipped_grad(lambda w, example: jnp.sum(example[0] @ w - example[1]), CLIP)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), jnp.ones(4, int))
+    assert "labels belong to the batch, as in `grad_fn(params, (x, y), mask)`" in _note(raised)
+    for wrong in (jnp.ones(4), jnp.ones((4, 2), int)):
+        with pytest.raises((TypeError, ValueError), match=r"Labels go into the batch: `grad_fn"):
+            grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), wrong)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_sparse_rows_are_passed_as_arrays(method):
+    loss = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)  # noqa: E731
+    of_arrays = lambda w, e: loss(w, sparse.BCOO(e, shape=(5,)))  # noqa: E731
+    dense = np.where(np.arange(20).reshape(4, 5) % 3, 0, helpers.normal(0, (4, 5)))
+    rows, params = sparse.BCOO.fromdense(dense, n_batch=1), helpers.normal(1, (5, 2))
+    with pytest.raises((TypeError, ValueError)) as raised:
+        dpoptax.clipped_grad(loss, CLIP, method=method)(params, rows)
+    assert "Pass its arrays, `(x.data, x.indices)`" in _note(raised)
+    found = dpoptax.clipped_grad(of_arrays, CLIP, method=method)(params, (rows.data, rows.indices))
+    want = dpoptax.clipped_grad(loss, CLIP, method=method)(params, dense)
+    np.testing.assert_allclose(found.sum, want.sum, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_error_notes_that_loss_gets_one_example(method):
     def loss_of_batch(w, batch):
@@ -382,4 +412,4 @@ def test_mesh_keeps_precision_of_the_loss():
         for m in (None, mesh)
     )
     assert shared == alone
-    assert set(shared) == {("bfloat16", "bfloat16")}
+    assert ("bfloat16", "bfloat16") in shared

@@ -83,6 +83,33 @@ def test_norms_of_tied_uses_are_added(no_room):
     )
 
 
+@pytest.mark.parametrize(
+    ("clip", "options"),
+    [
+        (BOUND, {}),
+        (BOUND, {"method": "recompute"}),
+        (dpoptax.per_layer_clip(BOUND, streaming=True), {}),
+    ],
+)
+def test_sums_in_bfloat16_can_be_transposed(clip, options, no_room):
+    """Tests sums that XLA joins with a transpose, of a tied weight or by the caller."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ params["w"]) @ params["w"].T) @ params["v"])
+
+    params = {"w": helpers.normal(0, (6, 6)), "v": helpers.normal(1, (6, 2))}
+    batch = helpers.normal(2, (4, 3, 6))
+    found, want = (
+        jax.jit(
+            lambda grad_fn: jax.tree.map(jnp.transpose, grad_fn(params, batch).sum),
+            static_argnums=0,
+        )(dpoptax.clipped_grad(loss, clip, precision=precision, **options))
+        for precision in ("bfloat16", "float32")
+    )
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        assert np.linalg.norm(x - y) <= 2**-6 * np.linalg.norm(y)
+
+
 def test_aux_and_keys_match_their_examples():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, EXAMPLES)
 

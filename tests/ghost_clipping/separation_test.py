@@ -1,5 +1,6 @@
 """Tests that losses which would mix mapped examples are refused, and others accepted."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -233,3 +234,36 @@ def test_refuses_eigenvalues_on_tpu(method, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with pytest.raises(TypeError, match="compute eigh.*until the last one has converged"):
         dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)
+
+
+def _checked(on_error, inside):
+    """Returns a loss that checks its example, in the loss itself or in a scan."""
+
+    def check(x):
+        return eqx.error_if(x, jnp.any(x > 100), "too large", on_error=on_error)
+
+    def scanned(x):
+        return jax.lax.scan(lambda c, _: (check(jnp.tanh(c)), None), x, None, length=2)[0]
+
+    return lambda w, x: jnp.sum(jnp.tanh((scanned if inside else check)(x * w)) ** 2)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+def test_refuses_errors_that_depend_on_an_example(on_error, inside, method):
+    """With "nan", one invalid example would take all others out of the sum."""
+    grad_fn = dpoptax.clipped_grad(_checked(on_error, inside), CLIP, method=method)
+    with pytest.raises(TypeError, match="throw=False.*EQX_ON_ERROR=off"):
+        jax.eval_shape(grad_fn, jnp.ones(3), BATCH)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_accepts_errors_that_are_off(inside, method):
+    loss = _checked("off", inside)
+    batch = BATCH.at[1].set(1e3)
+    found = dpoptax.clipped_grad(loss, CLIP, method=method)(jnp.ones(3), batch).sum
+    plain = jax.vmap(jax.grad(loss), (None, 0))(jnp.ones(3), batch)
+    want = sum(g / max(1.0, np.linalg.norm(g)) for g in np.asarray(plain))
+    np.testing.assert_allclose(found, want, rtol=0.02, atol=1e-3)

@@ -1,6 +1,7 @@
 """Tests that parameters with exactly zero gradients, as before batch normalization, are named."""
 
 import functools
+import re
 import warnings
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ from jax import lax
 
 import dpoptax
 from tests.helpers import normal
+from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.slow  # a warning, which no guarantee needs
 
@@ -118,6 +120,53 @@ def _stacked_by_a_scan(p, x):
 def _layer_normalization_of_one_feature(p, x):
     x = (x @ p["w"])[:, None]
     return jnp.sum(jnp.sin((x - x.mean(-1, keepdims=True))[:, 0] + p["bias"]))
+
+
+@_case(["['b']", "['w']"], _dense())
+def _behind_stop_gradient(p, x):
+    return _head(p, lax.stop_gradient(x @ p["w"] + p["b"]))
+
+
+@_case(["['w']"], _dense())
+def _stopped_in_a_checkpoint(p, x):
+    layer = jax.checkpoint(lambda w, b: x @ lax.stop_gradient(w) + b)
+    return _head(p, layer(p["w"], p["b"]))
+
+
+@_case(["['scale']"], _dense())
+def _compared_only(p, x):
+    x = x @ p["w"] + p["b"]
+    return jnp.sum(jnp.sin((jnp.where(x > p["scale"], x, -x) + p["bias"]) @ p["out"]))
+
+
+@_case(["['b']", "['bias']", "['out']", "['w']"], _dense())
+def _used_by_no_operation(p, x):
+    return jnp.sum(jnp.sin(x[:3] * p["scale"]))
+
+
+@_case(["['stack']"], [("w", (4, 4)), ("stack", (2, 4, 4))])
+def _stopped_in_a_scan(p, x):
+    def layer(rows, kernel):
+        return jnp.tanh(rows @ p["w"] + lax.stop_gradient(rows @ kernel)), None
+
+    return jnp.sum(lax.scan(layer, x, p["stack"])[0])
+
+
+@_case([], _dense())
+def _regularization_alone(p, x):
+    return sum(jnp.sum(w**2) for w in p.values()) + jnp.sum(x) * 0.0
+
+
+@_case([], _dense())
+def _one_of_two_uses_stopped(p, x):
+    x = x @ p["w"] + p["b"]
+    return _head(p, lax.stop_gradient(x) + jnp.sin(x))
+
+
+@_case([], [("w", (4, 3)), ("gate", (3,))])
+def _chosen_by_a_condition(p, x):
+    y = lax.cond(x[0] < 1e9, lambda: x @ p["w"], lambda: p["gate"] * 1.0)
+    return jnp.sum(jnp.sin(y)) + jnp.sum(p["gate"] * jnp.where(x[0] < 1e9, 1.0, 0.0))
 
 
 @_case([], _dense())
@@ -250,6 +299,37 @@ def test_names_parameters_with_zero_gradients(name):
     assert all(path in explanation.note for path in vanishing)
     grads = jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params, example))
     assert sorted(jax.tree_util.keystr(p) for p, g in grads if not np.any(g)) == vanishing
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_give_no_false_alarm(name):
+    network = NETWORKS[name]
+    params, batch = network.params(0), network.batch(1, 4)
+    example, keys = jax.tree.map(lambda x: x[0], batch), [jax.random.key(2)] * network.keyed
+    key = keys[0] if keys else None
+    found = {
+        row.parameter for row in dpoptax.explain(network.loss, params, example, key=key).vanishing
+    }
+    each = jax.vmap(lambda x: jax.grad(network.loss)(params, x, *keys))(batch)
+    grads = jax.tree_util.tree_leaves_with_path(each)
+    assert found <= {jax.tree_util.keystr(p) for p, g in grads if g.size and not np.any(g)}
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap", "recompute"])
+def test_clipped_grad_names_frozen_parameters_and_remedy(method):
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ lax.stop_gradient(params["base"])) @ params["head"])
+
+    params = {"base": jnp.ones((4, 3)), "head": jnp.ones((3, 2)), "left": jnp.ones(2)}
+    step = jax.jit(dpoptax.clipped_grad(loss, 1.0, method=method))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for seed in range(3):
+            step(params, normal(seed, (5, 4)))
+    (warning,) = caught
+    assert "only noise" in str(warning.message)
+    assert re.search(r"\['base'\], \['left'\]\. .*as `frozen`", str(warning.message))
+    assert "['head']" not in str(warning.message)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

@@ -97,9 +97,17 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     in bfloat16, and GPUs may use TF32. Pass the larger operand second: einsum puts it on the left
     and keeps its order of axes. Otherwise XLA copies it and the result.
     """
-    return jnp.einsum(
-        axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=float32_at_least(a, b)
+    dtype = float32_at_least(a, b)
+    product = partial(
+        jnp.einsum, axes, precision=lax.Precision.HIGHEST, preferred_element_type=dtype
     )
+    if a.dtype == b.dtype == dtype:
+        return product(a, b)
+    # XLA's CPU backend compiles the transpose of a bfloat16 product to an operation that it lacks.
+    found: jax.Array = lax.platform_dependent(
+        a, b, cpu=lambda a, b: product(a.astype(dtype), b.astype(dtype)), default=product
+    )
+    return found
 
 
 def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:

@@ -1,17 +1,28 @@
 """Checks the user's parameters and loss."""
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from dpoptax._ghost_clipping.trace.rules import is_narrow, is_real
-from dpoptax._jaxprs import equations, type_of
+from dpoptax._jaxprs import (
+    INLINED_CALLS,
+    REMATERIALIZED_CALLS,
+    ZERO_DERIVATIVE_PRIMITIVES,
+    carries_gradient,
+    equations,
+    subprograms,
+    type_of,
+)
 from dpoptax._tree import PyTree, check_arrays, is_variable, nnx_kinds
 
 _MAX_CONSTANT_BYTES = 16_000_000
+# Calls whose operands and results are those of one inner program.
+_FOLLOWED_CALLS = INLINED_CALLS | REMATERIALIZED_CALLS | {"scan"}
 
 
 def check_parameters(params: PyTree) -> None:
@@ -91,11 +102,34 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
         )
 
 
-def takes_mean_of_one(program: Jaxpr) -> bool:
-    """Returns whether a program sums over axes of size one, as batch normalization may.
+def may_vanish(program: Jaxpr, parameters: int) -> bool:
+    """Returns whether the gradients of some parameters may be zero for every example.
 
-    Without such a sum, `zero_gradients` finds nothing.
+    If it returns false, `zero_gradients` finds none. The first inputs are the parameters.
     """
+    reached = _reached_inputs(program, [True] + [False] * (len(program.outvars) - 1))
+    inputs = zip(program.invars[:parameters], reached, strict=False)
+    return any(type_of(v).size and not used for v, used in inputs) or _takes_mean_of_one(program)
+
+
+def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
+    """Returns which inputs get a gradient from the given outputs. It may omit some."""
+    reached = {v for v in itertools.compress(program.outvars, outputs) if isinstance(v, Var)}
+    for eqn in reversed(program.eqns):
+        used = [v in reached for v in eqn.outvars]
+        if not any(used) or eqn.primitive.name in ZERO_DERIVATIVE_PRIMITIVES:
+            continue
+        flags = [True] * len(eqn.invars)
+        if eqn.primitive.name in _FOLLOWED_CALLS:
+            flags = _reached_inputs(*subprograms(eqn.params), used)
+        operands = itertools.compress(eqn.invars, flags)
+        variables = (v for v in operands if isinstance(v, Var))
+        reached.update(v for v in variables if carries_gradient(type_of(v)))
+    return [v in reached for v in program.invars]
+
+
+def _takes_mean_of_one(program: Jaxpr) -> bool:
+    """Returns whether a program sums over axes of size one, as batch normalization may."""
     return any(
         all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])
         for eqn in equations(program)
@@ -115,6 +149,12 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
             "`m = nnx.merge(graph, params, rest, copy=True)` and `nnx.reseed(m, default=key)`, "
             "with a keyword for each stream of the model, such as dropout=key."
         )
+    if any(map(_is_sparse, jax.tree.leaves(example, is_leaf=_is_sparse))):
+        return (
+            "dpoptax: The examples hold a sparse array of jax.experimental.sparse, which keeps the "
+            "shape of its batch. Pass its arrays, `(x.data, x.indices)` of `x` with n_batch=1, and "
+            "write `x = BCOO(example, shape=shape)` in `loss_fn`, with the shape of one example."
+        )
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (
         f"dpoptax: `loss_fn(params, example{', key' * keyed})` gets one example, the arrays of a "
@@ -123,4 +163,12 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
     )
     if keyed:
         return note
-    return note + " If the loss needs a key, call `grad_fn(..., key=key, ids=indices)`."
+    return (
+        f"{note} The third argument of `grad_fn` is the mask: labels belong to the batch, as in "
+        "`grad_fn(params, (x, y), mask)`. If the loss needs a key, call `grad_fn(..., key=key, "
+        "ids=indices)`."
+    )
+
+
+def _is_sparse(node: object) -> bool:
+    return type(node).__module__.startswith("jax.experimental.sparse")  # slow to import

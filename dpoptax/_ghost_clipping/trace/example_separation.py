@@ -6,7 +6,7 @@ derivative of a `jax.custom_vjp` or `jax.custom_jvp`. A program shows such a der
 differentiation, so the check differentiates it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -34,11 +34,13 @@ _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
 # `HIJAX_CALL` operations from these modules are part of JAX and keep examples separate.
 _JAX_MODULE = "jax._src.numpy."
 _JOINT_ON_TPU = ("eigh", "svd")
+# Equinox reduces a batch with these, to end a loop or to raise an error for all of its examples.
+_JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
 # The operations for which `check_separate` raises errors, in addition to host functions.
 _CHECKED = frozenset(
     {
         *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
-        "regularized_incomplete_beta", *_JOINT_ON_TPU, *_RANDOM_PRIMITIVES,
+        "regularized_incomplete_beta", *_JOINT_ON_TPU, *_JOINT_REDUCTIONS, *_RANDOM_PRIMITIVES,
     }
 )  # fmt: skip
 _CONSEQUENCE = (
@@ -100,6 +102,7 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
     Its `active` operands depend on the parameters.
     """
     owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
+    joint: set[Var] = set()  # Equinox's reductions over a whole batch
     flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
     for eqn in program.eqns:
         name = eqn.primitive.name
@@ -107,6 +110,9 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
         flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
         if any(own):
             _check_operation(eqn)
+            joint.update(eqn.outvars if name in _JOINT_REDUCTIONS else ())
+        if name == "custom_jvp_call" and joint:
+            _check_condition(eqn, joint)
         if name == HIJAX_CALL and any(own + flows):
             _check_hijax(eqn)
         if name in CUSTOM_DERIVATIVE_CALLS and any(flows):
@@ -219,4 +225,23 @@ def _check_operation(eqn: JaxprEqn) -> None:
         raise TypeError(
             f"`loss_fn` must not call a host function with a whole batch, got {name}. "
             f"{_CONSEQUENCE} Call `jax.pure_callback` with vmap_method='sequential'."
+        )
+
+
+def _check_condition(eqn: JaxprEqn, joint: Container[Var]) -> None:
+    """Raises an error if `equinox.error_if` checks examples; with "off" it ignores the condition.
+
+    An error would be an output without noise. With "nan", one example makes all others NaN.
+    """
+    inner = eqn.params["call_jaxpr"].jaxpr
+    reads = {v for e in inner.eqns for v in e.invars if not isinstance(v, Literal)}
+    given = zip(eqn.invars, inner.invars, strict=True)
+    if any(not isinstance(v, Literal) and v in joint and w in reads for v, w in given):
+        raise TypeError(
+            "`loss_fn` must not raise an error if an example is invalid (equinox.error_if, and "
+            "solvers of diffrax, optimistix and lineax). The error would reveal the example, and "
+            "with EQX_ON_ERROR=nan one example makes the gradients of its whole batch NaN. Pass "
+            "`throw=False` to the solver, or set the environment variable EQX_ON_ERROR=off before "
+            "Python starts. To leave out an example that fails, return "
+            "`jnp.where(valid, loss, 0.0)`."
         )

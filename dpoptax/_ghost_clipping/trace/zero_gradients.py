@@ -1,13 +1,15 @@
 """Finds the parameters whose gradients are exactly zero for every example.
 
-A value minus its own mean over axes of size one is zero for every example, and so is its
-derivative. Batch normalization computes this in a loss of one example, unless it averages over
-spatial axes. Parameters that reach the loss only through such values receive only noise. The result
-is used only in messages. Norms, bounds and sums do not depend on it.
+The loss does not use them, or only without a gradient, as behind `jax.lax.stop_gradient`. Or they
+reach the loss only through a value minus its own mean over axes of size one. It is zero for every
+example, and so is its derivative. Batch normalization computes this in a loss of one example,
+unless it averages over spatial axes. Such parameters receive only noise. The result is used only in
+messages. Norms, bounds and sums do not depend on it.
 """
 
 import warnings
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,21 +152,39 @@ def _can_represent(wide: np.dtype, narrow: np.dtype) -> bool:
     return a.nmant >= b.nmant and a.nexp >= b.nexp
 
 
-def find_vanishing(program: Program) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Returns the parameters whose gradients are zero, and descriptions of the zero values.
+class Vanishing(NamedTuple):
+    """Holds the parameters whose gradients are zero for every example.
 
-    These parameters reach the loss only through values that are zero.
+    Attributes:
+      unused: the parameters from which no gradient flows to the loss.
+      centered: the parameters that reach the loss only through values that are zero.
+      zeros: descriptions of these values.
     """
+
+    unused: frozenset[int]
+    centered: frozenset[int] = frozenset()
+    zeros: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """Returns all of these parameters."""
+        return self.unused | self.centered
+
+
+def find_vanishing(program: Program) -> Vanishing:
+    """Finds the parameters whose gradients are zero for every example, whatever its data."""
+    used = set(program.opaque).union(*(use.value.leaves for use in program.uses))
+    unused = frozenset(i for i, x in enumerate(program.parameters) if x.size and i not in used)
     block, found = program.block, _ZeroFinder()
     found.follow(block)
     if not found.zeros:
-        return frozenset(), ()
+        return Vanishing(unused)
     flow = GradientFlow.from_loss(block)  # according to the operations
     zeros = found.zeros & flow.values
     rest = GradientFlow.from_loss(block, zeros=zeros)
     leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
     places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
-    return frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
+    return Vanishing(unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ())
 
 
 def _describe_step(step: Step) -> str:
@@ -187,19 +207,34 @@ def _reached_parameters(block: Block, flow: GradientFlow) -> set[int]:
     return found
 
 
-def describe_vanishing(vanishing: frozenset[int], zeros: tuple[str, ...], params: PyTree) -> str:
-    """Describes the results of `find_vanishing` and the remedy. Empty if no gradient is zero."""
-    if not vanishing:
+def describe_vanishing(found: Vanishing, params: PyTree) -> str:
+    """Describes the results of `find_vanishing` and the remedies. Empty if no gradient is zero."""
+    if not found.leaves:
         return ""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    names = [paths[leaf] or "the parameter" for leaf in sorted(vanishing)]
-    return (
-        "loss_fn subtracts from a value its own mean over axes of size one, which is zero for "
-        f"every example ({_join_names(zeros)}). These parameters get gradients of exactly "
-        f"zero and receive only noise: {_join_names(names)}. Batch normalization does this, since "
-        "loss_fn sees one example at a time. Use GroupNorm or LayerNorm, or freeze the "
-        "running averages."
-    )
+
+    def names(leaves: frozenset[int]) -> str:
+        return _join_names(paths[leaf] or "the parameter" for leaf in sorted(leaves))
+
+    texts = []
+    if found.unused:
+        texts.append(
+            "These parameters get gradients of exactly zero and receive only noise, because "
+            "`loss_fn` does not use them, or uses them only without a gradient, as behind "
+            f"`jax.lax.stop_gradient`: {names(found.unused)}. Remove them from the parameters. If "
+            "`loss_fn` needs them, pass them to `dpoptax.training.fit` as `frozen`, or make them "
+            "an argument of the jitted step and call `dpoptax.clipped_grad` inside it with a loss "
+            "that closes over them."
+        )
+    if found.centered:
+        texts.append(
+            "`loss_fn` subtracts from a value its own mean over axes of size one, which is zero "
+            f"for every example ({_join_names(found.zeros)}). These parameters get gradients of "
+            f"exactly zero and receive only noise: {names(found.centered)}. Batch normalization "
+            "does this, since `loss_fn` sees one example at a time. Use GroupNorm or LayerNorm, or "
+            "freeze the running averages."
+        )
+    return " ".join(texts)
 
 
 def _join_names(names: Iterable[str]) -> str:
@@ -210,5 +245,5 @@ def _join_names(names: Iterable[str]) -> str:
 
 def warn_of_vanishing(loss: TracedLoss, params: PyTree) -> None:
     """Warns of parameters whose gradients are exactly zero."""
-    if text := describe_vanishing(*find_vanishing(read_program(loss)), params):
+    if text := describe_vanishing(find_vanishing(read_program(loss)), params):
         warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)

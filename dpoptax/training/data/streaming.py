@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from dpoptax.training.data.rows import check_numbers, read_rows
+
 T = TypeVar("T")
 
 # Number of records that identify a streamed source.
@@ -52,17 +54,19 @@ def _is_array(column: Any) -> bool:
 
 
 def read(source: Source, indices: np.ndarray) -> Any:
-    """Reads the records at `indices` and stacks them to leaves (*indices.shape, ...)."""
+    """Reads the records at `indices` and stacks them to leaves (*indices.shape, ...).
 
-    def rows(column: Any) -> Any:
+    Raises:
+        TypeError: A column does not hold numbers.
+        ValueError: Records differ in columns or shapes.
+    """
+
+    def rows(path: tuple[Any, ...], column: Any) -> Any:
         if _is_array(column):
             return np.asarray(column[indices])
-        records = [column[int(index)] for index in indices.flat]
-        return jax.tree.map(
-            lambda *leaves: np.stack(leaves).reshape(*indices.shape, *np.shape(leaves[0])), *records
-        )
+        return read_rows(column, indices, path)
 
-    return jax.tree.map(rows, source, is_leaf=_is_column)
+    return jax.tree_util.tree_map_with_path(rows, source, is_leaf=_is_column)
 
 
 def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
@@ -94,6 +98,10 @@ def count_not_finite(source: Source) -> tuple[int, int]:
     Returns:
         The number of records with NaN, infinity or a larger number, and the number of checked
         records.
+
+    Raises:
+        TypeError: A column does not hold numbers.
+        ValueError: Records differ in columns or shapes.
     """
     arrays = columns(source)
     if all(map(_is_array, arrays)) and (
@@ -102,6 +110,8 @@ def count_not_finite(source: Source) -> tuple[int, int]:
         records = source
     else:
         records = read(source, spread(source_size(source)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(records):
+        check_numbers(path, leaf)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(records)]
     most = np.finfo(np.float32).max
     finite = np.ones(len(leaves[0]), bool)
