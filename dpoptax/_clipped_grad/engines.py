@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from dpoptax._tree import PyTree
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
+    from dpoptax._ghost_clipping.trace.program import Program
 
 # Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16.
 _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
@@ -133,30 +134,30 @@ def _per_example_gradients(options: Options) -> Engine:
 
 
 def _ghost_clipping(options: Options) -> Engine:
+    from dpoptax._ghost_clipping.sums.ghost_clipped_sum import join_sums
+
+    join = functools.partial(join_sums, options.clip)
+    return Engine(_after_reading(_sum_by_default, options), join)
+
+
+def _sum_by_default(
+    program: "Program", clip: Clip, points: GradientPoints, examples: Examples, **dtype: Any
+) -> tuple[PyTree, PyTree]:
+    """Sums by ghost clipping, or in two turns for a single example that needs much memory."""
     from dpoptax._ghost_clipping.sums import ghost_clipped_sum as ghost
-    from dpoptax._ghost_clipping.trace.read_program import read_program
 
-    def total(
-        loss: TracedLoss, points: GradientPoints, examples: Examples
-    ) -> tuple[PyTree, PyTree]:
-        program, dtype = read_program(loss), options.factor_dtype
-        if examples.mask.shape[0] == 1:  # of several, fewer could be computed at once
-            from dpoptax._ghost_clipping.two_turns import recomputed_sum as turns
+    if examples.mask.shape[0] == 1:  # of several, fewer could be computed at once
+        from dpoptax._ghost_clipping.two_turns import recomputed_sum as turns
 
-            if turns.saves_memory(program, points, dtype):
-                (sums, statistic), aux = turns.recomputed_sum(
-                    program, options.clip, points, examples, factor_dtype=dtype
-                )
-                return (ghost.GradientSums.from_tree(sums), statistic), aux
-        return ghost.ghost_clipped_sum(program, options.clip, points, examples, factor_dtype=dtype)
-
-    return Engine(total, functools.partial(ghost.join_sums, options.clip))
+        if turns.saves_memory(program, points, **dtype):
+            (sums, statistic), aux = turns.recomputed_sum(program, clip, points, examples, **dtype)
+            return (ghost.GradientSums.from_tree(sums), statistic), aux
+    return ghost.ghost_clipped_sum(program, clip, points, examples, **dtype)
 
 
 def _integers(options: Options) -> Engine:
     from dpoptax._ghost_clipping.integers.integer_sum import integer_clipped_sum
     from dpoptax._ghost_clipping.sums.ghost_clipped_sum import join_sums
-    from dpoptax._ghost_clipping.trace.read_program import read_program
 
     clip, grid = options.clip, options.grid
     if grid is None or clip.encodes:
@@ -166,16 +167,8 @@ def _integers(options: Options) -> Engine:
         )
     if isinstance(clip, PerLayerClip) and clip.streaming:
         raise _needs_no_gradients(options, "`per_layer_clip(streaming=True)`")
-
-    def total(
-        loss: TracedLoss, points: GradientPoints, examples: Examples
-    ) -> tuple[PyTree, PyTree]:
-        dtype = options.factor_dtype
-        return integer_clipped_sum(
-            read_program(loss), clip, points, examples, grid=grid, factor_dtype=dtype
-        )
-
-    return Engine(total, functools.partial(join_sums, clip))
+    sums = functools.partial(integer_clipped_sum, grid=grid)
+    return Engine(_after_reading(sums, options), functools.partial(join_sums, clip))
 
 
 def _streaming(options: Options) -> Engine:
@@ -199,8 +192,6 @@ def _in_backward(
     sums: Callable[..., tuple[PyTree, PyTree]], options: Options, option: str
 ) -> Engine:
     """Returns an engine that sums each use of a parameter during the backward pass."""
-    from dpoptax._ghost_clipping.trace.read_program import read_program
-
     if options.needs_gradients:
         raise _needs_no_gradients(options, option)
     if options.mesh is not None and options.microbatch_size is not None:
@@ -209,13 +200,26 @@ def _in_backward(
             f"{options.microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
         )
 
+    def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
+        del params
+        return options.clip.join(*total)
+
+    return Engine(_after_reading(sums, options), join, in_backward=True)
+
+
+def _after_reading(
+    sums: Callable[..., tuple[PyTree, PyTree]], options: Options
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Returns an engine's `sum` that reads the program of the loss and passes it to `sums`."""
+    from dpoptax._ghost_clipping.trace.read_program import read_program
+
     def total(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
-        dtype = options.factor_dtype
-        return sums(read_program(loss), options.clip, points, examples, factor_dtype=dtype, **over)
+        program, dtype = read_program(loss), options.factor_dtype
+        return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
-    return Engine(total, lambda params, total: options.clip.join(*total), in_backward=True)
+    return total
 
 
 def _needs_no_gradients(options: Options, option: str) -> ValueError:
