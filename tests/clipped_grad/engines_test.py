@@ -68,8 +68,12 @@ def _distance(found, want):
     return np.linalg.norm(found - want) / np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", PROGRAMS)
+# Streaming clips the steps of a scan separately; `streaming_test` has the sum.
+PAIRS = [(name, engine) for name in PROGRAMS for engine in ENGINES]
+PAIRS.remove(("scanned", "streaming"))
+
+
+@pytest.mark.parametrize(("name", "engine"), PAIRS)
 def test_engines_return_sum_of_clipped_gradients(name, engine, no_room):
     loss, params, batch = _problem(name)
     options, rtol = ENGINES[engine]
