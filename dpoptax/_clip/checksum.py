@@ -49,13 +49,13 @@ def checksum_leaves(tree: PyTree, salt: int) -> jax.Array:
 @jax.jit  # traced once for the clip and the noise stage
 def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
     """Returns Σ mixed(word ^ place) over the words of all leaves, each with its own place."""
-    words = [word for leaf in leaves for word in _words(leaf) if word.size]
-    words.sort(key=_is_large)
-    # The place of the first word of each array, a number below 2³².
-    starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
+    leaves = sorted((leaf for leaf in leaves if leaf.size), key=_is_large)
 
-    def by_array(words: list[jax.Array]) -> jax.Array:
+    def by_array(leaves: list[jax.Array]) -> jax.Array:
         found = jnp.uint32(0)
+        words = [word for leaf in leaves for word in _words(leaf)]
+        # The place of the first word of each array, a number below 2³².
+        starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
         for indices in groups_to_stack(words):
             one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
             first = starts[indices] * np.uint32(_POSITION)
@@ -65,47 +65,58 @@ def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
             found += jnp.sum(mixed(stack ^ place), dtype=jnp.uint32)
         return found
 
-    def by_block(words: list[jax.Array]) -> jax.Array:
+    def by_block(leaves: list[jax.Array]) -> jax.Array:
         # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is
         # twenty times faster, and one reduction for all arrays compiles faster.
-        small = [word.reshape(-1) for word in words if not _is_large(word)]
-        flat = {0: jnp.concatenate(small)} if small else {}
-        flat |= {i: word.reshape(-1) for i, word in enumerate(words) if _is_large(word)}
-        sums = jnp.zeros(min(_BLOCK, max(each.size for each in flat.values())), jnp.uint32)
-        for i, each in flat.items():
-            sums = _add_blocks(sums, each, starts[i])
+        small = [word for leaf in leaves if not _is_large(leaf) for word in _words(leaf)]
+        flat = [jnp.concatenate([word.reshape(-1) for word in small])] if small else []
+        flat += [leaf.reshape(-1) for leaf in leaves if _is_large(leaf)]
+        sums = jnp.zeros(min(_BLOCK, max(each.size for each in flat)), jnp.uint32)
+        start = 0
+        for each in flat:
+            sums = _add_blocks(sums, each, start)
+            start += each.size * max(1, each.dtype.itemsize // 4)
         return jnp.sum(sums, dtype=jnp.uint32)
 
     # Blocks of a sharded array would be gathered on each device.
-    if not words or not all(map(is_for_one_device, words)):
-        return by_array(words)
-    found: jax.Array = lax.platform_dependent(words, cpu=by_block, default=by_array)
+    if not leaves or not all(map(is_for_one_device, leaves)):
+        return by_array(leaves)
+    found: jax.Array = lax.platform_dependent(leaves, cpu=by_block, default=by_array)
     return found
 
 
-def _is_large(words: jax.Array) -> bool:
-    return words.size > _SMALL
+def _is_large(array: jax.Array) -> bool:
+    return array.size > _SMALL
 
 
-def _add_blocks(sums: jax.Array, words: jax.Array, start: np.uint32) -> jax.Array:
-    """Adds the mixed words of each block to `sums`; `start` is the place of the first word."""
-    size, block = words.size, sums.size
+def _add_blocks(sums: jax.Array, flat: jax.Array, start: int) -> jax.Array:
+    """Adds the mixed words of each block to `sums`; `start` is the place of the first word.
+
+    The words of a block are computed from its entries. Those of all entries would be another array
+    of the size of `flat`.
+    """
+    size, block = flat.size, sums.size
     if size <= block:
-        mixed_words = _mixed_with_place(words, lax.iota(jnp.uint32, size) + start)
+        mixed_words = _mixed_words(flat, lax.iota(jnp.uint32, size), start, size)
         return sums + jnp.pad(mixed_words, (0, block - size))
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         first = jnp.minimum(i * block, size - block)  # the last block may overlap the one before
         within = lax.iota(jnp.uint32, block) + first.astype(jnp.uint32)
-        part = lax.dynamic_slice(words, (first,), (block,))
-        found = _mixed_with_place(part, within + start)
+        part = lax.dynamic_slice(flat, (first,), (block,))
+        found = _mixed_words(part, within, start, size)
         return sums + jnp.where(within >= (i * block).astype(jnp.uint32), found, 0)
 
     return lax.fori_loop(0, -(-size // block), add, sums)
 
 
-def _mixed_with_place(words: jax.Array, places: jax.Array) -> jax.Array:
-    return mixed(words ^ (places * np.uint32(_POSITION)))
+def _mixed_words(part: jax.Array, within: jax.Array, start: int, size: int) -> jax.Array:
+    """Returns the sum of the mixed words of each entry, whose places are `size` apart."""
+    found = jnp.zeros(part.shape, jnp.uint32)
+    for i, word in enumerate(_words(part)):
+        place = within + np.uint32((start + i * size) % 2**32)
+        found += mixed(word ^ (place * np.uint32(_POSITION)))
+    return found
 
 
 def mixed(x: jax.Array) -> jax.Array:

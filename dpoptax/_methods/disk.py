@@ -51,7 +51,7 @@ def disk(
         takes the exact Hessian-vector product, and `None` means (1 − κ)/κ.
       filter_gain: the gain of the filter, if it differs from κ. The implementation published with
         Opacus filters with 1 − κ; to reproduce its numbers, pass `filter_gain=1 - kappa`. It also
-        lowers the noise by √(c² + (1 − c)²), which invalidates its ε and is not offered here.
+        divides the noise by √(c² + (1 − c)²), so it misses a target ε. This is not offered here.
       accumulator_dtype: the dtype of the filter's buffer. Defaults to that of the parameters.
 
     Returns:

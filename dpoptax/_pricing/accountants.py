@@ -4,7 +4,8 @@ This module closes six gaps of dp_accounting 0.6:
 
 * Its RDP of a Gaussian does not double the sensitivity under replace-one, unlike its PLD (issue 378
   of google/differential-privacy).
-* Its PLD supports sampling without replacement only as a special case of truncated sampling.
+* Its PLD supports sampling without replacement only as a special case of truncated sampling, and
+  its RDP of nearly full samples exceeds that of full ones.
 * Its RDP does not support truncated Poisson sampling, and omits the signs of the terms of a series
   at non-integer orders (`renyi`).
 * Neither supports random allocation.
@@ -327,9 +328,11 @@ class _PldAccountant(pld.PLDAccountant):
                     self._gaussians.append(event.noise_multiplier)
                 return None
         if not isinstance(event, RandomAllocationDpEvent):
-            if not (do_compose and one_release.is_sampled_gaussian(event)):
+            fixed = one_release.is_without_replacement(event)
+            if not (fixed or (do_compose and one_release.is_sampled_gaussian(event))):
                 return super()._maybe_compose(event, count, do_compose)
-            self._add(one_release.loss_of(event, self._neighboring_relation, interval), count)
+            if do_compose:
+                self._add(one_release.loss_of(event, self._neighboring_relation, interval), count)
             return None
         refused = _refused_allocation(event, self._neighboring_relation)
         if do_compose and refused is None:
@@ -378,7 +381,6 @@ def _pld_epsilon(
 def _pld_accountant(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> _PldAccountant:
-    event = rewrite(event, _without_replacement_as_truncation)
     # The grid spans the privacy loss, so its size grows with ε. A rough ε above 2000 is that of
     # order 2, and ε is above 50. A coarser grid then keeps four digits and bounds the memory.
     try:
@@ -417,22 +419,3 @@ def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
         return e
 
     return rewrite(event, halve)
-
-
-def _without_replacement_as_truncation(event: Event) -> Event:
-    """Returns sampling B of N as Poisson sampling with probability 1, truncated to B.
-
-    In both, the target replaces another record's clipped gradient with probability q = B/N, which
-    changes the sum by up to 2C. So (1 − q) N(0, s²) + q N(2C, s²) against the same with −2C
-    dominates the step (arXiv 2508.15089, always-truncated case).
-    """
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and isinstance(
-        event.event, dpa.GaussianDpEvent
-    ):
-        return dpa.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=event.source_dataset_size,
-            sampling_probability=1.0,
-            truncated_batch_size=event.sample_size,
-            noise_multiplier=event.event.noise_multiplier,
-        )
-    return event

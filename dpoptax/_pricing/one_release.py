@@ -3,8 +3,9 @@
 import functools
 
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting import DpEvent as Event
-from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 
 # Keeps only two, since a fine one takes up to about ten megabytes.
@@ -25,6 +26,8 @@ def loss_of(
             sampling_prob=event.sampling_probability,
             **common,
         )
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return _without_replacement(event, relation, interval)
     return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=event.dataset_size,
         sampling_probability=event.sampling_probability,
@@ -32,6 +35,44 @@ def loss_of(
         noise_multiplier=event.noise_multiplier,
         **common,
     )
+
+
+def _without_replacement(
+    event: dpa.SampledWithoutReplacementDpEvent, relation: dpa.NeighboringRelation, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy loss of a Gaussian release of B of N records.
+
+    With q = B/N and e^ε' = 1 + q (e^ε − 1), δ'(ε') = q δ(ε) for ε ≥ 0, with δ that of two sums at a
+    distance of 2C (Balle, Barthe, Gaboardi, 2018, theorem 9; proof in docs/developers/pricing.md).
+    These are the positive losses of the sampled Gaussian when a record is removed. Under
+    replace-one, the bound holds in both directions, so the negative losses mirror them.
+    """
+    removed = privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=event.event.noise_multiplier / 2,
+        sampling_prob=min(1.0, event.sample_size / event.source_dataset_size),
+        value_discretization_interval=interval,
+    )
+    if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return removed
+    dense = removed._pmf_remove.to_dense_pmf()
+    first = max(1, dense._lower_loss)
+    above = dense._probs[first - dense._lower_loss :]
+    below = above * np.exp(-interval * (first + np.arange(len(above))))
+    same = max(0.0, 1.0 - above.sum() - below.sum() - dense._infinity_mass)
+    gap = np.zeros(first - 1)
+    masses = np.concatenate([below[::-1], gap, [same], gap, above])
+    infinite = dense._infinity_mass
+    pmf = pld_pmf.DensePLDPmf(interval, -(len(masses) // 2), masses, infinite, True)
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+
+
+def is_without_replacement(event: Event) -> bool:
+    """Returns whether it is a Gaussian on a sample without replacement, with finite loss."""
+    if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return False
+    inner = event.event
+    gaussian = isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0
+    return gaussian and event.sample_size > 0
 
 
 def is_sampled_gaussian(event: Event) -> bool:

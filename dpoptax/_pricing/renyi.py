@@ -71,7 +71,7 @@ def sampled_gaussian_rdp(
     if isinstance(event, dpa.PoissonSampledDpEvent):
         logs = _log_moments(event.sampling_probability, event.event.noise_multiplier, chosen)
     else:
-        logs = _by_dp_accounting(event, chosen, relation)
+        logs = np.minimum(_by_dp_accounting(event, chosen, relation), _drawn(event, chosen))
     found[finite] = logs / (chosen - 1)
     found.flags.writeable = False
     return found
@@ -142,6 +142,18 @@ def _by_dp_accounting(
     """Computes (α − 1) D_α with dp_accounting, and adds its rounding error."""
     computed = rdp.RdpAccountant(alphas, relation).compose(event).rdp
     return (alphas - 1) * np.maximum(computed, 0.0) + rounding(alphas)
+
+
+def _drawn(event: dpa.SampledWithoutReplacementDpEvent, alphas: np.ndarray) -> np.ndarray:
+    """Computes (α − 1) D_α with the draws revealed, at most that of full batches.
+
+    With probability 1 − B/N the record is not drawn and the sums are equal. The bound of Wang et
+    al. exceeds this one if B/N is large.
+    """
+    q, sigma = event.sample_size / event.source_dataset_size, event.event.noise_multiplier
+    with np.errstate(divide="ignore"):
+        shares = np.log1p(-min(q, 1.0)), np.log(min(q, 1.0))
+    return np.logaddexp(shares[0], shares[1] + _exact(1.0, sigma, alphas)) + rounding(alphas)
 
 
 def _log_moments(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpoptax.sampling._base import Unit
 
 # In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
-_CURVE_COUNTS = {"pld": 10, "monte_carlo": 4}
+_CURVE_COUNTS = {"pld": 50, "monte_carlo": 4}
 _CURVE_COARSENESS = 50
 
 
@@ -175,10 +175,10 @@ class Guarantee:
 
         They are for plots of ε during a run. Use `epsilon` to check the budget of a run. With
         "rdp", both agree. Otherwise only the greatest number of steps is priced as by `epsilon`. Up
-        to 9 others are priced on a grid that is 50 times as coarse, or with "monte_carlo" up to 3
+        to 49 others are priced on a grid that is 50 times as coarse, or with "monte_carlo" up to 3
         others with a tenth of the samples. Counts between them get the bound of the next priced
-        count. With "pld", bounds exceed `epsilon` by about a percent for up to 10 counts, and by at
-        most a tenth of the last bound.
+        count. With "pld", bounds exceed `epsilon` by about a percent for up to 50 counts. For more
+        counts, up to a fiftieth of the last bound is added.
 
         Args:
           steps: numbers of releases in any order, at most those of the run.

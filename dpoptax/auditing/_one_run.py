@@ -14,6 +14,8 @@ from dpoptax.auditing._families import largest_refuted
 # The p-value is searched on a grid of its logarithm, refined `_ROUNDS` times, and rounded up.
 _LEAST, _POINTS, _ROUNDS = 1e-30, 64, 4
 _FEWEST = 16
+# The part of the failure probability that covers ties; see `guesses_about`.
+_TIES = 1e-3
 
 
 def p_value_dp(
@@ -182,11 +184,12 @@ def guesses_about(scores: ArrayLike, included: ArrayLike, confidence: float) -> 
     """Guesses "in" for the highest scores and "out" for as many of the lowest.
 
     Six numbers of guesses are evaluated, from half of the canaries down to a 64th of them, and at
-    least 16.
+    least 16. Canaries may be listed in any order, also by their coins. If equal scores do not all
+    fit into the guesses, the attacker chooses among them at random, and the count is one that is
+    reached with probability 0.999. So the result does not depend on the order or on a generator.
 
     Args:
-      scores: (canaries,), high for canaries that the attacker guesses to be in. The order of equal
-        scores must not depend on the coins.
+      scores: (canaries,), high for canaries that the attacker guesses to be in.
       included: (canaries,), True for canaries that were in.
       confidence: the confidence of all conclusions together.
 
@@ -195,16 +198,42 @@ def guesses_about(scores: ArrayLike, included: ArrayLike, confidence: float) -> 
 
     Source: Steinke, Nasr, Jagielski, 2023, algorithm 1, with k₊ = k₋.
     """
-    right = np.asarray(included, bool)[np.argsort(np.asarray(scores), kind="stable")[::-1]]
-    canaries = len(right)
+    _, places, sizes = np.unique(np.asarray(scores), return_inverse=True, return_counts=True)
+    inside = np.asarray(included, bool).reshape(-1)
+    canaries, members = len(inside), np.bincount(places.reshape(-1)[inside], minlength=len(sizes))
     if canaries < _FEWEST:
         raise ValueError(f"There must be at least {_FEWEST} canaries, got {canaries}.")
     numbers = sorted({max(_FEWEST, canaries // 2**i) for i in range(1, 7)})
     counts = [
-        int(np.sum(right[: (k + 1) // 2])) + int(np.sum(~right[canaries - k // 2 :]))
+        _certain(sizes[::-1], members[::-1], (k + 1) // 2)
+        + _certain(sizes, sizes - members, k // 2)
         for k in numbers
     ]
+    confidence = 1 - (1 - _TIES) * (1 - confidence)
     return OneRunGuesses(canaries, tuple(numbers), tuple(counts), confidence)
+
+
+# Why the test is valid with ties. The theorems bound the number V of correct guesses of any
+# attacker whose guesses depend only on the output of the run and on own randomness: P[V >= c] <= a.
+# An order of equal scores by position is not of this kind, since positions may depend on the coins,
+# and neither is a fixed shuffle of positions. A random order is. Let c be a count with
+# P[V >= c | scores, coins] >= 1 - t over random orders. If c refutes at level a (1 - t), then by
+# Markov's inequality this happens with probability at most a (1 - t)/(1 - t) = a. Both kinds of
+# guesses have t/2, so their counts add up by a union bound, also if they share a group of ties.
+def _certain(sizes: NDArray[np.intp], right: NDArray[np.intp], guesses: int) -> int:
+    """Returns a number of correct guesses that random orders of ties reach.
+
+    Args:
+      sizes: (groups,), numbers of canaries with equal scores, in the order of guesses.
+      right: (groups,), the number of canaries of each group about which the guess is right.
+      guesses: number of guesses.
+    """
+    ends = np.cumsum(sizes)
+    whole = int(np.searchsorted(ends, guesses, side="right"))
+    found, rest = int(right[:whole].sum()), guesses - int(ends[whole - 1] if whole else 0)
+    if rest:
+        found += int(stats.hypergeom.ppf(_TIES / 2, sizes[whole], right[whole], rest))
+    return found
 
 
 def _check_counts(correct: int, guesses: int, canaries: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 
 from dpoptax.cli.options import AuditArguments, SuggestArguments, TrainArguments, configs_by_name
+from dpoptax.training import named_configs
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.errors import ConfigError
 
@@ -60,6 +61,13 @@ def _train(arguments: list[str]) -> int:
         f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
         f"{given.workdir}"
     )
+    return 0
+
+
+def _configs(arguments: list[str]) -> int:
+    if arguments:
+        raise ConfigError(f"`dpoptax configs` takes no arguments, got {' '.join(arguments)}.")
+    print(named_configs.listing())
     return 0
 
 
@@ -255,6 +263,7 @@ def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "configs": _configs,
     "plan": _plan,
     "compare": _compare,
     "sweep": _sweep,

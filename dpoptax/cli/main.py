@@ -1,4 +1,4 @@
-"""The command line: `dpoptax train`, `plan`, `compare`, `sweep` and `audit`."""
+"""The command line: `dpoptax train`, `configs`, `plan`, `compare`, `sweep` and `audit`."""
 
 import logging
 import sys
@@ -17,8 +17,12 @@ _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 _COMMANDS = {
     "train": """\
   train CONFIG --workdir DIR [--FIELD VALUE ...]
-        trains one run; CONFIG is a Python file with get_config(), or FILE:NAME
-        for one of the runs of get_configs(); any field can be overridden""",
+        trains one run; CONFIG is a Python file with get_config(), FILE:NAME for
+        one of the runs of get_configs(), or an installed name such as `digits`;
+        any field can be overridden""",
+    "configs": """\
+  configs
+        lists the names of installed configs""",
     "plan": """\
   plan CONFIG [--FIELD VALUE ...]
         computes noise, ε, power of attacks, memory and FLOPs of the run without
@@ -114,8 +118,8 @@ def _dispatch(arguments: list[str]) -> int:
         )
         if not rest:
             print(
-                f"dpoptax: error: `dpoptax {command}` needs the path of a config, a Python file "
-                "with get_config().",
+                f"dpoptax: error: `dpoptax {command}` needs a config: a Python file with "
+                "get_config(), or a name that `dpoptax configs` lists.",
                 file=sys.stderr,
             )
         return 0 if rest else 2

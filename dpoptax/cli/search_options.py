@@ -14,7 +14,7 @@ from dpoptax.training.search.price import Sweep
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Configs:
     configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config()."""
+    """Python files with get_config(), or installed names such as `digits`."""
     data_dir: Path | None = None
     """Directory with the files of the data set for every config. None: the configs' own."""
 

@@ -1,7 +1,7 @@
 """The privacy cost of a strategy of correlated noise with a sampler."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Participation:
             or isinstance(sampler, ChainSampler)
         ):
             return
-        if isinstance(sampler, CyclicPoissonSampler):
+        if _takes_turns(sampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
                 "`cycle_length` must be at least the number of bands, or be N/B, "
@@ -59,16 +59,12 @@ class Participation:
     @property
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
-        return (
-            isinstance(sampler, CyclicPoissonSampler)
-            and bands is not None
-            and bands <= sampler.cycle_length
-        )
+        return _takes_turns(sampler) and bands is not None and bands <= sampler.cycle_length
 
     @property
     def _fixed(self) -> bool:
         sampler = self.sampler
-        return isinstance(sampler, CyclicPoissonSampler) and sampler.participation_probability == 1
+        return _takes_turns(sampler) and sampler.participation_probability == 1
 
     @property
     def dataset_size(self) -> int:
@@ -125,7 +121,7 @@ class Participation:
                 "The first column of the strategy must be nonnegative and nonincreasing, got "
                 f"{self.strategy}. The worst participation is not known for others."
             )
-        turn = getattr(self.sampler, "cycle_length", 1)
+        turn = self.sampler.cycle_length if _takes_turns(self.sampler) else 1
         turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)
         return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
@@ -152,3 +148,11 @@ class Participation:
             bound=unamplified,
             overflow=self.sampler.full_probability,
         )
+
+
+def _takes_turns(sampler: Sampler) -> TypeGuard[CyclicPoissonSampler]:
+    """Returns whether the sampler is cyclic, and not a subclass that states another event."""
+    return (
+        isinstance(sampler, CyclicPoissonSampler)
+        and type(sampler).dp_event is CyclicPoissonSampler.dp_event
+    )

@@ -95,8 +95,12 @@ class FixedSizeSampler(Sampler):
 
     Privacy: replace-one; N is public. A replaced record changes the clipped sum by up to twice the
     clipping bound, so the same multiplier protects less than with `PoissonSampler`. The accounting
-    doubles the sensitivity. PLD uses the dominating pair of this sampling and is tighter than RDP's
-    general bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
+    doubles the sensitivity. ε increases with B, up to that of full batches
+    (docs/developers/pricing.md). PLD is tighter than RDP's general bound.
+
+    Sources: Balle, Barthe, Gaboardi, "Privacy amplification by subsampling" (2018), theorem 9, for
+    PLD; Wang, Balle, Kasiviswanathan, "Subsampled Rényi differential privacy" (2019), theorem 27,
+    for RDP.
 
     Raises:
       ValueError: an argument is out of range.

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Unit = Literal["example", "user"]
 
+# Methods that decide which records are drawn.
+_DRAWING = ("sample", "samples", "_draws", "_pcg64", "_shake256", "_pad")
+
 
 def checked_step(step: int) -> int:
     """Returns the number of a step as an int."""
@@ -65,6 +68,22 @@ class Sampler(abc.ABC):
     unit: Unit = field(default="example", kw_only=True)
 
     neighboring_relation: ClassVar[str]
+    # What states the law of the draws: a class that draws in its own way defines one of each.
+    _stated_by: ClassVar[tuple[tuple[str, ...], ...]] = (("dp_event",),)
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Raises a `TypeError` if the class draws in its own way without stating its event."""
+        super().__init_subclass__(**options)
+        drawn = min(_place(cls, name) for name in _DRAWING)
+        for names in cls._stated_by:
+            if min(_place(cls, name) for name in names) > drawn:
+                overridden = next(name for name in _DRAWING if _place(cls, name) == drawn)
+                parent = next(c for c in cls.__mro__ if names[0] in vars(c)).__name__
+                raise TypeError(
+                    f"`{cls.__name__}` must define `{names[0]}`, because it overrides "
+                    f"`{overridden}` and would be priced as a `{parent}`. If its records are drawn "
+                    f"with the same probabilities, write `{names[0]} = {parent}.{names[0]}` in it."
+                )
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
@@ -95,6 +114,8 @@ class Sampler(abc.ABC):
 
         Use each draw for one release. Ledgers assume a separate draw for each release, and several
         releases of one draw cost more. Continue the count of steps across epochs.
+
+        A class that overrides this method must also define `dp_event`.
         """
 
     @abc.abstractmethod
@@ -164,6 +185,11 @@ class Sampler(abc.ABC):
         return Sample(indices[places], (np.arange(self.padded_size) < len(drawn))[places])
 
 
+def _place(cls: type, name: str) -> int:
+    """Returns the place of the definition of a method in the method resolution order."""
+    return next((i for i, c in enumerate(cls.__mro__) if name in vars(c)), len(cls.__mro__))
+
+
 def _checked_seed(seed: int | bytes) -> int | bytes:
     if not isinstance(seed, bytes):
         remedy = "take a fresh one from secrets.randbits(128), or secrets.token_bytes(32)"
@@ -231,6 +257,7 @@ class ChainSampler(CutSampler):
     """
 
     neighboring_relation: ClassVar[str] = "replace-special"
+    _stated_by = (("dp_event", "_bound"), ("chain",))
     _hardly_exceeded = staticmethod(largest_rare_draw)
 
     @property

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpoptax.training import config_files
+from dpoptax.training import config_files, named_configs
 from dpoptax.training.data.dataset import DatasetSpec, Unit
 from dpoptax.training.errors import ConfigError, line_in, unknown_name
 from dpoptax.training.methods import DPSGD, Method
@@ -196,10 +196,11 @@ def _plain(value: Any) -> Any:
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
-    """Reads the configs of a Python file by name.
+    """Reads the configs of a Python file, or of an installed name, by name.
 
     The file defines `get_config()`, for one run named like the file, or `get_configs()`, for
-    several runs by name. `FILE:PATTERN` selects some of them, such as `table1.py:mnist/*`.
+    several runs by name. `FILE:PATTERN` selects some of them, such as `table1.py:mnist/*`. If there
+    is no such file, a name that `dpoptax configs` lists means an installed config or set.
 
     Raises:
         ConfigError: The file does not exist, raises an error, or defines no config that matches.
@@ -208,8 +209,11 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
     if ":" in path and not Path(path).is_file():
         path, pattern = path.rsplit(":", 1)
     if not Path(path).is_file():
+        if files := named_configs.find(path):
+            return {name: c for file in files for name, c in load_configs(file).items()}
         raise ConfigError(
-            f"`config` must be a Python file, got {path!r}. Pass the path of an existing file."
+            f"`config` must be a Python file or an installed name, got {path!r}. Pass the path of "
+            "an existing file, or a name that `dpoptax configs` lists."
         )
     defined: dict[str, Any] = {}
     try:
@@ -247,11 +251,13 @@ def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigEr
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """Reads a single config; see `load_configs`.
+    """Reads a single config; see `load_configs`. A set's name means its baseline.
 
     Raises:
         ConfigError: As for `load_configs`, or `path` names several configs.
     """
+    if str(path) in named_configs.SETS and not Path(path).is_file():
+        path = named_configs.find(str(path))[0]
     configs = load_configs(path)
     if len(configs) > 1:
         raise ConfigError(

@@ -71,6 +71,6 @@ def code_digests(**names: str) -> dict[str, str]:
     """Returns source hashes of the modules that fields name as MODULE:FUNCTION."""
     modules = {f: sys.modules[n.rpartition(":")[0]] for f, n in names.items() if ":" in n}
     return {
-        f"code of the {field}": hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+        f"The code of the {field}": hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
         for field, module in modules.items()
     }

@@ -19,9 +19,10 @@ from dpoptax.training.models import takes_key
 from dpoptax.training.run import inputs, records, resume, seeds
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
+from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step
+from dpoptax.training.run.step import Step, optimizer_digest, program_digest
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
 
@@ -79,7 +80,8 @@ def fit(
 
     The result equals that of the loop in the README bit for bit: `plan` draws the batches and adds
     the noise, and `clipped_grad` clips. `fit` also prefetches batches, evaluates, logs, stops at a
-    budget, and resumes an interrupted run.
+    budget, and resumes an interrupted run. With `workdir`, the noise key is derived from `key`, the
+    data, the initial parameters and the traced program, so that no other run has the same noise.
 
     Privacy: `FitResult.guarantee` covers the parameters of all steps together and everything
     computed from them. It does not cover metrics that `evaluate` computes on private data. The
@@ -115,9 +117,11 @@ def fit(
       log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
         the path of a file of JSON lines, or a function of one record. A resumed run logs earlier
         records again.
-      workdir: folder for checkpoints and metrics.jsonl. If it holds an interrupted run, the same
-        call resumes it with its key and seed, and ends with the same parameters bit for bit.
-      checkpoint_every: steps between checkpoints.
+      workdir: folder for checkpoints and metrics.jsonl. If it holds a run, the same call resumes it
+        with its key, seed and parameters, and ends with the same parameters bit for bit. Another
+        loss, optimizer, clip or data set raises an error, even if the run has finished. Parameters
+        are saved before `evaluate` or a record shows them.
+      checkpoint_every: steps between checkpoints. Evaluated steps also have one.
       progress: whether to show a progress bar with ε, if the run takes more than a second.
 
     Raises:
@@ -159,31 +163,38 @@ def fit(
             assert workdir is not None
             plan, key = _continued(plan, key, fixed_point, context.begun, workdir)
         key = dpoptax.random_key_from_os() if key is None else key
-        with phases("init"):
+
+        def chain_with(key: jax.Array) -> optax.GradientTransformation:
             stages = [plan.noise(key, fixed_point=fixed_point, clip=clip), optimizer]
             if random:
                 stages.insert(1, step_keys(seeds.random_key(key)))
-            chain = optax.chain(*stages)
+            return optax.chain(*stages)
+
+        def first_state(key: jax.Array, params: Any) -> Any:
+            return inputs.on_devices("optimizer", chain_with(key).init(params), place)
+
+        with phases("init"):
+            chain = chain_with(key)
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
-            opt_state = inputs.on_devices("optimizer", chain.init(params), place)
+            opt_state = first_state(key, params)
         seed, noise = plan.sampler.seed, plan.noise_multiplier
         least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
-        owners = None if users is None else users.sample(plan.sampler, 0).records
-        dataset = Dataset("data", data, {}, 0, owners=owners)
+        dataset = Dataset("data", data, {}, 0)
+        step = Step(
+            loss_fn,
+            clip,
+            chain,
+            plan.sampler.batch_size,
+            per_user=users is not None,
+            has_aux=has_aux,
+            microbatch_size=microbatch_size,
+            param_specs=inputs.param_specs(params),
+        )
         job = Job(
             name="training",
             plan=RunPlan(plan.sampler, least_noise, steps, plan),
-            step=Step(
-                loss_fn,
-                clip,
-                chain,
-                plan.sampler.batch_size,
-                per_user=users is not None,
-                has_aux=has_aux,
-                microbatch_size=microbatch_size,
-                param_specs=inputs.param_specs(params),
-            ),
+            step=step,
             frozen=frozen,
             data=data,
             users=users,
@@ -191,6 +202,14 @@ def fit(
             fields=_fields(plan, fixed_point),
             secrets={"seed": seed.hex() if isinstance(seed, bytes) else seed, "key": _words(key)},
             fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
+            program=lambda args: {
+                "`users`": digest_of(None if users is None else vars(users)),
+                "`optimizer`": optimizer_digest(optimizer, args[0][0]),
+                "`clip`": digest_of(clip),
+                "`microbatch_size`": str(microbatch_size),
+                "`loss_fn`, with everything that it closes over,": program_digest(step, args),
+            },
+            begin=lambda read, params: first_state(seeds.noise_key_of(key, read), params),
             exact=fixed_point,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
@@ -207,16 +226,15 @@ def fit(
 
 def _metrics(
     evaluate: Callable[[Any], Mapping[str, Any] | None] | None,
-) -> Callable[[Any, Any], Record]:
+) -> Callable[[Any], Record]:
     """Returns a function that computes the metrics of a record as JSON values."""
     if evaluate is None:
-        return lambda *_: {}
+        return lambda _: {}
     if not callable(evaluate):
         raise TypeError(f"`evaluate` must be a function of the parameters, got {evaluate!r}.")
 
-    def metrics(params: Any, opt_state: Any) -> Record:
-        del opt_state
-        found = evaluate(inputs.copied(params))  # the next step donates the arrays
+    def metrics(params: Any) -> Record:
+        found = evaluate(params)
         if found is not None and not isinstance(found, Mapping):
             raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
         found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}

@@ -24,6 +24,7 @@ from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.run.resolved import ResolvedRun, resolve
+from dpoptax.training.run.step import program_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,12 +201,16 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         frozen=frozen,
         data=source,
         users=users,
-        evaluate=lambda params, opt_state: evaluator(averaged(params, opt_state)),
+        evaluate=evaluator,
+        shown=averaged,
         fields=run.fields,
         secrets={"seed": plan.seed, "seed_given": config.seed is not None},
         fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
         exact=config.fixed_point,
-        code=config_files.code_digests(model=config.model, optimizer=config.optimizer),
+        program=lambda args: {
+            **config_files.code_digests(model=config.model, optimizer=config.optimizer),
+            "The training step": program_digest(run.step, args),
+        },
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
     )

@@ -45,9 +45,9 @@ def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
     job, first = make_job(run, dataset, context)
     on_training_data = Evaluator(config, run.model, job.data, job.frozen)
 
-    def evaluate(params: Any, opt_state: Any) -> dict[str, Any]:
+    def evaluate(params: Any) -> dict[str, Any]:
         training_loss = on_training_data(params)["test_loss"]
-        return {**job.evaluate(params, opt_state), "training_loss": training_loss}
+        return {**job.evaluate(params), "training_loss": training_loss}
 
     course = Course(dataclasses.replace(job, evaluate=evaluate), first, context)
     course.finish()

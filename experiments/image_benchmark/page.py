@@ -1,6 +1,8 @@
 """Writes the page on methods on images from the records of comparisons."""
 
 import math
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,7 +64,7 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
         "# Methods on images",
         f"Written by `python -m experiments image-benchmark {folder}` from {len(found)} runs. It "
         f"uses only the records of `python -m experiments record` in `{folder}`.",
-        *_given(folder / "verdict.md", "## In short"),
+        *_given(folder / "verdict.md", "## In short", output),
         f"![Test accuracy over ε, with published numbers]({where}/accuracies.png)",
     ]
     if _has_differences(compared):
@@ -81,7 +83,7 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
     if alone:
         parts += ["## Recipes, and the same without privacy", _recipes(alone)]
     parts += ["## Published numbers", _published(compared | alone)]
-    parts += _given(folder / "cut.md", "## What was left out, and why")
+    parts += _given(folder / "cut.md", "## What was left out, and why", output)
     parts += ["## Made with", _made_with(found)]
     return "\n\n".join(parts) + "\n"
 
@@ -91,8 +93,17 @@ def _has_differences(compared: Groups) -> bool:
     return any(len(entries) > 1 for entries in compared.values())
 
 
-def _given(path: Path, heading: str) -> list[str]:
-    return [heading, path.read_text(encoding="utf-8").strip()] if path.is_file() else []
+def _given(path: Path, heading: str, output: Path) -> list[str]:
+    """Returns a heading and the text of a file, with relative links that work in the page."""
+    if not path.is_file():
+        return []
+
+    def moved(link: re.Match[str]) -> str:
+        target = os.path.relpath(path.parent / link[1], output.parent)
+        return f"]({Path(target).as_posix()}"
+
+    text = path.read_text(encoding="utf-8").strip()
+    return [heading, re.sub(r"\]\((?!\w+:|#)([^)#\s]+)", moved, text)]
 
 
 def _described(setting: Setting) -> str:

@@ -117,6 +117,30 @@ def test_schedule_is_calibrated_or_given():
     assert "8 from step 0 on, 4 from step 10 on, σC/B = 0.16 C to 0.08 C" in str(given)
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        {"noise_multiplier": {0: 8.0, 10: 4.0}},
+        {"noise_multiplier": 1.0, "strategy": STRATEGY, "sampler": SAMPLERS["cyclic"]},
+    ],
+    ids=["schedule", "strategy"],
+)
+def test_adaptive_clip_needs_independent_noise_of_one_multiplier(noise):
+    plan = dpoptax.PrivacyPlan(**SIZES, **noise, seed=0)
+    with pytest.raises(ValueError, match="`clip` must not be adaptive under a schedule"):
+        plan.noise(jax.random.key(0), clip=dpoptax.adaptive_clip(1.0))
+
+
+def test_budget_allows_as_many_steps_as_it_pays():
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, delta=1e-5, accountant="rdp")
+    costs = [dataclasses.replace(plan, steps=steps).epsilon for steps in (1, 7, 8)]
+    assert plan.steps_within(costs[0]) == 1
+    assert plan.steps_within(costs[1]) == plan.steps_within((costs[1] + costs[2]) / 2) == 7
+    assert plan.steps_within(plan.epsilon) == plan.steps_within(1e3) == SIZES["steps"]
+    with pytest.raises(ValueError, match=f"One step spends ε = {costs[0]:.4g}, more than"):
+        plan.steps_within(costs[0] * 0.999)
+
+
 def test_supports_correlated_noise():
     options = {**SIZES, "sampler": SAMPLERS["cyclic"], "strategy": STRATEGY, "seed": 0}
     plan = dpoptax.PrivacyPlan(**options, epsilon=0.5, delta=1e-5)

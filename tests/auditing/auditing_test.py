@@ -363,6 +363,8 @@ def test_audit_runs_have_different_keys_and_seeds():
     assert len(np.unique(np.asarray(keys).view(np.uint64))) == 400_000
 
     class Noted(sampling.FixedSizeSampler):
+        dp_event = sampling.FixedSizeSampler.dp_event
+
         def sample(self, step):
             seeds.append(self.seed)
             return super().sample(step)
@@ -405,6 +407,8 @@ def test_calls_sample_of_user_defined_sampler():
         pass
 
     class Own(sampling.PoissonSampler):
+        dp_event = sampling.PoissonSampler.dp_event
+
         def sample(self, step):
             raise Asked
 

@@ -256,6 +256,57 @@ def test_guesses_are_highest_and_lowest_scores():
     assert turned.correct == (0, 0, 0)
 
 
+def _losses(rng, kind, canaries):
+    uniform = rng.random(canaries)
+    if kind == "bfloat16":
+        return -np.asarray(jnp.asarray(2 + uniform, jnp.bfloat16), np.float32)
+    return np.floor(kind * uniform)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 11, "bfloat16"])
+@pytest.mark.parametrize("members_last", [True, False])
+def test_ties_accuse_no_noise(kind, members_last):
+    """Scores of pure noise are rarely above ε = 0.01 in any order of the canaries."""
+    rng = np.random.default_rng(5)
+    claim, runs, failures = auditing.gaussian_trade_off(0.01), 400, 0
+    for _ in range(runs):
+        included = np.sort(rng.random(256) < 0.5)[:: 1 if members_last else -1]
+        seen = auditing.guesses_about(_losses(rng, kind, 256), included, 0.95)
+        failures += seen.refutes(claim) or seen.epsilon(1e-5) > 0.01
+    assert stats.binom.sf(failures - 1, runs, 0.05) > 1e-3
+
+
+def test_ties_take_a_part_of_the_failure_probability():
+    """Markov's inequality for random orders of ties costs a thousandth of it."""
+    seen = auditing.guesses_about(np.arange(100.0), np.arange(100) % 2 == 0, 0.95)
+    assert 1 - seen.confidence == pytest.approx(0.05 * 0.999)
+
+
+def test_ties_are_counted_without_their_order():
+    rng = np.random.default_rng(0)
+    included = rng.random(500) < 0.5
+    scores = np.floor(3 * rng.random(500) + included)
+    seen = auditing.guesses_about(scores, included, 0.95)
+    for order in (rng.permutation(500), np.argsort(included), np.argsort(~included)):
+        assert auditing.guesses_about(scores[order], included[order], 0.95) == seen
+    # Few random orders have fewer correct guesses than stated.
+    guesses, correct = seen.guesses[-1], seen.correct[-1]
+    found = []
+    for _ in range(2000):
+        ranked = included[np.lexsort((rng.random(500), -scores))]
+        found.append(ranked[: guesses // 2].sum() + (~ranked[-(guesses // 2) :]).sum())
+    assert np.mean(np.array(found) < correct) < 0.005
+    assert np.median(found) - correct < 20
+
+
+def test_binary_scores_still_refute():
+    """All members are classified correctly, and half of the others."""
+    rng = np.random.default_rng(1)
+    included = rng.random(1000) < 0.5
+    scores = included | (rng.random(1000) < 0.5)
+    assert auditing.guesses_about(scores, included, 0.95).epsilon(1e-5) > 0.5
+
+
 @pytest.mark.parametrize(
     "numbers", [(2, 1, 3), (1, 4, 3), (0, 0, 3), (-1, 2, 3), (1.5, 2, 3)], ids=str
 )

@@ -13,7 +13,15 @@ import pytest
 import dpoptax
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
-from dpoptax.training import Comparison, TrainConfig, compare, load_config, loop
+from dpoptax.training import (
+    Comparison,
+    ConfigError,
+    TrainConfig,
+    compare,
+    load_config,
+    load_configs,
+    loop,
+)
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import NonPrivate
 
@@ -230,7 +238,7 @@ def test_help_version_and_unknown_commands(config, capsys):
         assert main(arguments) == code
         shown = capsys.readouterr()
         assert "train CONFIG --workdir DIR" in shown.out
-        assert ("needs the path of a config" in shown.err) == (arguments == ["train"])
+        assert ("needs a config" in shown.err) == (arguments == ["train"])
     for arguments in (["--help"], ["train", "--help"], ["audit", "--help"]):
         main(arguments)
         lines = capsys.readouterr().out.splitlines()
@@ -243,7 +251,7 @@ def test_help_version_and_unknown_commands(config, capsys):
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
     assert "--factors" in output
-    assert "`command` must be one of audit, compare, plan" in error_of(capsys, "tarin")
+    assert "`command` must be one of audit, compare, configs, plan" in error_of(capsys, "tarin")
 
 
 def test_console_script_is_installed():
@@ -435,3 +443,19 @@ def test_folder_that_others_may_write_to_keeps_no_programs(no_cache_yet):
     with pytest.warns(UserWarning, match="must not be writable by other users"):
         compilation_cache.keep_programs()
     assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_installed_names_are_configs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # not in the repository
+    assert main(["configs"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["digits", *(f"digits/{path.stem}" for path in sorted(DIGITS.glob("*.py")))]
+    assert load_config("digits") == load_config(DIGITS / "dp_sgd.py")
+    assert load_config("digits/disk") == load_config(DIGITS / "disk.py")
+    standard = {"dp_sgd", "disk", "pmlf", "adaptive_kalman", "non_private"}
+    assert set(load_configs("digits")) == standard
+    (tmp_path / "digits").write_text((DIGITS / "pmlf.py").read_text())
+    assert load_config("digits") == load_config(DIGITS / "pmlf.py")  # a file comes first
+    for name in ("digits/none", "other", "../configs/digits/disk"):
+        with pytest.raises(ConfigError, match="a name that `dpoptax configs` lists"):
+            load_configs(name)

@@ -432,6 +432,20 @@ def test_seal_covers_every_bit_of_every_dtype(dtype):
         assert hashed([values, values]) != hashed([values])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "complex64"])
+def test_seal_covers_large_arrays_of_every_dtype(dtype):
+    """Large arrays are read in blocks, the last of which overlaps the one before."""
+    with jax.enable_x64(dtype == "float64"):
+        values = helpers.floats(np.random.default_rng(0).normal(size=70_000), jnp.dtype(dtype))
+        hashed = jax.jit(lambda values: checksum(values, CLIP, None))
+        want, words = hashed(values), np.asarray(values).view(np.uint16)
+        for place in (0, 1, words.size // 2, -4, -3, -2, -1):
+            flipped = words.copy()
+            flipped[place] ^= 1
+            assert hashed(jax.device_put(flipped.view(np.asarray(values).dtype))) != want
+        assert hashed(values[::-1]) != want
+
+
 def test_seal_detects_signs_scales_and_permutations():
     """Checks changes whose differences would cancel in a sum of products."""
     rows = np.random.default_rng(0).normal(size=(2000, 4)).astype(np.float32)
@@ -531,6 +545,14 @@ def test_accumulated_integers_do_not_wrap_around():
         dpoptax.accumulate(part(8_000), part(384), part(8_000))
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers fuse the words")
+def test_checksum_stores_no_words_of_a_large_array():
+    """A second array of the size of the sum would make a third of a step's temporary memory."""
+    total = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    compiled = jax.jit(lambda total: checksum({"w": total}, CLIP, None)).lower(total).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < total.size  # a quarter of its bytes
+
+
 def test_accumulate_refuses_incompatible_sums():
     one, two = clipped_sum(0), clipped_sum(1)
     with pytest.raises(ValueError, match=r"same clip and grid.*sums\[1\] with clip"):
@@ -567,3 +589,14 @@ def test_joint_loss_is_clipped_as_one_gradient():
     np.testing.assert_allclose(helpers.global_norm(alone.sum), 1.0, rtol=1e-5)
     mean, _ = released(alone)
     assert np.isfinite(mean["w"]).all()
+
+
+@pytest.mark.parametrize("bit", [0, 31, 32, 33, 63])
+def test_seal_depends_on_each_bit_of_float64(bit):
+    with jax.enable_x64(True):
+        changed = np.array([np.pi]).view(np.uint64) ^ np.uint64(1 << bit)
+        seals = [
+            dpoptax.extend.trust_clipped(jnp.asarray(x), dpoptax.l2_clip(1.0)).seal
+            for x in (np.array([np.pi]), changed.view(np.float64))
+        ]
+    assert seals[0] != seals[1]

@@ -16,7 +16,7 @@ from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, NonP
 from dpoptax.training.run import records
 from experiments.command_line import main
 from experiments.config import ExperimentConfig
-from experiments.image_benchmark import page_figures, page_groups
+from experiments.image_benchmark import page, page_figures, page_groups
 from experiments.image_benchmark import run_lines as lines
 from experiments.image_benchmark.page import write_page
 from experiments.methods import GeoDP
@@ -379,3 +379,11 @@ def test_benchmark_has_every_method_once_with_same_budget():
             b, learning_rate=1.0
         )
     assert any(isinstance(c.method, Doppler) for c in rows.values())
+
+
+def test_links_of_included_texts_are_those_of_the_page(tmp_path):
+    path = tmp_path / "images" / "verdict.md"
+    path.parent.mkdir()
+    path.write_text("[a](../../features.md#x) [b](c.png) [d](https://x.org) [e](#f)\n")
+    _, text = page._given(path, "## In short", tmp_path / "images.md")
+    assert text == "[a](../features.md#x) [b](images/c.png) [d](https://x.org) [e](#f)"

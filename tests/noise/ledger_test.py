@@ -142,7 +142,7 @@ def test_refuses_replaced_key_during_a_run():
     tx = chain()
     _, (noise, rest) = after(tx, 2)
     other = (dataclasses.replace(noise, key=jax.random.key(9)), rest)
-    assert_refused(tx, other, "key is not the key")
+    assert_refused(tx, other, r"epsilon: its key is not the key that it was created with\. All")
 
 
 def test_refuses_edited_count():

@@ -7,10 +7,10 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy import special
+from scipy import special, stats
 
 from dpoptax import accounting
-from dpoptax._pricing import composition
+from dpoptax._pricing import accountants, composition
 from tests.helpers import event_epsilon
 
 
@@ -102,3 +102,18 @@ def test_finds_least_epsilon_where_delta_is_nearly_flat():
 
     epsilon = composition._least(SimpleNamespace(delta=delta), 0.02, 1.0)
     assert 0.9 <= epsilon <= 1.0
+
+
+def test_pairs_of_profile_are_proven():
+    """No δ of the profile is below that of the Gaussian mechanism, and the last is the least."""
+    epsilons, deltas = accountants.profile_of(
+        dpa.GaussianDpEvent(1.0),
+        dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        1e-3,
+        least_delta=1e-6,
+        points=20,
+    )
+    exact = stats.norm.cdf(0.5 - epsilons) - np.exp(epsilons) * stats.norm.cdf(-0.5 - epsilons)
+    assert (exact <= deltas * (1 + 1e-6)).all()
+    assert (deltas[:-1] <= exact[:-1] * 1.05).all()
+    assert deltas[-1] <= 1e-6 < deltas[-2]

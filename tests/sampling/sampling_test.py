@@ -15,6 +15,7 @@ import dpoptax
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.sampling import (
     FixedSizeSampler,
+    GroupedPoissonSampler,
     MinSeparationSampler,
     PoissonSampler,
     RandomAllocationSampler,
@@ -378,6 +379,12 @@ def test_bad_max_batch_size(size):
         PoissonSampler(30, 20, seed=0, max_batch_size=size)
 
 
+def test_batch_of_cyclic_sampler_fits_into_a_group():
+    assert CyclicPoissonSampler(30, 10, seed=0, cycle_length=3).participation_probability == 1
+    with pytest.raises(ValueError, match="at most the 10 records of a group, got 11"):
+        CyclicPoissonSampler(30, 11, seed=0, cycle_length=3)
+
+
 def test_negative_step():
     for kind in KINDS:
         with pytest.raises(ValueError, match="`step` must be an integer of at least 0, got -1"):
@@ -410,3 +417,49 @@ def test_refuses_draw_inside_jit():
     sampler = PoissonSampler(dataset_size=100, batch_size=10, seed=0)
     with pytest.raises(ValueError, match=r"drawn outside of jit, ahead of a scan by samples"):
         jax.jit(sampler.sample)(0)
+
+
+PRICED = [PoissonSampler, FixedSizeSampler, GroupedPoissonSampler, CyclicPoissonSampler]
+CHAINED = [RandomAllocationSampler, MinSeparationSampler]
+
+
+@pytest.mark.parametrize("kind", [*PRICED, *CHAINED, ShuffledSampler])
+@pytest.mark.parametrize("name", ["sample", "samples", "_draws", "_pcg64", "_shake256", "_pad"])
+def test_refuses_classes_that_draw_in_their_own_way_without_an_event(kind, name):
+    changed = {name: lambda self, step: kind.sample(self, 0)}
+    message = f"`Other` must define `dp_event`, because it overrides `{name}` .* `{kind.__name__}`"
+    chained = "`Other` must define `.*`, because"
+    with pytest.raises(TypeError, match=chained if kind in CHAINED else message):
+        type("Other", (kind,), changed)
+    mixin = type("Mixin", (), changed)
+    with pytest.raises(TypeError, match="must define"):
+        type("Other", (mixin, kind), {})
+    stated = {"dp_event": kind.dp_event}
+    if kind in CHAINED:  # with correlated noise, `chain` is priced
+        with pytest.raises(TypeError, match="must define `chain`"):
+            type("Other", (kind,), changed | stated)
+        stated["chain"] = kind.chain
+    other = type("Other", (kind,), changed | stated)
+    assert issubclass(type("Later", (other,), {}), kind)  # a subclass of it draws as it states
+
+
+def test_cyclic_subclass_with_its_own_event_has_no_turns():
+    """Correlated noise is priced by the turns of a cyclic sampler."""
+
+    class InOneGroup(CyclicPoissonSampler):
+        def sample(self, step):
+            return super().sample(0)
+
+        def dp_event(self, noise_multiplier, steps):
+            return PoissonSampler(4, 4, 0).dp_event(noise_multiplier, steps)
+
+    class Logged(CyclicPoissonSampler):
+        dp_event = CyclicPoissonSampler.dp_event
+
+        def sample(self, step):
+            return super().sample(step)
+
+    strategy = dpoptax.matrix.BandedToeplitz((0.8, 0.6))
+    assert strategy.under(Logged(12, 3, 0, cycle_length=4)).sensitivity(4) == pytest.approx(1)
+    with pytest.raises(ValueError, match="`sampler` must be a CyclicPoissonSampler"):
+        strategy.under(InOneGroup(12, 3, 0, cycle_length=4))

@@ -16,7 +16,7 @@ from dpoptax.training import loop
 from dpoptax.training.run import course
 from tests import runs
 
-CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
+CONFIG = dataclasses.replace(runs.CONFIG, eval_every=7, checkpoint_every=5, batch_size=16)
 
 
 def _train(steps, workdir):
@@ -25,6 +25,7 @@ def _train(steps, workdir):
     advance = course.Course.advance
 
     def logged(self, drawn):
+        assert self.state.done >= self.context.shown, "repeats a step that was shown"
         (ledger,) = dpoptax.ledgers(self.state.opt_state)
         batch, mask = drawn
         before = hashlib.sha256(batch.indices.tobytes() + mask.tobytes())

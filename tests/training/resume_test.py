@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -35,9 +36,13 @@ class StoppedError(Exception):
 
 
 def run(workdir, stop_before=None, **changes):
-    """Runs all steps, or those before a given step, without drawing a figure."""
+    """Runs all steps, or those before a given step, without drawing a figure.
+
+    Each record is shown before the next step, as if checkpoints were written at once.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "plot_run", lambda *_: None)
+        patch.setattr(Checkpoints, "saving", lambda _: False)
         if stop_before is not None:
             advance, count = Course.advance, iter(range(stop_before))
 
@@ -50,6 +55,12 @@ def run(workdir, stop_before=None, **changes):
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
+
+
+def remove_checkpoints(workdir, *steps):
+    """Removes checkpoints of a run by hand, so that it repeats steps that were shown."""
+    for step in steps:
+        shutil.rmtree(workdir / "checkpoints" / str(step))
 
 
 def outcome(result):
@@ -160,7 +171,7 @@ def test_finished_run_does_not_change_and_keeps_checkpoints(undisturbed):
 def test_does_not_repeat_shown_steps_with_other_sums(stopped, monkeypatch):
     shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown and is repeated from step 2
     monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
-    with pytest.raises(ConfigError, match="Step 4 was shown, .* is of step 2, .* same noise"):
+    with pytest.raises(ConfigError, match="Step 4 was shown, .* is of step 2.* same noise"):
         run(stopped)
     monkeypatch.undo()
     assert run(stopped).summary["steps"] == 6
@@ -194,7 +205,8 @@ def test_records_order_of_sums_in_fixed_point():
 def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
     exact = {"method": DPSGD(), "fixed_point": True, "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
-        run(tmp_path, stop_before=3, **exact)
+        run(tmp_path, stop_before=2, **exact)
+    remove_checkpoints(tmp_path, 1, 2)
     shown = (tmp_path / "metrics.jsonl").read_text()
     advance = Course.advance
 
@@ -207,9 +219,11 @@ def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
         patch.setattr(Course, "advance", otherwise)
         with pytest.raises(ConfigError, match="metrics of step 1, .*must be reproduced exactly"):
             run(tmp_path, **exact)
+    remove_checkpoints(tmp_path, 1)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
     with pytest.raises(ConfigError, match=r"`eval_every` must divide 1"):
         run(tmp_path, **exact | {"eval_every": 2})
+    remove_checkpoints(tmp_path, 2)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
     assert run(tmp_path, **exact).summary["steps"] == 6
 
@@ -226,6 +240,7 @@ def test_refuses_other_augmentation_draws_with_same_noise(other, named, tmp_path
     augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=2, **augmented)
+    remove_checkpoints(tmp_path, 1, 2)
     arithmetic = resume.arithmetic
 
     def under_another_flag(*args, **exact):
@@ -245,25 +260,29 @@ def test_shown_steps_are_known_without_newest_checkpoint(stopped, monkeypatch):
 
 
 def test_remembers_shown_steps_if_later_start_stops_earlier(tmp_path, monkeypatch):
-    """The second of three starts stops before step 4, which the first one showed."""
-    for steps in (5, 1):
-        with pytest.raises(StoppedError):
-            run(tmp_path, stop_before=steps, eval_every=1, checkpoint_every=6)
+    """The second of three starts stops before step 2, which the first one showed."""
+    rare = {"eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=2, **rare)
+    remove_checkpoints(tmp_path, 1, 2)
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=1, **rare)
     monkeypatch.setattr(resume, "arithmetic", lambda *_, **__: {"rows": 64})
-    with pytest.raises(ConfigError, match="Step 5 was shown, .* is of step 0"):
-        run(tmp_path, eval_every=1, checkpoint_every=6)
+    with pytest.raises(ConfigError, match="Step 2 was shown, .* is of step 1"):
+        run(tmp_path, **rare)
 
 
-def test_refuses_to_end_before_a_shown_step(tmp_path):
+def test_refuses_to_end_before_a_shown_step(tmp_path, undisturbed):
     """A run that ends before a shown step is refused: its ε would omit released steps."""
     rare = {"eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
-        run(tmp_path, stop_before=4, **rare)
-    with pytest.raises(ConfigError, match="`steps` must be at least 4"):
-        run(tmp_path, steps=2, **rare)
-    with pytest.raises(ConfigError, match="has spent in 4 steps"):
-        run(tmp_path, epsilon=1.25, **rare)
-    assert run(tmp_path, steps=4, **rare).summary["steps"] == 4
+        run(tmp_path, stop_before=2, **rare)
+    remove_checkpoints(tmp_path, 1, 2)
+    with pytest.raises(ConfigError, match="`steps` must be at least 2"):
+        run(tmp_path, steps=1, **rare)
+    with pytest.raises(ConfigError, match="has spent in 2 steps"):
+        run(tmp_path, epsilon=0.99 * undisturbed[0].history[1]["epsilon"], **rare)
+    assert run(tmp_path, steps=2, **rare).summary["steps"] == 2
 
 
 def test_run_without_seed_resumes_with_its_drawn_seed(tmp_path):
@@ -499,6 +518,17 @@ def test_partial_checkpoints_are_removed(tmp_path):
     with Checkpoints(tmp_path / "killed") as checkpoints:
         checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
     assert not left.exists()
+
+
+def test_shows_failures_but_no_advice_of_orbax():
+    logger, file = logging.getLogger("absl"), checkpoints_module.ocp.__file__
+    for path, level, shown in (
+        (file, logging.WARNING, False),
+        (file, logging.ERROR, True),
+        (__file__, logging.WARNING, True),
+    ):
+        record = logging.LogRecord("absl", level, path, 1, "text", None, None)
+        assert bool(logger.filter(record)) == shown
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lacks POSIX file modes")

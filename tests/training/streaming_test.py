@@ -11,6 +11,8 @@ from dpoptax.sampling import PoissonSampler, Sample
 from dpoptax.training import ConfigError, TrainConfig, loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
+from dpoptax.training.run import resume
+from dpoptax.users import UserTable
 from tests.runs import memory_mapped
 
 
@@ -33,6 +35,77 @@ def test_reads_sampled_records_from_arrays_files_and_sources(files):
     assert [streaming.source_size(s) for s in (arrays, mapped, source)] == [1438, 1438, 20]
     assert [streaming.in_memory(s) for s in (arrays, mapped, source)] == [True, False, False]
     assert not isinstance(streaming.read(mapped, indices)["inputs"], np.memmap)
+
+
+def _sources(files):
+    """Arrays, files and records, each as a function of the order of 1438 records."""
+    arrays = data.digits().train
+
+    def mapped(order):
+        for name, array in arrays.items():
+            np.save(files / f"{name}.npy", array[order])
+        return memory_mapped(files)
+
+    return (
+        lambda order: {name: array[order] for name, array in arrays.items()},
+        mapped,
+        lambda order: [{name: array[i] for name, array in arrays.items()} for i in order],
+    )
+
+
+def test_digest_reads_all_records_in_order(files, monkeypatch):
+    monkeypatch.setattr(streaming, "_HASHED_BYTES", 2**12)
+    order = list(range(1438))
+    for make in _sources(files):
+        digest = streaming.digest(make(order))
+        assert streaming.digest(make(order)) == digest
+        for place in (0, 700, 1436):
+            swapped = [*order[:place], order[place + 1], order[place], *order[place + 2 :]]
+            assert streaming.digest(make(swapped)) != digest
+        assert streaming.digest(make(order[:-1])) != digest
+    changed = dict(data.digits().train)
+    changed["labels"] = changed["labels"].astype(np.int64)
+    assert streaming.digest(changed) != streaming.digest(data.digits().train)
+
+
+class _TwoHosts:
+    """Two hosts that take turns: the second compares its digest with that of the first."""
+
+    def __init__(self, monkeypatch):
+        self.texts = []
+        monkeypatch.setattr(resume.jax, "process_count", lambda: 2)
+        monkeypatch.setattr(resume.devices, "same_on_all_hosts", self.same)
+
+    def same(self, text):
+        self.texts.append(text)
+        return self.texts[0] == text
+
+
+def test_refuses_hosts_whose_order_differs_outside_of_a_sample(files, monkeypatch):
+    """Two neighboring records that change places would be in the parts of two hosts."""
+    order = list(range(1438))
+    swapped = [*order[:700], 701, 700, *order[702:]]
+    for make in _sources(files):
+        hosts = _TwoHosts(monkeypatch)
+        for each in (order, order):
+            resume.check_same_on_hosts({"data": "equal"}, make(each), None)
+        with pytest.raises(ConfigError, match="list files in one order"):
+            resume.check_same_on_hosts({"data": "equal"}, make(swapped), None)
+        assert len(hosts.texts) == 3
+
+
+@pytest.mark.parametrize("labels", [np.int64, str, object])
+def test_refuses_hosts_whose_owners_differ(labels, monkeypatch):
+    owners = np.repeat(np.arange(100), 3).astype(labels)
+    _TwoHosts(monkeypatch)
+    rows = np.zeros((300, 2))
+    resume.check_same_on_hosts({}, rows, UserTable(owners, 2, seed=0))
+    resume.check_same_on_hosts({}, rows, UserTable(owners.copy(), 2, seed=0))
+    changed = owners.copy()
+    changed[[200, 250]] = changed[[250, 200]]
+    for table in (UserTable(changed, 2, seed=0), UserTable(owners, 2, seed=1), None):
+        with pytest.raises(ConfigError, match="All hosts must have the same"):
+            resume.check_same_on_hosts({}, rows, table)
 
 
 @pytest.mark.slow

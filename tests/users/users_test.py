@@ -65,6 +65,15 @@ def test_sum_clips_each_users_gradient_once(reduction):
     assert difference(sum_of_users(reduction)(records, RECORDS_MASK), expected) < 3e-5
 
 
+@pytest.mark.parametrize("records", [0, 1, 2, 3])
+def test_loss_is_mean_or_sum_of_own_records(records):
+    values, mask = jnp.array([3.0, 5.0, 13.0]), jnp.arange(3) < records
+    total = [0.0, 3.0, 8.0, 21.0][records]
+    loss = lambda w, x: w * x  # noqa: E731
+    for reduction, expected in (("sum", total), ("mean", total / max(records, 1))):
+        assert per_user_loss(loss, reduction=reduction)(1.0, (values, mask)) == expected
+
+
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_no_layer_falls_back_to_per_user_gradients(name, reduction):
@@ -176,6 +185,8 @@ def test_aux_is_per_record():
     ("user", "error", "message"),
     [
         (jnp.ones((3, 2)), ValueError, "must be a pair"),
+        ([jnp.ones((3, 2)), jnp.ones(3, bool)], ValueError, "must be a pair .* got a list"),
+        ((jnp.ones((3, 2)), jnp.ones(3, bool), 0), ValueError, "must be a pair"),
         ((jnp.ones((3, 2)), jnp.ones(3)), TypeError, "must be bool, got float32"),
         ((jnp.ones((3, 2)), jnp.ones((3, 1), bool)), ValueError, r"shape \(R,\).* got \(3, 1\)"),
         ((jnp.ones((2, 2)), jnp.ones(3, bool)), ValueError, r"shape \(3, …\).* got \(2, 2\)"),
@@ -316,6 +327,8 @@ def test_refuses_sampler_of_records():
 def test_refuses_user_twice_in_a_batch():
     @dataclasses.dataclass(frozen=True)
     class WithReplacement(PoissonSampler):
+        dp_event = None
+
         def sample(self, step):
             return Sample(np.array([2, 1, 1, 0]), np.array([True, True, True, False]))
 

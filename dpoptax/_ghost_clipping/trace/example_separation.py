@@ -6,7 +6,7 @@ derivative of a `jax.custom_vjp` or `jax.custom_jvp`. A program shows such a der
 differentiation, so the check differentiates it.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -102,17 +102,13 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
     Its `active` operands depend on the parameters.
     """
     owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
-    joint: set[Var] = set()  # Equinox's reductions over a whole batch
     flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
     for eqn in program.eqns:
         name = eqn.primitive.name
         own = [not isinstance(v, Literal) and v in owned for v in eqn.invars]
         flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
         if any(own):
-            _check_operation(eqn)
-            joint.update(eqn.outvars if name in _JOINT_REDUCTIONS else ())
-        if name == "custom_jvp_call" and joint:
-            _check_condition(eqn, joint)
+            _check_operation(eqn, program)
         if name == HIJAX_CALL and any(own + flows):
             _check_hijax(eqn)
         if name in CUSTOM_DERIVATIVE_CALLS and any(flows):
@@ -196,9 +192,11 @@ def converges_jointly_on_tpu(program: Jaxpr) -> bool:
     return any(eqn.primitive.name in _JOINT_ON_TPU for eqn in equations(program))
 
 
-def _check_operation(eqn: JaxprEqn) -> None:
+def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:
     """Raises an error if `jax.vmap` does not map an operation example by example."""
     name = eqn.primitive.name
+    if name in _JOINT_REDUCTIONS:
+        _check_condition(eqn.outvars[0], program)
     if name == "rng_bit_generator" or (name in _RANDOM_PRIMITIVES and has_positional_keys(eqn)):
         raise TypeError(
             "`loss_fn` must not draw random numbers with the generator 'rbg'. Under `jax.vmap` it "
@@ -228,15 +226,19 @@ def _check_operation(eqn: JaxprEqn) -> None:
         )
 
 
-def _check_condition(eqn: JaxprEqn, joint: Container[Var]) -> None:
-    """Raises an error if `equinox.error_if` checks examples; with "off" it ignores the condition.
+def _check_condition(joint: Var, program: Jaxpr) -> None:
+    """Raises an error if `equinox.error_if` reads a condition of a whole batch.
 
-    An error would be an output without noise. With "nan", one example makes all others NaN.
+    An error would be an output without noise. With "nan", one example makes all others NaN. With
+    "off", the condition is not read.
     """
-    inner = eqn.params["call_jaxpr"].jaxpr
-    reads = {v for e in inner.eqns for v in e.invars if not isinstance(v, Literal)}
-    given = zip(eqn.invars, inner.invars, strict=True)
-    if any(not isinstance(v, Literal) and v in joint and w in reads for v, w in given):
+    checks = [eqn for eqn in program.eqns if eqn.primitive.name == "custom_jvp_call"]
+    pairs = [
+        (v, w, eqn.params["call_jaxpr"].jaxpr)
+        for eqn in checks
+        for v, w in zip(eqn.invars, eqn.params["call_jaxpr"].jaxpr.invars, strict=True)
+    ]
+    if any(v is joint and any(w in e.invars for e in inner.eqns) for v, w, inner in pairs):
         raise TypeError(
             "`loss_fn` must not raise an error if an example is invalid (equinox.error_if, and "
             "solvers of diffrax, optimistix and lineax). The error would reveal the example, and "

@@ -209,7 +209,7 @@ def _reached_parameters(block: Block, flow: GradientFlow) -> set[int]:
 
 def describe_vanishing(found: Vanishing, params: PyTree) -> str:
     """Describes the results of `find_vanishing` and the remedies. Empty if no gradient is zero."""
-    if not found.leaves:
+    if not any(found):
         return ""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
 

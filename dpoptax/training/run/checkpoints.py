@@ -5,11 +5,14 @@ seed, the config and the metrics so far. Orbax writes it in the background and r
 complete. Anyone with a checkpoint can subtract the noise, so only the owner can read the directory.
 
 A run that resumes from any checkpoint repeats later steps bit for bit, because batches are
-functions of (seed, step) and noise of (key, step). Repeated steps therefore release nothing new.
+functions of (seed, step) and noise of (key, step). A state is shown only after its checkpoint is
+complete, so no shown step is repeated.
 """
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,10 +27,19 @@ from dpoptax.training import cache_folder
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
 
-FORMAT = 5
+FORMAT = 6
 
 _KEPT = 3
 """Number of checkpoints to keep, in case a file is damaged."""
+
+
+def _is_not_advice_of_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or "orbax" not in Path(record.pathname).parts
+
+
+# Orbax's warnings advise callers of its API. Its failures are errors, which are raised.
+logging.getLogger("absl").addFilter(_is_not_advice_of_orbax)
+warnings.filterwarnings("ignore", module=r"orbax\.")
 
 
 class CheckpointError(OSError):
@@ -70,6 +82,7 @@ class Checkpoints:
                 ),
             )
             self._open = stack.pop_all()
+        self._unfinished: int | None = None
 
     def __enter__(self) -> "Checkpoints":
         """Returns itself."""
@@ -121,9 +134,28 @@ class Checkpoints:
                 ),
                 force=True,
             )
-            if wait:
-                self._manager.wait_until_finished()
-                self._manager.check_for_errors()
+        self._unfinished = step
+        if wait:
+            self.finish()
+
+    def saving(self) -> bool:
+        """Returns whether a checkpoint is being written."""
+        return bool(self._manager.is_saving_in_progress())
+
+    def finish(self) -> None:
+        """Waits until the last checkpoint is complete, also after a failure of power.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        if self._unfinished is None:
+            return
+        with self._clear_errors():
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+            if jax.process_index() == 0:
+                _write_through(self.directory / str(self._unfinished))
+        self._unfinished = None
 
     def newest_record(self) -> dict[str, Any] | None:
         """Returns the record of the newest checkpoint, or None without one.
@@ -236,6 +268,18 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
         ) from None
     except OSError:
         pass  # a file system without locks
+
+
+def _write_through(folder: Path) -> None:
+    """Writes a folder and its files from the cache of the system to the disk."""
+    if sys.platform == "win32":
+        return  # Windows cannot synchronize a folder
+    for path in (*folder.rglob("*"), folder, folder.parent):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,6 +31,7 @@ class Context:
         observe: Called with each record.
         progress: Whether to show a progress bar.
         shown: The last step whose record an earlier start has shown.
+        earlier: The records in metrics.jsonl that earlier starts have shown, by step.
     """
 
     place: Devices
@@ -40,6 +41,7 @@ class Context:
     observe: Callable[[Record], object] = lambda record: None
     progress: bool = False
     shown: int = 0
+    earlier: Mapping[int, Record] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -68,7 +70,7 @@ def open_context(
         TypeError: `log` has another type.
         CheckpointError: The folder cannot be used.
     """
-    checkpoints, begun, earlier = None, None, dict[int, Record]()
+    checkpoints, begun, earlier, shown = None, None, dict[int, Record](), 0
     sinks: list[Callable[[Record], object]] = []
     with contextlib.ExitStack() as stack:
         if workdir is not None:
@@ -76,8 +78,9 @@ def open_context(
             with phases("checkpoints"):
                 begun = resume.begun(checkpoints, workdir)
             metrics = workdir / resume.METRICS
-            earlier = resume.shown_records(metrics) if private else {}
-            sinks.append(stack.enter_context(metrics_file(metrics, max(earlier, default=0))))
+            earlier = resume.shown_records(metrics)
+            shown = max(earlier, default=0) if private else 0
+            sinks.append(stack.enter_context(metrics_file(metrics, shown)))
         if isinstance(log, str | Path):
             Path(log).parent.mkdir(parents=True, exist_ok=True)
             sinks.append(stack.enter_context(metrics_file(Path(log))))
@@ -93,8 +96,7 @@ def open_context(
                 sink(dict(record))
 
         observe = resume.as_shown(write, earlier) if exact else write
-        shown = max(earlier, default=0)
-        yield Context(place, phases, checkpoints, begun, observe, progress, shown)
+        yield Context(place, phases, checkpoints, begun, observe, progress, shown, earlier)
 
 
 @contextlib.contextmanager

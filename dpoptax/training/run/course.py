@@ -1,6 +1,8 @@
 """Implements the training loop, which compiles, restores and finishes a run."""
 
 import dataclasses
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +11,14 @@ import jax
 
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
+from dpoptax.training.data.fingerprints import tree_digest
 from dpoptax.training.run import records, resume
 from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.feeding import Feed
+from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
 from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Program, Step, make_program
+from dpoptax.training.run.step import Step, make_program, on_one_device
 from dpoptax.users import UserTable
 
 _AHEAD = 0.25
@@ -32,12 +36,16 @@ class Job:
         frozen: Arrays that the loss uses and that are not trained, or None.
         data: The examples, indexed by the sampler.
         users: The owners of the examples, if the sampler draws users.
-        evaluate: Returns the metrics of parameters and optimizer state.
+        evaluate: Returns the metrics of shown parameters.
         fields: Values that must not change when the run resumes.
         secrets: The seed, and other secret values that a resumed run needs.
         fingerprint: Returns a keyed hash of the examples and the frozen arrays.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
-        code: Hashes of the user's code by name. None: the hash of the compiled step.
+        program: Returns hashes of the program by the name of its part, given the arguments of a
+            step on one device.
+        begin: Returns the initial optimizer state of a run with a folder, whose noise key depends
+            on the given hash of everything that its steps read. None: that of the first state.
+        shown: Returns the parameters that are shown, given parameters and optimizer state.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
     """
@@ -47,15 +55,17 @@ class Job:
     step: Step
     frozen: Any
     data: streaming.Source
-    evaluate: Callable[[Any, Any], Record]
+    evaluate: Callable[[Any], Record]
     fields: dict[str, Any]
     secrets: dict[str, Any]
     fingerprint: Callable[[], str]
     eval_every: int
     checkpoint_every: int
+    program: Callable[[Any], dict[str, str]]
     users: UserTable | None = None
     exact: bool = False
-    code: dict[str, str] | None = None
+    begin: Callable[[str, Any], Any] | None = None
+    shown: Callable[[Any, Any], Any] = lambda params, opt_state: params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,34 +100,50 @@ class Course:
         self.job, self.context, self.state = job, context, first
         phases, place = context.phases, context.place
         self._feed = Feed(job.plan.sampler, job.data, place, users=job.users)
+        self._waiting: tuple[int, Any] | None = None
         with phases("compile"):
             arguments = (first.params, first.opt_state), *self._feed(0), job.frozen
             program = make_program(job.step, arguments, place.mesh)
         with phases("data"):
-            self._identity = self._identify(program)
-            resume.check_same_on_hosts(self._identity)
+            self._identity = self._identify(arguments)
+            resume.check_same_on_hosts(self._identity, job.data, job.users)
+        del arguments
         with phases("checkpoints"):
             restored = self._restore()
         self.last = max(self.state.done, job.plan.permitted_steps)
         with phases("compile"):
             self._step = program.compiled
+        if restored:
+            self._announce()
         self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
         # The start time of the run if it had not been interrupted.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
         if not restored:
+            self._begin(first)
             self.save(wait=True)
 
-    def _identify(self, program: Program) -> dict[str, Any]:
+    def _identify(self, arguments: Any) -> dict[str, Any]:
         """Returns all values that a resumed run must share, with its data if they are compared."""
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
-        hashed = ""
+        program, hashed = dict[str, str](), ""
         if checkpoints is not None:
-            arithmetic |= {"training step": program.digest} if job.code is None else job.code
+            program = job.program(on_one_device(arguments, job.plan.sampler.padded_size))
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
-        return {"run": job.fields, "data": hashed, "arithmetic": arithmetic, **job.secrets}
+        compared = {"data": hashed, "program": program, "arithmetic": arithmetic}
+        return {"run": job.fields, **compared, **job.secrets}
+
+    def _begin(self, first: State) -> None:
+        """Makes the noise key of a run with a folder depend on its program and its data."""
+        if self.context.checkpoints is None or self.job.begin is None:
+            return
+        read = {**self._identity, "params": tree_digest(first.params)}
+        if not self.job.exact:
+            del read["arithmetic"]  # devices and versions change sums by rounding at most
+        hashed = hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+        self.state = State(0, first.params, self.job.begin(hashed, first.params))
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint, if any, and logs its records again."""
@@ -134,15 +160,26 @@ class Course:
             opt_state,
             steps=self.job.plan.permitted_steps,
             shown=self.context.shown,
+            exact=self.job.exact,
         )
-        for entry in saved["history"]:
+        history = resume.with_shown(saved["history"], saved["step"], self.context.earlier)
+        for entry in history:
             self.context.observe(entry)
-        self.state = State(saved["step"], params, opt_state, tuple(saved["history"]))
+        self.state = State(saved["step"], params, opt_state, history)
         return True
+
+    def _announce(self) -> None:
+        """Says from which step the run continues."""
+        done, checkpoints = self.state.done, self.context.checkpoints
+        assert checkpoints is not None
+        text = f"continues the run in {checkpoints.directory.parent} after step {done}"
+        if done == self.last:
+            text = f"the run in {checkpoints.directory.parent} has taken all {done} steps"
+        self.context.phases.announce(text)
 
     def finish(self) -> None:
         """Takes the remaining steps."""
-        pace = Pace()
+        pace, history = Pace(), self.state.history
         with Bar(
             total=self.last,
             initial=self.state.done,
@@ -153,19 +190,17 @@ class Course:
             leave=None,  # a nested bar disappears at its end
             disable=not self.context.progress,
         ) as bar:
-            if not self.state.history:
-                self.evaluate()
+            if self._evaluates() and (not history or history[-1]["step"] < self.state.done):
+                self._keep_shown()
+                self._show(wait=True)
             bar.set_postfix_str(self.progress())
             steps = range(self.state.done, self.job.plan.permitted_steps)
             for batch in streaming.prefetch(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
                 bar.update()
-                if self._evaluates():
-                    self.evaluate()
+                if self._save_before_showing():
                     bar.set_postfix_str(self.progress())
-                if self._saves():
-                    self.save(wait=self.state.done == self.last)
 
     def advance(self, batch: tuple[Any, Any]) -> None:
         """Takes one step on a batch and its mask, and donates the arrays of the state."""
@@ -177,23 +212,56 @@ class Course:
         done = self.state.done
         return done % self.job.eval_every == 0 or done == self.last
 
-    def _saves(self) -> bool:
-        done = self.state.done
-        return done % self.job.checkpoint_every == 0 or done == self.last
+    def _save_before_showing(self) -> bool:
+        """Saves and evaluates after a step if it is time, and returns whether a record was added.
 
-    def evaluate(self) -> None:
-        """Adds a record of the current metrics to the history and the logs."""
+        An evaluated state is saved first, in the background. Its record follows when the checkpoint
+        is complete, while later steps run. So no step that anyone has seen is ever repeated.
+        """
+        done, last, shown = self.state.done, self.state.done == self.last, False
+        evaluates = self._evaluates()
+        if evaluates or done % self.job.checkpoint_every == 0:
+            shown = self._show(wait=True)
+            self.save(wait=last)
+        if evaluates:
+            self._keep_shown()
+        return self._show(wait=last) or shown
+
+    def _keep_shown(self) -> None:
+        """Keeps a copy of the parameters to show, because the next step donates them."""
         state = self.state
-        jax.block_until_ready(state.params)  # so that `seconds` includes all steps
+        self._waiting = state.done, copied(self.job.shown(state.params, state.opt_state))
+
+    def _show(self, *, wait: bool) -> bool:
+        """Evaluates the waiting parameters if their checkpoint is complete.
+
+        Args:
+            wait: Whether to wait for the checkpoint.
+
+        Returns:
+            Whether there is a new record.
+        """
+        if self._waiting is None:
+            return False
+        checkpoints = self.context.checkpoints
+        if checkpoints is not None:
+            # Several hosts must evaluate at the same step.
+            if not wait and jax.process_count() == 1 and checkpoints.saving():
+                return False
+            with self.context.phases("checkpoints"):
+                checkpoints.finish()
+        (step, params), self._waiting = self._waiting, None
+        jax.block_until_ready(params)  # so that `seconds` includes all steps
         with self.context.phases("evaluation"):
             entry: Record = {
-                "step": state.done,
-                "epsilon": self._bounds[state.done],
-                **self.job.evaluate(state.params, state.opt_state),
+                "step": step,
+                "epsilon": self._bounds[step],
+                **self.job.evaluate(params),
             }
         entry["seconds"] = round(time.perf_counter() - self._began, 4)
         self.context.observe(entry)
-        self.state = dataclasses.replace(state, history=(*state.history, entry))
+        self.state = dataclasses.replace(self.state, history=(*self.state.history, entry))
+        return True
 
     def progress(self) -> str:
         """Returns a summary of the newest record for the progress bar.

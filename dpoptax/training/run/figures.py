@@ -28,9 +28,8 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
         delta = scientific(summary["delta"])
         guarantee = f"ε = {epsilon_text(summary['epsilon'], 2)} at δ = {delta}"
         spent = last
-        spent.plot(
-            steps, [record["epsilon"] for record in history], color=COLOURS[2], label="spent"
-        )
+        bounds = [record["epsilon"] for record in history]
+        spent.plot(steps, bounds, color=COLOURS[2], label="spent, at most")
         budget = summary["config"]["epsilon"]
         if budget is not None:
             spent.axhline(budget, color="#666666", linestyle="--", label="budget")

@@ -46,10 +46,14 @@ class Phases:
         finally:
             timer.cancel()
 
-    def _announce(self, name: str) -> None:
+    def announce(self, text: str) -> None:
+        """Announces an event that takes no time."""
         if self._say is not None:
-            self._said.add(name)
-            self._say(f"{_SAYS[name]} ...")
+            self._say(text)
+
+    def _announce(self, name: str) -> None:
+        self._said.add(name)
+        self.announce(f"{_SAYS[name]} ...")
 
 
 def say(text: str) -> None:

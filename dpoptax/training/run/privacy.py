@@ -85,6 +85,7 @@ class RunPlan:
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
         """Returns a cheap upper bound on ε at each step count, for progress and records.
 
+        With up to 50 counts, each is priced by itself, and the bound exceeds ε by about a percent.
         See `accounting.Guarantee.epsilon_curve`. Budgets and summaries use `epsilon`.
         """
         planned = self.guarantee(max(steps, default=1))

@@ -1,18 +1,22 @@
 """Checks that a run may resume: same mechanism, sampler, data and arithmetic."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 import dpoptax
 from dpoptax.sampling import Sampler
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.users import UserTable
 
 METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
@@ -50,8 +54,29 @@ def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
     if not metrics.exists():
         return {}
     lines = metrics.read_text(encoding="utf-8").splitlines()
-    found = (json.loads(line) for line in lines if line.endswith("}"))
-    return {record["step"]: record for record in found}
+    found = {}
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a killed run may leave a part of a line
+            record = json.loads(line)
+            found[record["step"]] = record
+    return found
+
+
+def with_shown(
+    history: list[dict[str, Any]], step: int, shown: Mapping[int, dict[str, Any]]
+) -> tuple[dict[str, Any], ...]:
+    """Adds the record of a checkpoint's step, which was shown after the checkpoint was complete.
+
+    Args:
+        history: The records in the checkpoint.
+        step: The step of the checkpoint.
+        shown: The records of earlier starts by step.
+    """
+    last, known = history[-1]["step"] if history else -1, step in shown
+    # Hosts evaluate together or not at all.
+    if last < step and devices.same_on_all_hosts(repr(known)) and known:
+        return (*history, shown[step])
+    return tuple(history)
 
 
 def as_shown(
@@ -129,7 +154,13 @@ def arithmetic(sampler: Sampler, place: devices.Devices, *, exact: bool) -> dict
 
 
 def check_restored(
-    identity: dict[str, Any], record: dict[str, Any], opt_state: Any, *, steps: int, shown: int
+    identity: dict[str, Any],
+    record: dict[str, Any],
+    opt_state: Any,
+    *,
+    steps: int,
+    shown: int,
+    exact: bool,
 ) -> None:
     """Raises a `ConfigError` if the run must not resume from a restored checkpoint.
 
@@ -139,10 +170,12 @@ def check_restored(
         opt_state: Optimizer state of the checkpoint.
         steps: Number of permitted steps now.
         shown: The last step whose metrics an earlier start has shown.
+        exact: Whether the guarantee holds for every bit, so that rounding must not change.
     """
     _check_ledgers(record, opt_state)
     _check_same_data(record, identity["data"])
-    _check_same_sums(record, identity["arithmetic"], shown)
+    _check_same_program(record, identity)
+    _check_same_sums(record, identity["arithmetic"], shown, exact=exact)
     if max(record["step"], steps) < shown:  # the stated ε would not cover all released steps
         raise ConfigError(
             f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "
@@ -150,38 +183,81 @@ def check_restored(
         )
 
 
-def _check_same_sums(record: dict[str, Any], new: dict[str, Any], shown: int) -> None:
+def _check_same_program(record: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Raises a `ConfigError` if the loss, the optimizer or anything else in a step has changed.
+
+    Two copies of a run that continue with two programs would add the same noise to two sums. A
+    finished run would return the parameters of another program.
+    """
+    old, new = record["program"], identity["program"]
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    if not changed:
+        return
+    environment = _changes(record["arithmetic"], identity["arithmetic"])
+    also = f" These values also changed: {environment}." if environment else ""
+    raise ConfigError(
+        f"{changed[0]} must be the same as in the first {record['step']} steps of the run. The "
+        f"noise of a step belongs to one program.{also} Restore it to continue that run, or use "
+        "another workdir for a new run."
+    )
+
+
+def _check_same_sums(
+    record: dict[str, Any], new: dict[str, Any], shown: int, *, exact: bool
+) -> None:
     """Raises a `ConfigError` if released steps would be repeated with other sums.
 
     Both releases would have the same noise, so their difference would reveal the change of the
-    batch, the clip or the rounding without noise.
+    batch, the clip or the rounding without noise. Shown steps are repeated only if a checkpoint was
+    removed. If every bit counts, two copies of a run must not round differently either.
     """
-    old = record.get("arithmetic", {})
-    if shown <= record["step"] or old == new:
+    old, step = record["arithmetic"], record["step"]
+    if old == new or (shown <= step and not exact):
         return
-    others = ", ".join(
+    why = "with fixed_point=True."
+    if shown > step:
+        why = (
+            f"after its metrics were shown. Step {shown} was shown, the last checkpoint is of step "
+            f"{step}."
+        )
+    raise ConfigError(
+        f"The arithmetic of a run must not change {why} These values changed: "
+        f"{_changes(old, new)}. Repeated steps would add the same noise to other sums. Restore the "
+        "original arithmetic, or use another workdir and account for both runs."
+    )
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    return ", ".join(
         f"{name} {old.get(name)!r} -> {value!r}"
         for name, value in new.items()
         if value != old.get(name)
     )
-    raise ConfigError(
-        f"The arithmetic of a run must not change after its metrics were shown. Step {shown} was "
-        f"shown, the last checkpoint is of step {record['step']}, and these values changed: "
-        f"{others}. Repeated steps would add the same noise to other sums. Restore the original "
-        "arithmetic, or use another workdir and account for both runs."
-    )
 
 
-def check_same_on_hosts(identity: dict[str, Any]) -> None:
-    """Raises a `ConfigError` if hosts differ in config, seed, data or versions.
+def check_same_on_hosts(
+    identity: dict[str, Any], data: streaming.Source, users: UserTable | None
+) -> None:
+    """Raises a `ConfigError` if hosts differ in config, seed, data, owners or versions.
 
-    Otherwise an example could be in a batch twice, or hosts could add different noise.
+    Each host reads its part of a batch. If the order of their records differed, a record could be
+    in the parts of two hosts and move the sum by 2C, and hosts with other seeds would add other
+    noise. So every host reads and hashes all records once. With equal hashes, the run is that of
+    one host, unless SHA-256 is broken. A sample of records would not prove it: a single step with a
+    record in two parts already spends more than the stated ε.
     """
-    if not devices.same_on_all_hosts(repr(identity)):
+    if jax.process_count() == 1:
+        return
+    table = {} if users is None else vars(users)
+    owners = {name: x for name, x in table.items() if isinstance(x, np.ndarray)}
+    others = {name: x for name, x in table.items() if name not in owners}
+    hashed = streaming.digest(data), streaming.digest(owners), repr(sorted(others.items()))
+    if not devices.same_on_all_hosts(repr((identity, hashed))):
         raise ConfigError(
             "All hosts must have the same config, seed, training examples and package versions. "
             "Otherwise hosts draw different batches, and one example could be in a batch twice. "
-            "Copy the same config, files and packages to all hosts."
+            "Copy the same config, files and packages to all hosts, and list files in one order, "
+            "such as with sorted()."
         )
 
 
@@ -189,10 +265,10 @@ def _check_same_data(record: dict[str, Any], now: str) -> None:
     """Raises a `ConfigError` if examples, owners or frozen weights have changed."""
     if record.get("data") != now:
         raise ConfigError(
-            "The training examples, their owners and the published weights must be those of the "
-            f"first {record['step']} steps of the run. No ε holds for two data sets in one run, "
-            "and repeated steps would add the same noise to other gradients. Restore the original "
-            "files (`data_dir`, `pretrained`), or use another workdir for a new run."
+            "The training examples, their owners and the frozen arrays or published weights must "
+            f"be those of the first {record['step']} steps of the run. No ε holds for two data "
+            "sets in one run, and two sums would get the same noise. Restore the original data "
+            "(such as `data_dir` and `pretrained`), or use another workdir for a new run."
         )
 
 

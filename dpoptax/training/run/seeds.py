@@ -50,6 +50,19 @@ def random_key(noise: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(_words(seed, "random numbers of losses")[:2])
 
 
+def noise_key_of(key: jax.Array, read: str) -> jax.Array:
+    """Derives the noise key of a run that reads the inputs with this hash.
+
+    Runs with one key and different inputs have independent keys. A key of either generator gives
+    one of the same generator.
+    """
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    words = np.asarray(jax.random.key_data(key) if typed else key)
+    derived = hashlib.shake_256(words.tobytes() + read.encode()).digest(words.nbytes)
+    found = jnp.asarray(np.frombuffer(derived, np.uint32))
+    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(key)) if typed else found
+
+
 def of_batches(seed: int, generator: str) -> int | bytes:
     """Derives the seed of the sampler."""
     return derived(seed, "batches") if generator == "chacha20" else seed

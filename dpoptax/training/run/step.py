@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from dpoptax.training.run.digests import digest_of, traced
 from dpoptax.training.run.feeding import Loaded, Resident
 from dpoptax.training.run.step_keys import step_key
 from dpoptax.users import per_user_loss
@@ -133,15 +133,69 @@ class Program:
         """`compiled(state, batch, mask, frozen)`. It donates the arrays of the state."""
         return self.lowered.compile()
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Hash of the program, without the values of large constants."""
-        module: Any = self.lowered.compiler_ir()
-        text = module.operation.get_asm(large_elements_limit=1000)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+@dataclasses.dataclass(frozen=True)
+class Uncompiled:
+    """A step that runs operation by operation, under `jax.disable_jit()`.
+
+    Attributes:
+        compiled: As for `Program`. It donates nothing.
+    """
+
+    compiled: Callable[..., tuple[Any, Any]]
 
 
-def make_program(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -> Program:
+def on_one_device(args: Any, rows: int) -> Any:
+    """Returns shapes and types of a step's arguments as on one device, for `program_digest`.
+
+    Args:
+        args: As for `make_program`.
+        rows: Number of rows of a batch that no devices share.
+    """
+    state, batch, mask, frozen = args
+    examples = jax.eval_shape(lambda batch: batch.examples(), batch)
+    shared = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
+        (Loaded(examples, batch.indices), mask),
+    )
+    return jax.eval_shape(lambda *args: args, state, *shared, frozen)
+
+
+def program_digest(step: Step, args: Any) -> str:
+    """Returns the hash of a step's operations and constants, equal on any number of devices.
+
+    Args:
+        step: The step.
+        args: From `on_one_device`.
+    """
+    leaves, structure = jax.tree.flatten(args)
+    digest = _digest if step.key is None else _shared_digest
+    return digest(dataclasses.replace(step, param_specs=None), tuple(leaves), structure)
+
+
+def _digest(step: Step, leaves: Any, structure: Any) -> str:
+    def taken(state: Any, *rest: Any) -> Any:
+        return step(*state, *rest)
+
+    return digest_of(traced(taken, *jax.tree.unflatten(structure, leaves)))
+
+
+_shared_digest = functools.lru_cache(maxsize=64)(_digest)
+
+
+def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> str:
+    """Returns the hash of an optimizer's operations and constants, such as a learning rate."""
+
+    def both(params: Any) -> Any:
+        state = optimizer.init(params)
+        return state, optimizer.update(params, state, params)
+
+    return digest_of(traced(both, params))
+
+
+def make_program(
+    step: Step, args: Any, mesh: jax.sharding.Mesh | None = None
+) -> Program | Uncompiled:
     """Returns the program of a step, which equal steps and shapes share.
 
     Args:
@@ -151,7 +205,7 @@ def make_program(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -
             shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
-    if step.key is None:
+    if step.key is None or _jit_is_off():
         return _lower(step, args, mesh)
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
     return _shared_program(step, tuple(leaves), structure, mesh)
@@ -160,11 +214,11 @@ def make_program(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -
 @functools.lru_cache(maxsize=64)
 def _shared_program(
     step: Step, leaves: Any, structure: Any, mesh: jax.sharding.Mesh | None
-) -> Program:
+) -> Program | Uncompiled:
     return _lower(step, jax.tree.unflatten(structure, leaves), mesh)
 
 
-def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program:
+def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program | Uncompiled:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         rows = NamedSharding(mesh, P("data"))
@@ -175,4 +229,12 @@ def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program:
     def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
         return taken(*state, *rest, mesh=mesh)
 
+    # `jax.disable_jit()` is for stepping through a loss. It does not support lowered programs.
+    if _jit_is_off():
+        return Uncompiled(step)
     return Program(jax.jit(step, donate_argnums=0, **shardings).lower(*args))
+
+
+def _jit_is_off() -> bool:
+    config: Any = jax.config
+    return bool(config.jax_disable_jit)
