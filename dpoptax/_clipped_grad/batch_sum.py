@@ -37,7 +37,7 @@ class BatchSum:
     def __call__(
         self,
         points: GradientPoints,
-        records: tuple[PyTree, jax.Array | None],
+        records: tuple[PyTree, PyTree],
         mask: jax.Array,
         key: jax.Array | None,
         whole: WholeBatch | None = None,
@@ -57,7 +57,7 @@ class BatchSum:
     def parts(
         self,
         points: GradientPoints,
-        records: tuple[PyTree, jax.Array | None],
+        records: tuple[PyTree, PyTree],
         mask: jax.Array,
         key: jax.Array | None,
         whole: WholeBatch,
@@ -65,7 +65,7 @@ class BatchSum:
     ) -> tuple[PyTree, PyTree]:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
-        keys = None if ids is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys

@@ -121,7 +121,8 @@ def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
             continue
         flags = [True] * len(eqn.invars)
         if eqn.primitive.name in _FOLLOWED_CALLS:
-            flags = _reached_inputs(*subprograms(eqn.params), used)
+            (inner,) = subprograms(eqn.params)
+            flags = _reached_inputs(inner, used)
         operands = itertools.compress(eqn.invars, flags)
         variables = (v for v in operands if isinstance(v, Var))
         reached.update(v for v in variables if carries_gradient(type_of(v)))
