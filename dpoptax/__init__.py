@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpoptax import filters as filters
 from dpoptax import matrix as matrix
 from dpoptax import sampling as sampling
+from dpoptax._batches import Batch as Batch
 from dpoptax._clip.accumulate import accumulate as accumulate
 from dpoptax._clip.clip import Clip as Clip
 from dpoptax._clip.clip import l2_clip as l2_clip

@@ -6,25 +6,35 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import dp_accounting as dpa
+import jax
 import numpy as np
 import optax
 
 from dpoptax import accounting
+from dpoptax._batches import Batch, example_loader, read_ahead
 from dpoptax._noise.adaptive import QuantileClip, adaptive_gaussian_noise
 from dpoptax._noise.correlated import correlated_noise
 from dpoptax._noise.gaussian import gaussian_noise
 from dpoptax._pricing.checks import Accountant
+from dpoptax._pricing.noise_schedule import Schedule
+from dpoptax._pricing.privacy_event import (
+    Composable,
+    PrivacyEvent,
+    composed,
+    key_fingerprint,
+    other_events,
+)
+from dpoptax._random.keys import check_noise_key, words_of
+from dpoptax._random.shake256 import SEED_BYTES
 from dpoptax.accounting._statement import claim_text, multipliers_text
 from dpoptax.matrix._strategies import Strategy
 from dpoptax.sampling import PoissonSampler, Sampler
 
 if TYPE_CHECKING:
-    import jax
-
     from dpoptax._clip.clip import Clip
     from dpoptax._tree import PyTree
     from dpoptax.matrix._participation import Participation
+    from dpoptax.users import UserTable
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -33,26 +43,31 @@ class PrivacyPlan:
 
         release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B,   t = 0, …, T − 1
 
-    The plan calibrates σ to a target ε, makes the sampler and the noise transform, draws the
-    batches and states the guarantee. `print(plan)` shows all of them. The plan uses these parts:
-    `accounting.calibrate_noise_multiplier`, a sampler of `dpoptax.sampling`, `gaussian_noise` or
-    `correlated_noise`, and `accounting.guarantee`.
+    The plan calibrates σ to a target ε, makes the sampler and the noise transform, draws and
+    gathers the batches, and states the guarantee. `print(plan)` shows all of them. The plan uses
+    these parts: `accounting.calibrate_noise_multiplier`, a sampler of `dpoptax.sampling`,
+    `gaussian_noise` or `correlated_noise`, and `accounting.guarantee`.
 
     Units: σ is relative to the clipping bound C. N and B count examples, or users if the sampler
     draws users.
 
     Privacy: if a run draws its batches from the plan, clips with `clipped_grad` and starts its
     chain with `plan.noise(key)`, it has the guarantee `plan.guarantee(opt_state)`. The key and the
-    sampler's seed are secret.
+    sampler's seed are secret, and each run has its own.
+
+    **Seeds.** Without `seed`, a plan may serve several runs. Each call of `batches`, `draws` or
+    `dpoptax.training.fit` is a new run and draws a fresh seed. `new_run()` returns the plan of one
+    run, with a fresh seed in `plan.sampler`. Use it to repeat or continue draws. Two runs of a plan
+    with a seed draw equal batches: composing their guarantees raises an error.
 
     Attributes:
       sampler: the sampler of the batches.
       steps: T, the number of noisy releases.
-      noise_multiplier: σ, or a schedule from the first step of each phase to its σ.
+      noise_multiplier: σ, or a schedule from the first step of each phase to its σ, read-only.
       delta: δ of the target and of the statement.
       strategy: the strategy of correlated noise; None for independent noise.
       accountant: "pld", "rdp" or "monte_carlo".
-      also: other events on the same data.
+      also: the events of other releases on the same data.
 
     Args:
       steps: T.
@@ -66,21 +81,23 @@ class PrivacyPlan:
       schedule: with `epsilon`, a relative noise multiplier for the first step of each phase.
       sampler: a sampler object, or a function or class of `dpoptax.sampling` that makes one from
         `dataset_size`, `batch_size` and `seed`. An object from `UserTable.sampler` draws users.
-      seed: the seed of the sampler that the plan makes. By default, `secrets.randbits(128)`.
+      seed: the seed of the sampler, for one run. By default, each run draws its own.
       strategy: a strategy of `dpoptax.matrix`.
       accountant: as for `accounting.guarantee`.
-      also: as for `accounting.guarantee`. `epsilon` includes these events.
+      also: as for `accounting.guarantee`, such as the guarantee of an earlier run. `epsilon`
+        includes these events.
 
     Raises:
       TypeError: `sampler` is neither a sampler nor makes one.
       ValueError: an argument is missing, out of range, given twice, or differs from the sampler's;
-        no σ spends `epsilon`; or the sampler has no event.
+        no σ spends `epsilon`; the sampler has no event; or its seed is also that of an event of
+        `also`.
 
     >>> import dpoptax, jax, optax
     >>> plan = dpoptax.PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)
     >>> tx = optax.chain(plan.noise(jax.random.key(0)), optax.sgd(0.1))
-    >>> step, indices, mask = next(iter(plan))
-    >>> step, indices.shape == mask.shape == (plan.sampler.padded_size,)
+    >>> batch = next(plan.batches(np.zeros((1000, 3))))
+    >>> batch.step, batch.examples.shape == (plan.sampler.padded_size, 3)
     (0, True)
     >>> print(plan)
     PrivacyPlan
@@ -97,7 +114,7 @@ class PrivacyPlan:
     delta: float
     strategy: Strategy | None
     accountant: Accountant
-    also: tuple[dpa.DpEvent, ...]
+    also: tuple[PrivacyEvent, ...]
 
     def __init__(
         self,
@@ -113,7 +130,7 @@ class PrivacyPlan:
         seed: int | bytes | None = None,
         strategy: Strategy | None = None,
         accountant: Accountant = "pld",
-        also: Sequence[dpa.DpEvent] = (),
+        also: Sequence[Composable] = (),
     ) -> None:
         made = _make_sampler(sampler, dataset_size, batch_size, seed)
         priced = _priced(made, strategy)
@@ -131,6 +148,7 @@ class PrivacyPlan:
             raise ValueError(
                 "`strategy` must be None under a schedule: correlated noise has one multiplier."
             )
+        also = other_events(also)
         if epsilon is not None:
             if delta is None:
                 raise ValueError("`delta` must be given with `epsilon`, well below 1/N.")
@@ -146,6 +164,8 @@ class PrivacyPlan:
             noise_multiplier = sigma
             if schedule is not None:
                 noise_multiplier = {first: sigma * ratio for first, ratio in schedule.items()}
+        if isinstance(noise_multiplier, Mapping):
+            noise_multiplier = Schedule(tuple(noise_multiplier.items()))
         values = {
             "sampler": made,
             "steps": steps,
@@ -153,7 +173,7 @@ class PrivacyPlan:
             "delta": delta,
             "strategy": strategy,
             "accountant": accountant,
-            "also": tuple(also),
+            "also": also,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -184,7 +204,8 @@ class PrivacyPlan:
             fixed point.
 
         Raises:
-          ValueError: `clip` is missing, or is adaptive under a schedule or a strategy.
+          ValueError: `clip` is missing, or is adaptive under a schedule or a strategy; or `key` is
+            the key of an event of `also`.
 
         >>> import dpoptax, jax
         >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=1.0)
@@ -193,6 +214,10 @@ class PrivacyPlan:
         10
         """
         batch_size = self.sampler.batch_size
+        key = check_noise_key(key)
+        if self.also and not isinstance(key, jax.core.Tracer):
+            keys = frozenset([key_fingerprint(words_of(key))])
+            composed(PrivacyEvent(self.also[0].dp_event, keys=keys), self.also)
         if isinstance(clip, QuantileClip):
             if self.strategy is not None or isinstance(self.noise_multiplier, Mapping):
                 raise ValueError(
@@ -226,16 +251,85 @@ class PrivacyPlan:
             fixed_point_clip=clip if fixed_point else None,
         )
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        return self.batches()
+    def new_run(self) -> "PrivacyPlan":
+        """Returns the plan of a new run, with a fresh secret seed in its sampler.
 
-    def batches(self, start: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields `(step, indices, mask)` for the plan's steps, from `start` on.
+        The seed is `secrets.randbits(128)`, or 32 bytes if the plan's seed is of that type.
 
-        A restored run continues at the number of its releases, `ledgers(opt_state)[0].releases`.
+        Raises:
+          RuntimeError: there are several processes, and each would draw another seed.
+
+        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=3.0)
+        >>> first, second = plan.new_run(), plan.new_run()
+        >>> both = dataclasses.replace(second, also=[first.guarantee()])
+        >>> round(first.epsilon, 2), round(both.epsilon, 2)  # independent batches
+        (0.33, 0.44)
+        >>> dataclasses.replace(first, also=[first.guarantee()])
+        Traceback (most recent call last):
+        ...
+        ValueError: Two of the events must not have the same sampler seed. ...
         """
-        for step in range(start, self.steps):
-            yield step, *self.sampler.sample(step)
+        if jax.process_count() > 1:
+            raise RuntimeError(
+                f"`new_run` must be called in a single process, got {jax.process_count()} "
+                "processes, and each would draw another seed. Draw it once, share it with "
+                "`jax.experimental.multihost_utils.broadcast_one_to_all`, and pass it as `seed`."
+            )
+        hashed = isinstance(self.sampler.seed, bytes)
+        seed = secrets.token_bytes(SEED_BYTES) if hashed else secrets.randbits(128)
+        return dataclasses.replace(self, sampler=dataclasses.replace(self.sampler, seed=seed))
+
+    def batches(
+        self, data: "PyTree", *, start: int = 0, users: "UserTable | None" = None
+    ) -> Iterator[Batch]:
+        """Yields the `Batch` of each step of a run: its rows of the data, mask and ids.
+
+        Each leaf of the data must have N rows. A wrong N is an error, since JAX clamps indices
+        beyond the end. Rows are gathered in a thread, one step ahead. The batches of a plan and
+        their order depend on its seed only. Without a seed, each call is a new run.
+
+        Args:
+          data: a tree of NumPy arrays, JAX arrays or memory-mapped arrays, with N rows each.
+          start: the first step. A restored run continues at the number of its releases,
+            `ledgers(opt_state)[0].releases`, and needs the plan with its seed.
+          users: the table of owners that made the sampler, if the plan draws users. The data then
+            have a row for each record.
+
+        Raises:
+          TypeError: a leaf of `data` is not an array with rows.
+          ValueError: a leaf of `data` has another number of rows, `users` does not fit the sampler,
+            or `start` is not 0 for a plan without a seed.
+
+        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=2, noise_multiplier=1.0)
+        >>> [batch.step for batch in plan.batches({"x": np.zeros((100, 3)), "y": np.zeros(100)})]
+        [0, 1]
+        >>> plan.batches(np.zeros((90, 3)))
+        Traceback (most recent call last):
+        ...
+        ValueError: `data` must have 100 rows, one for each example of the plan, got 90. ...
+        """
+        run = self._run(start)
+        load = example_loader(data, run.sampler, users)
+        return read_ahead(load, range(start, self.steps))
+
+    def draws(self, start: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yields `(step, indices, mask)` for the plan's steps, to gather rows by hand.
+
+        Check that the data have N rows. The arguments and errors are those of `batches`.
+        """
+        run = self._run(start)
+        return ((step, *run.sampler.sample(step)) for step in range(start, self.steps))
+
+    def _run(self, start: int) -> "PrivacyPlan":
+        """Returns the plan of the run that starts or continues at a step."""
+        if self.sampler.seed is not None:
+            return self
+        if start:
+            raise ValueError(
+                f"`start` must be 0 for a plan without a seed, got {start}. To continue a run, "
+                "keep its plan, `run = plan.new_run()`, or make the plan with the run's `seed`."
+            )
+        return self.new_run()
 
     def steps_within(self, budget: float) -> int:
         """Returns the number of the plan's steps that spend at most the ε `budget`.
@@ -349,7 +443,7 @@ def _make_sampler(
     for name, size in sizes.items():
         if size is None:
             raise ValueError(f"`{name}` must be given unless `sampler` is an object.")
-    made = sampler(**sizes, seed=secrets.randbits(128) if seed is None else seed)
+    made = sampler(**sizes, seed=seed)
     if not isinstance(made, Sampler):
         raise TypeError(f"`sampler` must make a sampler of dpoptax.sampling, got {made!r}.")
     return made

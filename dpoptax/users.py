@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpoptax._pricing.checks import integer
+from dpoptax._pricing.checks import integer, seed_integer
 from dpoptax._tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
 from dpoptax.tables._trained_rows import TrainedRows
@@ -199,7 +199,7 @@ class UserTable:
     def _bound(self, records_per_user: int, seed: int) -> None:
         remedy = "give the largest number of records of a user in a step"
         self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
-        self._seed = integer("seed", seed, 0, "take one from secrets.randbits(128)")
+        self._seed = seed_integer(seed)
 
     def _chosen(self, user: int, step: int) -> np.ndarray:
         owned = self.records_of(user)

@@ -121,6 +121,13 @@ def indices_are_unique(eqn: JaxprEqn, given: EntryFacts) -> bool:
     )
 
 
+def clamped_rows(eqn: JaxprEqn) -> int | None:
+    """Returns the number of rows if a gather by row numbers clamps them, or `None`."""
+    by_row = 0 in eqn.params["dimension_numbers"].start_index_map
+    clamps = eqn.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP
+    return type_of(eqn.invars[0]).shape[0] if by_row and clamps else None
+
+
 def _is_within_axes(eqn: JaxprEqn, given: EntryFacts) -> bool:
     """Returns whether distinct indices are within the axes that a gather reads."""
     return not given.shifted and given.span <= min(_lengths(eqn))

@@ -61,6 +61,9 @@ class InformationFlow:
       uncounted: the lines that select rows of a table by `dpoptax.tables.selected_grad` for a
         release whose `update` the function may not call. No ledger then has them, and they are
         private.
+      clamped: for each line that gathers private rows by secret indices, the number of rows that
+        it clamps the indices to. It must be the N of the sampler. With fewer rows, the last one
+        would fill the places of the missing ones. `PrivacyPlan.batches` checks the number.
     """
 
     shown: tuple[Shown, ...]
@@ -68,6 +71,7 @@ class InformationFlow:
     joined: tuple[str, ...]
     redrawn: tuple[str, ...]
     uncounted: tuple[str, ...]
+    clamped: tuple[str, ...]
 
     @property
     def private(self) -> tuple[Shown, ...]:
@@ -98,6 +102,8 @@ class InformationFlow:
             table += f"\nnoise may be drawn a second time: {', '.join(self.redrawn)}"
         if self.uncounted:
             table += f"\nrows are selected that no update counts: {', '.join(self.uncounted)}"
+        if self.clamped:
+            table += f"\nindices are clamped to N rows, check N: {', '.join(self.clamped)}"
         if self.closed_over:
             table += f"\nclosed over, taken for public: {', '.join(self.closed_over)}"
         return table
@@ -212,7 +218,13 @@ def information_flow(
         Shown(name, shown_kind(follower.final_content(label)), "", line)
         for (name, line), label in follower.seen.items()
     ]
-    found = follower.closed_over, follower.joined, follower.redrawn, follower.uncounted
+    found = (
+        follower.closed_over,
+        follower.joined,
+        follower.redrawn,
+        follower.uncounted,
+        follower.clamped,
+    )
     return InformationFlow((*shown, *seen), *map(tuple, found))
 
 

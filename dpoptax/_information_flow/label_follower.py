@@ -14,6 +14,7 @@ from dpoptax._information_flow import axis_rules, example_axes
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
 from dpoptax._information_flow.entry_facts import (
     UNKNOWN_FACTS,
+    clamped_rows,
     indices_are_unique,
     is_integer,
     result_entries,
@@ -62,6 +63,7 @@ class LabelFollower:
       closed_over: types of large arrays among the constants, each once, in order.
       joined: operations that combined examples before a clip, with their lines, in the same way.
       redrawn: lines that may repeat the noise of another line, in the same way.
+      clamped: numbers of private rows that secret indices are clamped to, in the same way.
     """
 
     def __init__(self, constants: Mapping[Var, bytes]) -> None:
@@ -71,6 +73,7 @@ class LabelFollower:
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
         self.redrawn: dict[str, None] = {}
+        self.clamped: dict[str, None] = {}
         self._derivations = Derivations()
         self.number = self._derivations.number
         self._draws = NoiseDraws(self._derivations)
@@ -246,14 +249,22 @@ class LabelFollower:
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(facts)
             ]
-        # Indices that may repeat give no rows of one example each.
-        if eqn.primitive.name == "gather" and not indices_are_unique(eqn, read[1].entries):
-            numbers[1] = None
+        if eqn.primitive.name == "gather":
+            self._note_clamped(eqn, *read[:2])
+            # Indices that may repeat give no rows of one example each.
+            if not indices_are_unique(eqn, read[1].entries):
+                numbers[1] = None
         given = {i: label.rows for i, label in enumerate(read) if label.has_data}
         found = dataclasses.replace(together, rows=axis_rules.result_axes(eqn, given, numbers))
         if found.rows is None and not found.joined:
             found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
+
+    def _note_clamped(self, eqn: JaxprEqn, rows: Label, indices: Label) -> None:
+        """Records a gather of private rows that clamps secret indices."""
+        drawn = rows.rows == example_axes.LEADING_AXIS and Content.SECRET in indices.holds
+        if drawn and (number := clamped_rows(eqn)) is not None:
+            self.clamped[f"{number:,} rows in {self._line()}"] = None
 
     def _computation(
         self, eqn: JaxprEqn, numbers: Sequence[Hashable]

@@ -19,7 +19,7 @@ from dpoptax._noise.ledger import (
     is_ledger,
     refusals_so_far,
 )
-from dpoptax._random.keys import Generator, generator_of
+from dpoptax._random.keys import Generator, generator_of, words_of
 from dpoptax._tree import PyTree, strip_variables
 
 _REASONS = {
@@ -98,6 +98,14 @@ def _states_in(opt_state: PyTree) -> list[LedgerState]:
     """Returns the states of noise stages, with variables of `nnx` as arrays."""
     leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
+
+
+def key_fingerprints(opt_state: PyTree) -> frozenset[str]:
+    """Returns the fingerprints of the noise keys of all stages, to compare runs."""
+    # Imported here because it imports dp_accounting, which reading a ledger does not need.
+    from dpoptax._pricing.privacy_event import key_fingerprint
+
+    return frozenset(key_fingerprint(words_of(state.key)) for state in _states_in(opt_state))
 
 
 def is_ensemble(opt_state: PyTree) -> bool:

@@ -223,17 +223,6 @@ def cut_event(event: Event, overflow: float) -> Event:
     return CutDpEvent(event, min(1.0, overflow))
 
 
-def with_others(event: Event, also: Sequence[Event]) -> Event:
-    """Returns the event composed with others on the same data."""
-    # A generator can be read only once, and would be empty when the event is built.
-    if not isinstance(also, Sequence) or not all(isinstance(other, Event) for other in also):
-        raise TypeError(
-            "`also` must be a sequence of dp_accounting events, such as [vocabulary.event], got "
-            f"{also!r}."
-        )
-    return dpa.ComposedDpEvent([event, *also]) if also else event
-
-
 def participation_event(
     noise_multiplier: float,
     steps: int,

@@ -1,7 +1,8 @@
 """Noise multipliers that change during a run, by a public schedule."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from dpoptax._pricing.checks import integer, number
@@ -14,6 +15,32 @@ Phases: TypeAlias = tuple[tuple[int, float], ...]
 
 
 _LAST = 2**31 - 1  # the largest step that a noise stage can count
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule(Mapping[int, float]):
+    """Holds a copy of a schedule that cannot be changed; equal to a dict of the same items.
+
+    Attributes:
+      items_given: pairs of a first step and a multiplier.
+    """
+
+    items_given: tuple[tuple[int, float], ...]
+
+    def __getitem__(self, first: int) -> float:
+        return dict(self.items_given)[first]
+
+    def __iter__(self) -> Iterator[int]:
+        return (first for first, _ in self.items_given)
+
+    def __len__(self) -> int:
+        return len(self.items_given)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.items_given))
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items_given))
 
 
 def checked_phases(schedule: Mapping[int, float]) -> Phases:

@@ -16,7 +16,7 @@ def check_key(key: object) -> jax.Array:
     if isinstance(key, jax.Array | np.ndarray):
         return _check_array(key)
     if isinstance(key, numbers.Integral):
-        raise TypeError(_number(f"{key!r}", key))
+        raise TypeError(_number("an integer"))
     raise TypeError(
         f"`key` must be a single key, got {key!r}. Write `dpoptax.random_key_from_os()` or "
         "`jax.random.key(seed)`."
@@ -30,7 +30,7 @@ def _check_array(key: jax.Array | np.ndarray) -> jax.Array:
             return key
         raise TypeError(f"`key` must be a single key, got {what}. Write `keys[0]`.")
     if jnp.issubdtype(key.dtype, jnp.integer) and key.ndim == 0:
-        raise TypeError(_number(what, "seed"))
+        raise TypeError(_number(what))
     if key.dtype == np.uint32 and key.ndim == 1:
         try:
             return jax.random.wrap_key_data(jnp.asarray(key))
@@ -44,9 +44,9 @@ def _check_array(key: jax.Array | np.ndarray) -> jax.Array:
     )
 
 
-def _number(what: str, seed: object) -> str:
+def _number(what: str) -> str:
     return (
         f"`key` must be a random key, not a seed, got {what}. Write "
         "`dpoptax.random_key_from_os()`, which cannot be guessed. For a reproducible run, write "
-        f"`jax.random.key({seed})`; an adversary who guesses the seed can then repeat it as well."
+        "`jax.random.key(seed)`; an adversary who guesses the seed can then repeat it as well."
     )

@@ -120,6 +120,11 @@ def two_words(key: jax.Array) -> jax.Array:
     return jax.random.bits(key, (2,), jnp.uint32)
 
 
+def words_of(key: jax.Array) -> bytes:
+    """Returns the bits of a key of either generator, which are secret."""
+    return np.asarray(key if _is_chacha20(key) else jax.random.key_data(key)).tobytes()
+
+
 def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
     """Returns two 32-bit words for each stream at every place.
 

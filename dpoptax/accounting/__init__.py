@@ -20,6 +20,7 @@ Gaussian of the greatest sensitivity.
 """
 
 from dpoptax._pricing.checks import Accountant as Accountant
+from dpoptax._pricing.privacy_event import PrivacyEvent as PrivacyEvent
 from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
 from dpoptax.accounting import selection as selection
 from dpoptax.accounting._calibration import calibrate_batch_size as calibrate_batch_size

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
-from dpoptax._pricing import events
 from dpoptax._pricing.checks import (
     ADD_OR_REMOVE,
     Accountant,
@@ -18,6 +17,7 @@ from dpoptax._pricing.checks import (
     relation_named,
 )
 from dpoptax._pricing.noise_schedule import checked_phases, scaled
+from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, composed, other_events
 from dpoptax.accounting._design import checked_noise, make_design
 from dpoptax.accounting._parameter_search import Search
 from dpoptax.matrix._participation import Participation
@@ -39,7 +39,7 @@ def calibrate_noise_multiplier(
     sampler: "Sampler | Participation | None" = None,
     schedule: Mapping[int, float] | None = None,
     accountant: Accountant = "pld",
-    also: Sequence[dpa.DpEvent] = (),
+    also: Sequence[Composable] = (),
 ) -> float:
     """Returns the least noise multiplier that keeps a run within `epsilon`.
 
@@ -61,11 +61,16 @@ def calibrate_noise_multiplier(
     0.959
     """
     steps = integer("steps", steps, 1, "a run without steps needs no noise")
-    design = make_design(sampling_probability, sampler)
+    design, others = make_design(sampling_probability, sampler), other_events(also)
+
+    def event(factor: float) -> dpa.DpEvent:
+        run = PrivacyEvent(design.event(scaled(relative, factor), steps), design.seeds)
+        return composed(run, others).dp_event
+
     relative = checked_phases({0: 1.0} if schedule is None else schedule)
     least, most = _MULTIPLIERS
     multiplier, spent = Search(
-        lambda x: events.with_others(design.event(scaled(relative, x), steps), also),
+        event,
         *_target(epsilon, delta, accountant, design.dataset_size, design.relation),
         lowest=least,
         highest=most,

@@ -9,6 +9,7 @@ import dp_accounting as dpa
 from dpoptax._pricing import events, noise_schedule
 from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, number
 from dpoptax._pricing.noise_schedule import Phases, checked_phases
+from dpoptax._pricing.privacy_event import seed_fingerprint
 
 if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
@@ -24,12 +25,14 @@ class Design:
       relation: the name of the neighboring relation.
       dataset_size: N, or None if it is unknown.
       independent_steps: whether the steps can be priced one by one.
+      seeds: the fingerprint of the sampler's seed, if it has one.
     """
 
     at: Callable[[float, int], dpa.DpEvent]
     relation: str = ADD_OR_REMOVE
     dataset_size: int | None = None
     independent_steps: bool = True
+    seeds: frozenset[str] = frozenset()
 
     def event(self, noise_multiplier: float | Phases, steps: int) -> dpa.DpEvent:
         """Returns the event of `steps` steps with a checked multiplier."""
@@ -56,6 +59,12 @@ def check_sampler(sampler: object) -> None:
         )
 
 
+def seeds_of(sampler: "Sampler | Participation") -> frozenset[str]:
+    """Returns the fingerprint of the seed of a sampler; empty without a seed."""
+    seed = getattr(getattr(sampler, "sampler", sampler), "seed", None)
+    return frozenset() if seed is None else frozenset([seed_fingerprint(seed)])
+
+
 def make_design(
     sampling_probability: float | None, sampler: "Sampler | Participation | None"
 ) -> Design:
@@ -73,6 +82,7 @@ def make_design(
             sampler.neighboring_relation,
             sampler.dataset_size,
             sampler.independent_steps,
+            seeds_of(sampler),
         )
     probability = number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:

@@ -18,6 +18,7 @@ from dpoptax._pricing.checks import (
     relation_named,
 )
 from dpoptax._pricing.noise_schedule import Phases
+from dpoptax._pricing.privacy_event import PrivacyEvent, privacy_event
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
 from dpoptax.accounting import _statement
 from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
@@ -55,7 +56,7 @@ class Guarantee:
         P[M(D) ∈ S] ≤ e^ε P[M(D') ∈ S] + δ   for all S and all neighboring D, D'
 
     `guarantee` computes it from an optimizer state, `planned_guarantee` from the parameters of a
-    run, and the constructor from any event of dp_accounting. `print(guarantee)` shows ε at
+    run, and the constructor from any event. `print(guarantee)` shows ε at
     `stated_delta` and all terms of the guarantee, with ε and δ rounded up and noise multipliers
     rounded down. It does not include settings chosen by looking at private results, or other
     publications.
@@ -64,7 +65,8 @@ class Guarantee:
     a lower bound on the error rates of any attack.
 
     Attributes:
-      event: the releases. Noise multipliers are relative to C under every neighboring relation.
+      event: the releases, a `PrivacyEvent`. The constructor also takes an event of dp_accounting.
+        Noise multipliers are relative to C under every neighboring relation.
       neighboring_relation: "add-or-remove-one", "replace-one", or "replace-special" (a record is
         replaced by one that contributes zero).
       accountant: "pld", "rdp" or "monte_carlo".
@@ -79,12 +81,13 @@ class Guarantee:
       ValueError: an argument is out of range, or the accountant cannot price the event.
 
     >>> import dp_accounting
-    >>> one_release = Guarantee(dp_accounting.GaussianDpEvent(noise_multiplier=4.0))
+    >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(noise_multiplier=4.0))
+    >>> one_release = Guarantee(event)
     >>> round(one_release.epsilon(1e-5), 3), f"{one_release.delta(0.926):.2g}"
     (0.926, '1e-05')
     """
 
-    event: dpa.DpEvent
+    event: PrivacyEvent
     neighboring_relation: str = ADD_OR_REMOVE
     accountant: Accountant = "pld"
     unit: "Unit" = "example"
@@ -92,9 +95,12 @@ class Guarantee:
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0
     stated_delta: float = 1e-5
-    event_after: Callable[[int], dpa.DpEvent] | None = dataclasses.field(
+    event_after: Callable[[int], PrivacyEvent] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "event", privacy_event(self.event))
 
     def epsilon(self, delta: float) -> float:
         """Returns ε at a δ in (0, 1); warns if δ is 1/N or more."""
@@ -111,7 +117,7 @@ class Guarantee:
         if not number("epsilon", epsilon) >= 0:
             raise ValueError(f"`epsilon` must be at least 0, got {epsilon}.")
         check_accountant(self.accountant)
-        return accountants.delta_of(self.event, epsilon, self.accountant, self._relation)
+        return accountants.delta_of(self.event.dp_event, epsilon, self.accountant, self._relation)
 
     @property
     def trade_off(self) -> TradeOff:
@@ -126,10 +132,11 @@ class Guarantee:
         the dots", 2022, for the pairs.
 
         >>> import dp_accounting
-        >>> Guarantee(dp_accounting.GaussianDpEvent(2.0)).trade_off([0.01, 0.1]).round(3)
+        >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(2.0))
+        >>> Guarantee(event).trade_off([0.01, 0.1]).round(3)
         array([0.966, 0.783])
         """
-        return approximate_trade_off(*privacy_profile(self.event, self._relation))
+        return approximate_trade_off(*privacy_profile(self.event.dp_event, self._relation))
 
     def gdp_mu(self, delta: float) -> float:
         """Returns the least μ for which the releases are μ-Gaussian DP, except for δ.
@@ -145,11 +152,12 @@ class Guarantee:
         al., "(ε, δ) considered harmful: better privacy guarantees by reporting GDP", 2025.
 
         >>> import dp_accounting
-        >>> round(Guarantee(dp_accounting.GaussianDpEvent(0.5)).gdp_mu(1e-6), 2)
+        >>> round(Guarantee(PrivacyEvent(dp_accounting.GaussianDpEvent(0.5))).gdp_mu(1e-6), 2)
         2.0
         """
         self._check_delta(delta)
-        return least_mu(*privacy_profile(self.event, self._relation, delta / 2), delta)
+        profile = privacy_profile(self.event.dp_event, self._relation, delta / 2)
+        return least_mu(*profile, delta)
 
     def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
         """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
@@ -162,13 +170,13 @@ class Guarantee:
         mechanism" (2019), section 3.3, by dp_accounting at integers; integrals at other orders.
 
         >>> import dp_accounting
-        >>> Guarantee(dp_accounting.GaussianDpEvent(2.0)).rdp([2, 4])
+        >>> Guarantee(PrivacyEvent(dp_accounting.GaussianDpEvent(2.0))).rdp([2, 4])
         array([0.25, 0.5 ])
         """
         alphas = np.atleast_1d(np.asarray(orders, dtype=float))
         if not np.all(alphas > 1):
             raise ValueError(f"`orders` must all be greater than 1, got {orders}.")
-        return accountants.rdp_curve(self.event, alphas, self._relation)
+        return accountants.rdp_curve(self.event.dp_event, alphas, self._relation)
 
     def epsilon_curve(self, steps: Sequence[int], delta: float) -> np.ndarray:
         """Returns upper bounds on ε after each of `steps`, (counts,), computed fast.
@@ -237,10 +245,12 @@ class Guarantee:
     def __str__(self) -> str:
         return _statement.statement_text(self.to_dict())
 
-    def _price(self, event: dpa.DpEvent, delta: float, coarseness: int = 1) -> float:
+    def _price(self, event: PrivacyEvent, delta: float, coarseness: int = 1) -> float:
         check_accountant(self.accountant)
         interval = coarseness * accountants.DISCRETIZATION
-        return accountants.epsilon_of(event, delta, self.accountant, self._relation, interval)
+        return accountants.epsilon_of(
+            event.dp_event, delta, self.accountant, self._relation, interval
+        )
 
     def _check_delta(self, delta: float) -> None:
         check_delta(delta, self.sampling.get("dataset_size"))

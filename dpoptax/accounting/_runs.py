@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import dp_accounting as dpa
-
 from dpoptax._pricing.checks import Accountant, check_accountant, check_delta, integer
-from dpoptax._pricing.events import with_others
-from dpoptax.accounting._design import checked_noise, make_design
+from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, composed, other_events
+from dpoptax.accounting._design import checked_noise, make_design, seeds_of
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
 from dpoptax.accounting._spent import read_ledgers, spent_event
 from dpoptax.matrix._participation import Participation
@@ -25,7 +23,7 @@ def guarantee(
     delta: float | None = None,
     accountant: Accountant = "pld",
     same_batches: bool | None = None,
-    also: Sequence[dpa.DpEvent] = (),
+    also: Sequence[Composable] = (),
 ) -> Guarantee:
     """Returns the privacy guarantee of a run, from the ledgers in its optimizer state.
 
@@ -57,11 +55,14 @@ def guarantee(
         multipliers of a schedule. For an ensemble, True if its runs shared the batch of every step,
         and False if each run drew its own batches with its own seed. The stages of one run then
         share its batches.
-      also: other events on the same data, such as that of the vocabulary selected by
-        `dpoptax.tables.select_rows`. They are composed with the run, once for all runs.
+      also: other releases on the same data, each with its own seed and noise key: guarantees of
+        other runs, a `PrivacyEvent` such as that of the vocabulary selected by
+        `dpoptax.tables.select_rows`, or events of dp_accounting. They are composed with the run,
+        once for all runs.
 
     Raises:
-      ValueError: `opt_state` has no ledger, a ledger that refused a release, or one with arrays of
+      ValueError: the run and an event of `also`, or two of these, have the same sampler seed or
+        noise key; `opt_state` has no ledger, a ledger that refused a release, or one with arrays of
         another mechanism; two noise stages or runs have the same key; a mechanism has no privacy
         proof; the sampler has another batch size, has no event for this noise (correlated noise in
         fixed point needs a `CyclicPoissonSampler` whose cycle is as long as its bands), or is a
@@ -79,11 +80,11 @@ def guarantee(
     (2, 1e-05)-differentially private for one example more or less
     """
     check_accountant(accountant)
-    readings = read_ledgers(opt_state)
+    readings, others = read_ledgers(opt_state), other_events(also)
 
-    def event(most: int | None = None) -> dpa.DpEvent:
+    def event(most: int | None = None) -> PrivacyEvent:
         spent = spent_event(readings, sampler, same_batches=same_batches, most=most)
-        return with_others(spent, also)
+        return composed(PrivacyEvent(spent, seeds_of(sampler), readings.keys), others)
 
     ledgers = [ledger for run in readings.runs for ledger in run]
     in_turns = same_batches is False and len(ledgers) > 1 and not readings.ensemble
@@ -91,7 +92,7 @@ def guarantee(
         event=event(),
         accountant=accountant,
         releases=tuple(map(_noisy_releases, ledgers)),
-        other_events=len(also),
+        other_events=len(others),
         event_after=None if in_turns else event,
         **_sampler_facts(sampler, delta),
     )
@@ -105,7 +106,7 @@ def planned_guarantee(
     sampler: "Sampler | Participation | None" = None,
     delta: float | None = None,
     accountant: Accountant = "pld",
-    also: Sequence[dpa.DpEvent] = (),
+    also: Sequence[Composable] = (),
 ) -> Guarantee:
     """Returns the privacy guarantee of a planned run of `steps` noisy clipped sums.
 
@@ -123,13 +124,15 @@ def planned_guarantee(
       also: as for `guarantee`.
 
     Raises:
-      ValueError: an argument is out of range, or the sampler has no event.
+      ValueError: an argument is out of range; the sampler has no event; or its seed is also that
+        of an event of `also`.
 
     >>> planned = planned_guarantee(noise_multiplier=1.1, sampling_probability=0.01, steps=1000)
     >>> round(planned.epsilon(1e-5), 2), planned.epsilon_curve([0, 500, 1000], 1e-5).round(2)
     (1.52, array([0.  , 1.1 , 1.52]))
     """
     check_accountant(accountant)
+    others = other_events(also)
     design = make_design(sampling_probability, sampler)
     multiplier = checked_noise(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
@@ -138,14 +141,14 @@ def planned_guarantee(
     if isinstance(sampler, Participation):
         strategy, sampler = repr(sampler.strategy), sampler.sampler
 
-    def event(count: int) -> dpa.DpEvent:
-        return with_others(design.event(multiplier, count), also)
+    def event(count: int) -> PrivacyEvent:
+        return composed(PrivacyEvent(design.event(multiplier, count), design.seeds), others)
 
     return Guarantee(
         event=event(steps),
         accountant=accountant,
         releases=(NoisyReleases(steps, phases, strategy),),
-        other_events=len(also),
+        other_events=len(others),
         event_after=event,
         **_sampler_facts(sampler, delta, sampling_probability),
     )
@@ -158,7 +161,7 @@ def epsilon_spent(
     *,
     same_batches: bool | None = None,
     accountant: Accountant = "pld",
-    also: Sequence[dpa.DpEvent] = (),
+    also: Sequence[Composable] = (),
 ) -> float:
     """Returns the ε that a run has spent, from the ledgers in its optimizer state.
 

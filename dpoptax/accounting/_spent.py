@@ -24,10 +24,12 @@ class LedgerReadings(NamedTuple):
     Attributes:
       runs: the ledgers of each run, one for each noise stage.
       ensemble: whether the state's arrays have a leading axis of runs.
+      keys: fingerprints of the noise keys.
     """
 
     runs: "tuple[tuple[Ledger, ...], ...]"
     ensemble: bool
+    keys: frozenset[str]
 
 
 def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
@@ -36,12 +38,13 @@ def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
     Raises:
       ValueError: there is no ledger, or `dpoptax.ledgers` raises it.
     """
-    from dpoptax._noise.read_ledger import is_ensemble, ledgers, runs_of
+    from dpoptax._noise.read_ledger import is_ensemble, key_fingerprints, ledgers, runs_of
 
     if is_ensemble(opt_state):
         runs = runs_of(opt_state)
         ledgers(runs)  # raises if two runs have one key
-        return LedgerReadings(tuple(ledgers(run) for run in runs), ensemble=True)
+        each = tuple(ledgers(run) for run in runs)
+        return LedgerReadings(each, ensemble=True, keys=key_fingerprints(runs))
     found = ledgers(opt_state)
     if not found:
         raise ValueError(
@@ -49,7 +52,7 @@ def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
             "gaussian_noise or clip_and_noise. Restore a checkpoint into tx.init(params), which "
             "gives its arrays their meaning."
         )
-    return LedgerReadings((found,), ensemble=False)
+    return LedgerReadings((found,), ensemble=False, keys=key_fingerprints(opt_state))
 
 
 def spent_event(

@@ -21,34 +21,42 @@ from dp_accounting import dp_event
 from scipy import optimize, stats
 
 from dpoptax._pricing import events as _events
+from dpoptax._pricing.privacy_event import (
+    Composable,
+    PrivacyEvent,
+    joined_fingerprints,
+    privacy_event,
+)
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""
 
 
-def all_of(trials: Sequence[dpa.DpEvent]) -> dpa.DpEvent:
+def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
     """Returns the event of publishing all trials, or the best of a fixed number.
 
     Args:
-      trials: the event of each trial.
+      trials: the event or guarantee of each trial. Each trial has its own seed and noise key.
 
     Raises:
       TypeError: a trial is not an event, e.g. an ε.
-      ValueError: `trials` is empty.
+      ValueError: `trials` is empty, or two trials have the same seed or noise key.
 
     >>> from dpoptax import accounting
-    >>> one = dpa.GaussianDpEvent(10.0)
+    >>> one = accounting.PrivacyEvent(dpa.GaussianDpEvent(10.0))
     >>> round(accounting.Guarantee(all_of([one] * 16)).epsilon(1e-5), 2)  # as multiplier 10 / √16
     1.55
     """
-    counts = _counted(trials)
+    given = _given(trials)
+    counts = collections.Counter(_events.hashable(each.dp_event) for each in given)
     events = [dpa.SelfComposedDpEvent(event, count) for event, count in counts.items()]
-    return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
+    together = events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
+    return PrivacyEvent(together, *joined_fingerprints(given))
 
 
 def best_of_random(
-    candidates: Sequence[dpa.DpEvent], *, mean: float, distribution: str
-) -> dpa.DpEvent:
+    candidates: Sequence[Composable], *, mean: float, distribution: str
+) -> PrivacyEvent:
     """Returns the event of publishing only the best of a random number of trials.
 
     Each trial draws a candidate at random, by probabilities that do not depend on the data. Only
@@ -56,28 +64,38 @@ def best_of_random(
     without a bound. It must stay secret, and so must the duration of the trials.
 
     Args:
-      candidates: the event of each setting that may be tried. The costliest determines the price.
+      candidates: the event or planned guarantee of each setting that may be tried, without a seed
+        and a noise key: each trial draws its own. The costliest determines the price.
       mean: the mean number of trials, at least 1.
       distribution: "geometric", "poisson" (narrow around its mean, but possibly no trial) or
         "logarithmic" (cheaper than geometric, but often only few trials).
 
     Raises:
       TypeError: a candidate is not an event, e.g. an ε.
-      ValueError: `candidates` is empty, `mean` is below 1, or `distribution` is unknown.
+      ValueError: `candidates` is empty, `mean` is below 1, `distribution` is unknown, or a
+        candidate has a seed or a noise key.
 
     Source: Papernot and Steinke, "Hyperparameter tuning with Rényi differential privacy" (2022),
     Theorems 2 and 6, as implemented in dp_accounting.
 
     >>> from dpoptax import accounting
-    >>> one = dpa.GaussianDpEvent(10.0)
+    >>> one = accounting.PrivacyEvent(dpa.GaussianDpEvent(10.0))
     >>> event = best_of_random([one], mean=16, distribution="geometric")
     >>> round(accounting.Guarantee(event, accountant="rdp").epsilon(1e-5), 2)
     0.9
     """
     _check(mean, distribution)
-    events = tuple(_counted(candidates))
+    given = _given(candidates)
+    if any(each.seeds or each.keys for each in given):
+        raise ValueError(
+            "A candidate must not have a sampler seed or a noise key, since it may be tried "
+            "several times and each trial needs its own. Pass the guarantee of a "
+            "`dpoptax.PrivacyPlan` without `seed`."
+        )
+    events = tuple(dict.fromkeys(_events.hashable(each.dp_event) for each in given))
     worst = events[0] if len(events) == 1 else _events.WorstOfDpEvent(events)
-    return dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=SHAPES[distribution])
+    shape = SHAPES[distribution]
+    return PrivacyEvent(dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=shape))
 
 
 def draw_number(mean: float, distribution: str, seed: int) -> int:
@@ -111,21 +129,16 @@ def _logarithmic(mean: float) -> float:
     return 1 - optimize.brentq(excess, 1e-12, 1 - 1e-9)
 
 
-def _counted(events: Sequence[dpa.DpEvent]) -> dict[dpa.DpEvent, int]:
-    if isinstance(events, dpa.DpEvent):
+def _given(events: Sequence[Composable]) -> list[PrivacyEvent]:
+    """Returns the events of trials or candidates."""
+    if isinstance(events, dpa.DpEvent | PrivacyEvent):
         raise TypeError(
             "The events must be a list, one for each trial or candidate, got one event."
         )
-    events = list(events)  # a generator can be read only once
-    if not events:
+    found = [privacy_event(each) for each in events]  # a generator can be read only once
+    if not found:
         raise ValueError("The list of events must not be empty. Pass the event of each trial.")
-    for event in events:
-        if not isinstance(event, dpa.DpEvent):
-            raise TypeError(
-                f"A trial must be an event, got {event!r}. Pass its releases, such as "
-                "sampler.dp_event(noise_multiplier, steps); an ε does not determine them."
-            )
-    return collections.Counter(map(_events.hashable, events))
+    return found
 
 
 def _check(mean: float, distribution: str) -> None:

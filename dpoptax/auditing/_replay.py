@@ -157,7 +157,7 @@ class Runs:
         return indices, masks
 
 
-def _seeds(keys: jax.Array, like: int | bytes) -> list[Any]:
+def _seeds(keys: jax.Array, like: int | bytes | None) -> list[Any]:
     """Returns a seed for each key, of the type of `like`, which selects the generator."""
     ciphered = isinstance(like, bytes)
     bits = jax.vmap(lambda key: jax.random.bits(key, (8 if ciphered else 2,)))(keys)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from dpoptax._pricing.checks import integer
+from dpoptax._pricing.checks import integer, seed_integer
 from dpoptax._pricing.participation_chains import Chain
 from dpoptax._random.shake256 import SEED_BYTES, Shake256, shake256
 from dpoptax.sampling._draws import (
@@ -55,7 +55,9 @@ class Sampler(abc.ABC):
       batch_size: B, the expected number of records in a step; the divisor of the noisy sum.
       seed: secret. Either a non-negative integer of any size, for NumPy's PCG64, or 32 bytes from
         `secrets.token_bytes(32)`, for SHAKE-256, a cryptographic generator. With SHAKE-256, draws
-        follow exactly the priced distribution and take time and memory proportional to N.
+        follow exactly the priced distribution and take time and memory proportional to N. Each
+        run needs its own seed: two runs with one seed draw equal batches. By default None, for a
+        sampler that is only priced and cannot draw.
       multiple_of: `padded_size` is a multiple of this. Pass the micro-batch size.
       unit: "example" or "user", the meaning of an index and the unit of the privacy guarantee.
         `dpoptax.users.UserTable.sampler` sets it.
@@ -63,7 +65,7 @@ class Sampler(abc.ABC):
 
     dataset_size: int
     batch_size: int
-    seed: int | bytes = field(repr=False)  # secret, so not in messages
+    seed: int | bytes | None = field(default=None, repr=False)  # secret, so not in messages
     multiple_of: int = 1
     unit: Unit = field(default="example", kw_only=True)
 
@@ -158,11 +160,19 @@ class Sampler(abc.ABC):
 
     def _draws(self, *key: int) -> Draws:
         """Returns the draws of the seed and a key, independent of those of other keys."""
-        return Pcg64(self._pcg64(*key)) if isinstance(self.seed, int) else self._shake256(*key)
+        if isinstance(self.seed, bytes):
+            return self._shake256(*key)
+        return Pcg64(self._pcg64(*key))
 
     # Both keys include the class, so samplers of two classes with one seed are independent.
 
     def _pcg64(self, *key: int) -> np.random.Generator:
+        if self.seed is None:
+            raise ValueError(
+                "The sampler must have a seed to draw, got None. Pass "
+                "`seed=secrets.randbits(128)`, a new one for each run, or use the sampler of "
+                "`plan.new_run()`."
+            )
         assert isinstance(self.seed, int)
         # The spawn key is hashed separately from the seed: (1, 23) and (12, 3) differ.
         spawn_key = (*type(self).__name__.encode(), *key)
@@ -190,10 +200,11 @@ def _place(cls: type, name: str) -> int:
     return next((i for i, c in enumerate(cls.__mro__) if name in vars(c)), len(cls.__mro__))
 
 
-def _checked_seed(seed: int | bytes) -> int | bytes:
+def _checked_seed(seed: int | bytes | None) -> int | bytes | None:
+    if seed is None:
+        return None
     if not isinstance(seed, bytes):
-        remedy = "take a fresh one from secrets.randbits(128), or secrets.token_bytes(32)"
-        return integer("seed", seed, 0, remedy)
+        return seed_integer(seed)
     if len(seed) != SEED_BYTES:
         raise ValueError(
             f"`seed` must have {SEED_BYTES} bytes, got {len(seed)}. Take them from "

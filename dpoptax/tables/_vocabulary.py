@@ -9,11 +9,12 @@ from jax.typing import ArrayLike
 
 from dpoptax._noise.ledger import check_mechanism
 from dpoptax._random.check_key import check_key
+from dpoptax._random.keys import words_of
 from dpoptax.tables._row_selecting_noise import draw_rows
 from dpoptax.tables._row_selection import RowSelection, count_rows
 
 if TYPE_CHECKING:
-    import dp_accounting as dpa
+    from dpoptax._pricing.privacy_event import PrivacyEvent
 
 
 class Vocabulary(NamedTuple):
@@ -28,7 +29,7 @@ class Vocabulary(NamedTuple):
 
     rows: np.ndarray
     selected: int
-    event: "dpa.DpEvent"
+    event: "PrivacyEvent"
 
 
 def select_rows(
@@ -73,6 +74,7 @@ def select_rows(
     """
     # Imported here because it imports dp_accounting, which `selected_grad` does not need.
     from dpoptax._pricing.events import noisy_sum_event
+    from dpoptax._pricing.privacy_event import PrivacyEvent, key_fingerprint
 
     if not isinstance(selection, RowSelection):
         raise TypeError(f"`selection` must be a `dpoptax.tables.RowSelection`, got {selection!r}.")
@@ -94,4 +96,5 @@ def select_rows(
             "This attempt is also a release and has a privacy cost."
         )
     event = noisy_sum_event(noise_multiplier, 1, lambda gaussian: gaussian)
-    return Vocabulary(rows, int(number), event)
+    keys = frozenset([key_fingerprint(words_of(key))])
+    return Vocabulary(rows, int(number), PrivacyEvent(event, keys=keys))

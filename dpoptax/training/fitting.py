@@ -16,7 +16,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.models import takes_key
-from dpoptax.training.run import inputs, records, resume, seeds
+from dpoptax.training.run import devices, inputs, records, resume, seeds
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.digests import digest_of
@@ -36,7 +36,8 @@ class FitResult:
       opt_state: the final state of the noise and the optimizer. Secret: it holds the noise key.
       guarantee: the guarantee of the steps taken; `print(guarantee)` states it.
       history: the logged records of all evaluations.
-      plan: the plan, with the sampler that drew the batches.
+      plan: the plan of this run, with the seed that drew the batches. It is secret. Pass the
+        original plan to another call of `fit`.
     """
 
     params: Any = dataclasses.field(repr=False)
@@ -96,7 +97,8 @@ def fit(
       data: a tree of columns with a row for each example: arrays, memory-mapped arrays, lists of
         examples, or sources with `len` and integer indices, such as those of `grain`. JAX arrays
         stay on their device. All others are prefetched in a thread.
-      plan: its N must be the number of examples.
+      plan: its N must be the number of examples. If it has no seed, a new run draws its own, and
+        two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
         in it. It must not add noise.
       clip: as for `clipped_grad`.
@@ -107,7 +109,7 @@ def fit(
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
       microbatch_size: as for `clipped_grad`.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
-        one device. All hosts make the same call, with the same `key` and the same seed in `plan`.
+        one device. All hosts make the same call, with the same `key`.
       key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
       fixed_point: whether the guarantee holds for every bit of the parameters.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
@@ -162,7 +164,11 @@ def fit(
         if context.begun is not None:
             assert workdir is not None
             plan, key = _continued(plan, key, fixed_point, context.begun, workdir)
+        elif plan.sampler.seed is None:
+            plan = _seeded(plan, devices.fresh_seed(bits=128))
         key = dpoptax.random_key_from_os() if key is None else key
+        seed = plan.sampler.seed
+        assert seed is not None
 
         def chain_with(key: jax.Array) -> optax.GradientTransformation:
             stages = [plan.noise(key, fixed_point=fixed_point, clip=clip), optimizer]
@@ -178,7 +184,7 @@ def fit(
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
             opt_state = first_state(key, params)
-        seed, noise = plan.sampler.seed, plan.noise_multiplier
+        noise = plan.noise_multiplier
         least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
         dataset = Dataset("data", data, {}, 0)
         step = Step(
@@ -270,8 +276,17 @@ def _continued(
     key = jax.random.wrap_key_data(words) if words.size == 2 else words
     seed = record["seed"]
     seed = bytes.fromhex(seed) if isinstance(seed, str) else seed
-    sampler = dataclasses.replace(plan.sampler, seed=seed)
-    return dataclasses.replace(plan, sampler=sampler), key
+    if plan.sampler.seed not in (None, seed):
+        raise ValueError(
+            f"The seed of `plan` must be that of the run in {workdir}, got another one. Make the "
+            "plan without `seed` to continue that run, or pass another workdir for a new run."
+        )
+    return _seeded(plan, seed), key
+
+
+def _seeded(plan: dpoptax.PrivacyPlan, seed: int | bytes) -> dpoptax.PrivacyPlan:
+    """Returns the plan of a run with a seed."""
+    return dataclasses.replace(plan, sampler=dataclasses.replace(plan.sampler, seed=seed))
 
 
 def _words(key: jax.Array) -> list[int]:
@@ -282,9 +297,10 @@ def _words(key: jax.Array) -> list[int]:
 
 def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
     """Returns values that must not change when a run resumes, except seed and key."""
+    noise = plan.noise_multiplier
     fields = dataclasses.asdict(plan.sampler) | {
         "sampling": type(plan.sampler).__name__,
-        "noise_multiplier": plan.noise_multiplier,
+        "noise_multiplier": dict(noise) if isinstance(noise, Mapping) else noise,
         "strategy": None if plan.strategy is None else repr(plan.strategy),
         "steps": None if plan.strategy is None else plan.steps,
         "fixed_point": fixed_point,

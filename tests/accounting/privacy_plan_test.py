@@ -1,7 +1,9 @@
 """Tests that a plan states each number once and agrees with its parts."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 import secrets
 import subprocess
 import sys
@@ -51,7 +53,7 @@ def test_plan_equals_its_parts(name):
     assert plan.noise_multiplier == sigma
     assert plan.epsilon == accounting.epsilon(noise_multiplier=sigma, **run)
     assert plan.epsilon <= 2.0
-    drawn = list(plan.batches(start=18))
+    drawn = list(plan.draws(start=18))
     assert [step for step, *_ in drawn] == [18, 19]
     for step, indices, mask in drawn:
         np.testing.assert_array_equal(indices, by_hand.sample(step).indices)
@@ -72,29 +74,31 @@ def test_plan_equals_its_parts(name):
 
 def test_plan_yields_each_step_once():
     plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=1)
-    assert [step for step, *_ in plan] == list(range(20))
-    assert [step for step, *_ in plan] == list(range(20))
+    assert [step for step, *_ in plan.draws()] == list(range(20))
+    assert [step for step, *_ in plan.draws(5)] == list(range(5, 20))
 
 
 def test_plan_costs_as_much_as_all_its_releases():
     plan = dpoptax.PrivacyPlan(**{**SIZES, "steps": 3}, noise_multiplier=6.0, delta=1e-6)
     state = state_of(plan.noise(jax.random.key(0)), 3)
-    assert plan.guarantee().event == plan.guarantee(state).event
+    assert plan.guarantee().event.dp_event == plan.guarantee(state).event.dp_event
     assert plan.guarantee(state).stated_delta == 1e-6
     assert plan.epsilon == plan.guarantee(state).epsilon(1e-6)
     assert "3 of the Gaussian mechanism" in str(plan.guarantee(state))
 
 
 def test_seeds_come_from_operating_system(monkeypatch):
-    plans = [dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0) for _ in range(2)]
-    assert plans[0].sampler.seed != plans[1].sampler.seed
-    assert any(plan.sampler.seed >= 2**100 for plan in plans)
+    seedless = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0)
+    runs = [seedless.new_run() for _ in range(2)]
+    assert seedless.sampler.seed is None
+    assert runs[0].sampler.seed != runs[1].sampler.seed
+    assert any(run.sampler.seed >= 2**100 for run in runs)
     monkeypatch.setattr(secrets, "randbits", lambda bits: 12345 if bits == 128 else None)
-    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0)
+    plan = seedless.new_run()
     assert plan.sampler.seed == 12345
     assert "12345" not in f"{plan} {plan!r}"
     ciphered = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=bytes(32))
-    assert ciphered.sampler.generator == "SHAKE-256"
+    assert ciphered.sampler.generator == ciphered.new_run().sampler.generator == "SHAKE-256"
 
 
 def test_schedule_is_calibrated_or_given():
@@ -115,6 +119,19 @@ def test_schedule_is_calibrated_or_given():
     (ledger,) = dpoptax.ledgers(state_of(given.noise(jax.random.key(0)), 1))
     assert ledger.mechanism.schedule == ((0, 8.0), (10, 4.0))
     assert "8 from step 0 on, 4 from step 10 on, σC/B = 0.16 C to 0.08 C" in str(given)
+
+
+def test_schedule_is_a_copy_that_cannot_change():
+    given = {0: 8.0, 10: 4.0}
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=given, accountant="rdp")
+    before = plan.epsilon
+    given[0] = 50.0
+    assert plan.epsilon == before
+    assert plan.noise_multiplier == {0: 8.0, 10: 4.0}
+    with pytest.raises(TypeError, match="item assignment"):
+        plan.noise_multiplier[0] = 50.0
+    assert pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan) == plan
+    assert hash(plan) == hash(dataclasses.replace(plan))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +204,7 @@ def test_guarantee_includes_other_events():
     assert both.noise_multiplier > alone.noise_multiplier
     assert both.epsilon <= 2.0
     state = state_of(both.noise(jax.random.key(0)), 1)
-    assert both.guarantee(state).event == dpa.ComposedDpEvent(
+    assert both.guarantee(state).event.dp_event == dpa.ComposedDpEvent(
         [both.sampler.dp_event(both.noise_multiplier, 1), other]
     )
 
@@ -273,7 +290,7 @@ def test_loop_over_plan_trains():
         return optax.apply_updates(params, updates), state
 
     params, state = jnp.zeros(4), tx.init(jnp.zeros(4))
-    for _, indices, mask in plan:
-        params, state = step(params, state, data[indices], mask)
+    for batch in plan.batches(data):
+        params, state = step(params, state, batch.examples, batch.mask)
     assert jnp.linalg.norm(params - 3.0) < jnp.linalg.norm(jnp.full(4, 3.0)) / 2
     assert plan.guarantee(state).epsilon(1e-4) == plan.epsilon

@@ -153,7 +153,7 @@ def test_refuses_bad_arguments(arguments, message):
 
 
 def test_refuses_trials_that_are_not_events():
-    with pytest.raises(TypeError, match="A trial must be an event, got 3.0"):
+    with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3.0"):
         selection.all_of([3.0, 3.0])
     with pytest.raises(TypeError, match="must be a list"):
         selection.best_of_random(RUN, mean=2, distribution="geometric")

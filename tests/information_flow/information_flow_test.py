@@ -887,6 +887,40 @@ def rows_of(draw):
     return information_flow(step, *given, private_argnums=(5, 6), secret_argnums=(3, 4))
 
 
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        (lambda x, t, indices: x[indices], True),
+        (lambda x, t, indices: x.at[indices].get(mode="clip"), True),
+        (lambda x, t, indices: jnp.take(x, indices, axis=0, mode="fill"), False),
+        (lambda x, t, indices: x[jnp.arange(8)], False),  # public indices
+        (lambda x, t, indices: x[:8], False),
+    ],
+)
+def test_reports_secret_indices_that_are_clamped_to_the_rows(draw, found):
+    flow = rows_of(draw)
+    assert bool(flow.clamped) == found
+    assert all(each.startswith("40 rows in information_flow_test.py") for each in flow.clamped)
+    assert ("indices are clamped to N rows, check N: 40 rows" in str(flow)) == found
+
+
+def test_lookups_of_one_example_are_not_clamped_rows():
+    """Words that look up a table, or a random crop of one example, are not draws of rows."""
+    key = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=KEY).init(PARAMS).key
+
+    def crop(batch, key):
+        return jax.vmap(lambda x, k: x[jax.random.randint(k, (), 0, 3)])(
+            batch, jax.random.split(key, 8)
+        )
+
+    flow = information_flow(crop, BATCH, key, private_argnums=0, secret_argnums=1)
+    assert flow.clamped == ()
+    lookup = information_flow(
+        lambda table, words: table[words], PARAMS, jnp.arange(8), private_argnums=1
+    )
+    assert lookup.clamped == ()
+
+
 DRAWS = {
     "indices": lambda x, t, indices: x[indices],
     "take": lambda x, t, indices: jnp.take(x, indices, axis=0),

@@ -13,8 +13,8 @@ ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
 ORDER = (
     "_tree", "_xla", "_figures", "_jaxprs", "_marks", "_serialization", "_pricing", "_random",
     "_linear_map", "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad",
-    "_noise", "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
-    "_information_flow", "auditing", "extend", "dpoptax",
+    "_noise", "filters", "_methods", "contrib", "accounting", "_batches", "_privacy_plan",
+    "tables", "users", "_information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
     "training",

@@ -96,7 +96,7 @@ def test_plan_accepts_grouped_sampler():
         noise_multiplier=2.0,
     )
     assert plan.guarantee().sampling["probabilities"] == pytest.approx([0.04, 0.12])
-    assert len(list(plan)) == 10
+    assert len(list(plan.draws())) == 10
 
 
 @pytest.mark.parametrize(

@@ -634,7 +634,7 @@ def test_vocabulary_is_priced_with_the_run():
         np.zeros((9, 1), int),
         selection=tables.RowSelection(table_size=9, capacity=3, threshold=6.0),
         noise_multiplier=5.0,
-        key=KEY,
+        key=jax.random.key(99),
     ).event
     sampler = sampling.PoissonSampler(dataset_size=3000, batch_size=30, seed=0)
     run = {"epsilon": 2.0, "delta": 1e-4, "steps": 5, "sampler": sampler, "accountant": "rdp"}

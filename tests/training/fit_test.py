@@ -1,5 +1,6 @@
 """Tests of `dpoptax.training.fit`: the loop by hand, data sources, stops, logs and refusals."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import optax
 import pytest
 
 import dpoptax
+from dpoptax import accounting
 from dpoptax.training import fit, fitting
 from dpoptax.training.data import streaming
 from dpoptax.training.run import course
@@ -90,9 +92,10 @@ def by_hand(grad_fn, params, optimizer=ADAM, options=lambda step, indices: {}, k
         return optax.apply_updates(params, updates), opt_state
 
     opt_state = tx.init(params)
-    for step, indices, mask in plan:
-        batch = X[indices], Y[indices]
-        params, opt_state = update(params, opt_state, batch, mask, step, indices)
+    for batch in plan.batches((X, Y)):
+        params, opt_state = update(
+            params, opt_state, batch.examples, batch.mask, batch.step, batch.ids
+        )
     return params
 
 
@@ -103,6 +106,31 @@ def assert_same(left, right):
 @pytest.fixture(scope="module")
 def reference():
     return by_hand(dpoptax.clipped_grad(linear_loss, 1.0), jnp.zeros(5))
+
+
+def test_two_calls_with_one_plan_are_independent_runs():
+    plan = make_plan(seed=None)
+    results = [quiet(plan=plan) for _ in range(2)]
+    assert plan.sampler.seed is None
+    seeds = [result.plan.sampler.seed for result in results]
+    assert seeds[0] != seeds[1]
+    guarantees = [result.guarantee for result in results]
+    both = accounting.selection.all_of(guarantees)
+    # The price of the pair is that of one run of twice the steps.
+    longer = dataclasses.replace(plan, steps=2 * STEPS).guarantee()
+    priced = dataclasses.replace(guarantees[0], event=both)
+    assert priced.epsilon(1e-5) == pytest.approx(longer.epsilon(1e-5))
+    third = dataclasses.replace(plan, also=guarantees)
+    assert third.epsilon > priced.epsilon(1e-5)
+
+
+def test_two_calls_with_one_seed_or_key_are_not_composed():
+    same_seed = [quiet(plan=make_plan()).guarantee for _ in range(2)]
+    with pytest.raises(ValueError, match="must not have the same sampler seed"):
+        accounting.selection.all_of(same_seed)
+    same_key = [quiet(plan=make_plan(seed=None), key=KEY).guarantee for _ in range(2)]
+    with pytest.raises(ValueError, match="must not have the same noise key"):
+        accounting.selection.all_of(same_key)
 
 
 class Records:
@@ -308,6 +336,7 @@ class TestResuming:
         ("changes", "message"),
         [
             ({"key": jax.random.key(4)}, "`key` must be the key of the run"),
+            ({"plan": make_plan(seed=8)}, "The seed of `plan` must be that of the run"),
             (
                 {"plan": make_plan(noise_multiplier=3.0)},
                 "`noise_multiplier` must be 2.0, .* got 3.0",

@@ -1,5 +1,6 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -87,7 +88,8 @@ def checked_data(
             f"examples, got {got} for a plan that draws {unit}s."
         )
     if users is not None:
-        users.sample(plan.sampler, 0)  # raises if the sampler does not draw this table's users
+        # Raises if the sampler does not draw this table's users. The run has another seed.
+        users.sample(dataclasses.replace(plan.sampler, seed=0), 0)
         size = users.num_records
     lengths = sorted({len(column) for column in columns})
     if lengths != [size]:

@@ -69,7 +69,7 @@ class RunPlan:
         planned = self.guarantee(self.permitted_steps)
         if planned is None:
             return self.unproven
-        return planned.event, planned.accountant, self.delta, self.strategy
+        return planned.event.dp_event, planned.accountant, self.delta, self.strategy
 
     def guarantee(self, steps: int) -> "accounting.Guarantee | None":
         """Returns the guarantee of the first `steps` steps, or None without a guarantee."""

@@ -109,7 +109,8 @@ def price(
             f"`sampling` must have one neighboring relation for all trials, got {relations}. Use "
             "one kind of sampling."
         )
-    events = [guarantee.event for guarantee in guarantees]
+    # Each trial has its own seed, so the events have no fingerprint of the seed of a candidate.
+    events = [guarantee.event.dp_event for guarantee in guarantees]
     singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
     def selected(trials: list[Any], relation: str) -> float:

@@ -1,0 +1,273 @@
+"""Tests of runs that meet: shared seeds and keys, fresh seeds, more steps, and an audit."""
+
+import dataclasses
+import functools
+import math
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpoptax
+from dpoptax import accounting, matrix, sampling, tables
+from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
+from tests.helpers import after_releases, event_epsilon
+
+DELTA = 1e-5
+SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 3, "noise_multiplier": 6.0}
+KEYS = jax.random.split(jax.random.key(0), 4)
+SAME_SEED = "must not have the same sampler seed"
+SAME_KEY = "must not have the same noise key"
+
+
+def plan_of(seed=7, **options):
+    return dpoptax.PrivacyPlan(**SIZES | {"accountant": "rdp"} | options, seed=seed)
+
+
+def state_of(plan, key=KEYS[0], steps=3):
+    return after_releases(plan.noise(key), jnp.zeros(3), steps)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch_size", "steps", "sigma", "one", "independent", "shared"),
+    [
+        (4096, 16, 3, 0.5, 2.25, 2.62, 6.68),
+        pytest.param(60000, 256, 234, 0.6, 2.78, 3.19, 8.32, marks=pytest.mark.slow),
+    ],
+)
+def test_shared_draws_cost_as_much_as_noise_over_root_two(
+    size, batch_size, steps, sigma, one, independent, shared
+):
+    """Shows why equal seeds are refused: two releases on one draw are one with σ/√2."""
+    q = batch_size / size
+    run = {"sampling_probability": q, "delta": DELTA}
+    price = functools.partial(accounting.epsilon, **run)
+    assert price(noise_multiplier=sigma, steps=steps) == pytest.approx(one, abs=0.006)
+    assert price(noise_multiplier=sigma, steps=2 * steps) == pytest.approx(independent, abs=0.006)
+    found = price(noise_multiplier=sigma / math.sqrt(2), steps=steps)
+    assert found == pytest.approx(shared, abs=0.006)
+    assert found > 2 * accounting.epsilon(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=DELTA / 2
+    )
+    if steps == 3:  # the pair, by its definition: one draw under two releases
+        two = dpa.ComposedDpEvent([dpa.GaussianDpEvent(sigma)] * 2)
+        pair = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, two), steps)
+        assert event_epsilon(pair, DELTA, accountant="rdp") == pytest.approx(
+            price(noise_multiplier=sigma / math.sqrt(2), steps=steps, accountant="rdp"), rel=1e-6
+        )
+
+
+def same_batches(other):
+    """Returns a planned run whose batches depend on those of `plan_of()`."""
+    return accounting.planned_guarantee(
+        noise_multiplier=6.0, steps=3, sampler=other, accountant="rdp"
+    )
+
+
+DEPENDENT = {
+    "same sampler": plan_of().guarantee(),
+    "event": plan_of().guarantee().event,
+    "other batch size": same_batches(sampling.PoissonSampler(1000, 20, seed=7)),
+    "other kind": same_batches(matrix.CyclicPoissonSampler(1000, 50, seed=7, cycle_length=2)),
+    "released": plan_of().guarantee(state_of(plan_of(), KEYS[1])),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_equal_seeds_are_refused_wherever_events_meet(name):
+    other, plan = DEPENDENT[name], plan_of()
+    state = state_of(plan)
+    run = {"sampler": plan.sampler, "delta": DELTA, "also": [other], "accountant": "rdp"}
+    ways = {
+        "replace": lambda: dataclasses.replace(plan, also=[other]),
+        "plan": lambda: plan_of(also=[other]),
+        "target": lambda: plan_of(also=[other], noise_multiplier=None, epsilon=2.0, delta=DELTA),
+        "planned": lambda: accounting.planned_guarantee(noise_multiplier=1.0, steps=2, **run),
+        "calibrate": lambda: accounting.calibrate_noise_multiplier(epsilon=2.0, steps=2, **run),
+        "guarantee": lambda: accounting.guarantee(state, **run),
+        "spent": lambda: accounting.epsilon_spent(state, **run),
+        "all_of": lambda: accounting.selection.all_of([plan.guarantee(state), other]),
+        "among others": lambda: plan_of(seed=None, also=[other, plan.guarantee()]),
+    }
+    for way, compose in ways.items():
+        with pytest.raises(ValueError, match=f"{SAME_SEED}.*new_run"):
+            pytest.fail(f"{way} gave {compose()}")
+
+
+def test_equal_keys_are_refused_wherever_events_meet():
+    first, second = plan_of(seed=1), plan_of(seed=2)
+    spent = first.guarantee(state_of(first))
+    again = dataclasses.replace(second, also=[spent])
+    assert again.guarantee(state_of(second, KEYS[1])).epsilon(DELTA) > second.epsilon
+    state = state_of(second, KEYS[0])
+    for compose in (
+        lambda: again.noise(KEYS[0]),  # before the first release
+        lambda: again.guarantee(state),
+        lambda: accounting.selection.all_of([spent, second.guarantee(state)]),
+        lambda: accounting.epsilon_spent(state, second.sampler, DELTA, also=[spent.event]),
+    ):
+        with pytest.raises(ValueError, match=f"{SAME_KEY}.*random_key_from_os"):
+            compose()
+    # A new `tx.init` starts again at step 0 with the same noise.
+    with pytest.raises(ValueError, match=SAME_KEY):
+        accounting.selection.all_of([spent, first.new_run().guarantee(state_of(first))])
+
+
+def test_vocabulary_and_run_need_different_keys():
+    lookups = jnp.arange(3000) % 3
+    selection = tables.RowSelection(table_size=100, capacity=10, threshold=500.0)
+    choose = functools.partial(
+        tables.select_rows, lookups, selection=selection, noise_multiplier=20.0
+    )
+    plan = plan_of()
+    for key, fine in ((KEYS[0], False), (KEYS[1], True)):
+        state, also = state_of(plan), [choose(key=key).event]
+        if fine:
+            assert plan.epsilon < dataclasses.replace(plan, also=also).guarantee(state).epsilon(
+                DELTA
+            )
+        else:
+            with pytest.raises(ValueError, match=SAME_KEY):
+                accounting.guarantee(state, plan.sampler, also=also)
+
+
+def test_runs_of_a_plan_without_a_seed_are_independent():
+    plan = plan_of(seed=None)
+    first, second, third = plan.new_run(), plan.new_run(), plan.new_run()
+    assert first.guarantee().event.seeds != second.guarantee().event.seeds
+    both = dataclasses.replace(second, also=[first.guarantee()])
+    twice = {"steps": 6, "sampler": plan.sampler, "delta": DELTA, "accountant": "rdp"}
+    assert both.epsilon == pytest.approx(accounting.epsilon(noise_multiplier=6.0, **twice))
+    # Not started runs have no seed yet, so each will draw its own.
+    assert dataclasses.replace(plan, also=[plan.guarantee()]).epsilon == pytest.approx(both.epsilon)
+    # A third run with all earlier ones.
+    all_three = dataclasses.replace(third, also=[both.guarantee()]).guarantee()
+    assert all_three.event.seeds == frozenset().union(
+        *(run.guarantee().event.seeds for run in (first, second, third))
+    )
+    with pytest.raises(ValueError, match=SAME_SEED):
+        dataclasses.replace(first, also=[all_three])
+
+
+def test_each_pass_over_a_plan_without_a_seed_draws_new_batches():
+    def drawn(passes):
+        return [tuple(np.sort(indices[mask])) for _, indices, mask in passes]
+
+    plan, fixed = plan_of(seed=None), plan_of()
+    assert drawn(plan.draws()) != drawn(plan.draws())
+    assert drawn(fixed.draws()) == drawn(fixed.draws())
+    run = plan.new_run()
+    assert drawn(run.draws())[1:] == drawn(run.draws(1))
+    with pytest.raises(ValueError, match="`start` must be 0 for a plan without a seed"):
+        plan.draws(1)
+
+
+def test_more_steps_of_one_run_are_one_run():
+    plan = plan_of(seed=None).new_run()
+    longer = dataclasses.replace(plan, steps=9)
+    assert [step for step, *_ in longer.draws(3)] == list(range(3, 9))
+    state = state_of(plan, steps=9)
+    spent = longer.guarantee(state)
+    assert spent.event.dp_event == longer.guarantee().event.dp_event
+    # The later guarantee includes the earlier one, so they must not be added.
+    for earlier in (plan.guarantee(), plan.guarantee(state_of(plan))):
+        with pytest.raises(ValueError, match="pass only the later one"):
+            dataclasses.replace(longer, also=[earlier]).guarantee(state)
+
+
+def test_several_stages_and_ensembles_are_one_event():
+    sampler = plan_of().sampler
+    stages = [state_of(plan_of(), key) for key in KEYS[:2]]
+    for same in (True, False):
+        found = accounting.guarantee(stages, sampler, same_batches=same).event
+        assert len(found.keys) == 2
+        assert len(found.seeds) == 1
+    runs = jax.vmap(lambda key: plan_of().noise(key).init(jnp.zeros(3)))(KEYS)
+    found = accounting.guarantee(runs, sampler, same_batches=True).event
+    assert found.keys == {
+        key_fingerprint(np.asarray(jax.random.key_data(k)).tobytes()) for k in KEYS
+    }
+    with pytest.raises(ValueError, match=SAME_KEY):
+        accounting.selection.all_of([found, accounting.guarantee(stages[:1], plan_of(8).sampler)])
+
+
+def test_candidates_of_a_random_number_of_trials_have_no_seed():
+    options = {"mean": 3, "distribution": "geometric"}
+    event = accounting.selection.best_of_random([plan_of(seed=None).guarantee()], **options)
+    assert math.isfinite(accounting.Guarantee(event, accountant="rdp").epsilon(DELTA))
+    with pytest.raises(ValueError, match="must not have a sampler seed or a noise key"):
+        accounting.selection.best_of_random([plan_of().guarantee()], **options)
+
+
+def test_fingerprints_differ_by_use_and_are_not_shown():
+    seeds = [0, 1, 255, 256, 2**128, bytes(32), b"\1" + bytes(31)]
+    prints = [seed_fingerprint(seed) for seed in seeds]
+    prints += [key_fingerprint(bytes(32)), key_fingerprint(bytes(8))]
+    assert len(set(prints)) == len(prints)
+    assert {len(each) for each in prints} == {32}
+    plan = plan_of(seed=271828)
+    made = plan.guarantee(state_of(plan))
+    (seed,), (key,) = made.event.seeds, made.event.keys
+    for text in (repr(made), str(made), str(made.to_dict()), repr(plan), str(plan)):
+        assert not any(part in text for part in (seed, key, "271828"))
+
+
+def test_event_converts_both_ways():
+    gaussian = dpa.GaussianDpEvent(8.0)
+    event = accounting.PrivacyEvent(gaussian)
+    assert event.dp_event is gaussian
+    assert accounting.Guarantee(gaussian).event == accounting.Guarantee(event).event == event
+    state, sampler = state_of(plan_of()), plan_of().sampler
+    prices = {
+        accounting.epsilon_spent(state, sampler, DELTA, also=[other])
+        for other in (gaussian, event, accounting.Guarantee(event))
+    }
+    assert len(prices) == 1
+    with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3"):
+        accounting.PrivacyEvent(3)
+    with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3.0"):
+        accounting.epsilon_spent(state, sampler, DELTA, also=[3.0])
+
+
+def proven_epsilon(present, absent, delta):
+    """Returns a lower bound on ε, with confidence 99.9 %, from scores with and without a record."""
+    bounds = [0.0]
+    for threshold in np.quantile(present, (0.94, 0.96, 0.97)):
+        found, false = np.sum(present > threshold), np.sum(absent > threshold)
+        true_rate = stats.beta.ppf(0.0001, found, len(present) - found + 1)
+        false_rate = stats.beta.ppf(0.9999, false + 1, len(absent) - false)
+        bounds.append(math.log(max(true_rate - delta, 1e-12) / false_rate))
+    return max(bounds)
+
+
+def test_audit_of_two_runs_of_one_plan():
+    """The released sums of two runs prove less than the pair's ε, and more with one seed."""
+    delta, sigma, pairs = 0.01, 0.5, 8000
+    options = {"dataset_size": 10, "batch_size": 1, "steps": 1, "noise_multiplier": sigma}
+    plan = dpoptax.PrivacyPlan(**options, delta=delta)
+    stated = dataclasses.replace(plan, also=[plan.guarantee()]).epsilon
+    rng = np.random.default_rng(0)
+
+    def releases(seeds):
+        """Returns the noisy sums of pairs of runs in which record 0 contributes 1."""
+        samplers = [[sampling.PoissonSampler(10, 1, seed=seed) for seed in pair] for pair in seeds]
+        drawn = [
+            [0 in s.indices[s.mask] for (s,) in (x.samples(0, 1) for x in pair)]
+            for pair in samplers
+        ]
+        return np.array(drawn) + rng.normal(scale=sigma, size=(pairs, 2))
+
+    def fresh(sums):  # the log-likelihood ratio of independent draws
+        return np.sum(np.log(0.9 + 0.1 * np.exp((2 * sums - 1) / (2 * sigma**2))), axis=1)
+
+    def shared(sums):
+        return np.log(0.9 + 0.1 * np.exp((2 * sums.sum(axis=1) - 2) / (2 * sigma**2)))
+
+    without = rng.normal(scale=sigma, size=(100 * pairs, 2))
+    found = releases([(2 * i, 2 * i + 1) for i in range(pairs)])
+    assert stated / 2 < proven_epsilon(fresh(found), fresh(without), delta) <= stated
+    found = releases([(i, i) for i in range(pairs)])
+    assert proven_epsilon(shared(found), shared(without), delta) > 1.2 * stated
