@@ -4,7 +4,7 @@ Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, 
 functions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeGuard, cast
 
 import jax
@@ -78,6 +78,14 @@ def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
 
     found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
     return [open_jaxpr(x) for x in found if is_program(x)]
+
+
+def equations(program: Jaxpr) -> Iterator[JaxprEqn]:
+    """Yields the equations of a program and of all programs inside it."""
+    for eqn in program.eqns:
+        yield eqn
+        for inner in subprograms(eqn.params):
+            yield from equations(inner)
 
 
 def open_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:

@@ -72,6 +72,10 @@ class LinearMap:
         """Returns T g, in float32 or wider."""
         return self._each(forward, grads)
 
+    def map_leaf(self, leaf: int) -> Callable[[jax.Array], jax.Array]:
+        """Returns the map of one parameter's gradient."""
+        return functools.partial(forward, self.factors[leaf])
+
     def returned(self, mean: PyTree) -> PyTree:
         """Returns T⁻¹ of a mean of mapped gradients, or the mean if `back` is false."""
         return self._each(_inverse, mean) if self.back else mean

@@ -262,6 +262,12 @@ def ensure_points(params: PyTree) -> GradientPoints:
     return GradientPoints((params,), (1.0,), origin=Origin())
 
 
+def is_unweighted(points: GradientPoints) -> bool:
+    """Returns whether there is a single point, with the number 1.0 as its weight."""
+    first = points.weights[0]
+    return len(points.weights) == 1 and isinstance(first, float) and first == 1.0
+
+
 def _origin(state: TrackIteratesState | None) -> Origin:
     """Returns the origin of the points from a state of `track_iterates`."""
 

@@ -56,41 +56,12 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             "`dpoptax.accumulate(*sums)`."
         )
     parts = [check_clipped_sum(part) for part in sums]
-    first = parts[0]
-    if first.clip.selects:
-        raise ValueError(
-            "Sums with selected rows cannot be added, because the rows of each sum were selected "
-            "separately, with the same noise. Pass the whole batch to "
-            "`dpoptax.tables.selected_grad(..., microbatch_size=...)`, or select rows once with "
-            "`dpoptax.tables.select_rows`."
-        )
-    for i, part in enumerate(parts):
-        if (part.clip, part.grid) != (first.clip, first.grid):
-            raise ValueError(
-                "All sums must have the same clip and grid, got sums[0] with "
-                f"clip={first.clip} and grid={first.grid}, sums[{i}] with clip={part.clip} and "
-                f"grid={part.grid}."
-            )
-        if any(part is other for other in parts[:i]):
-            raise ValueError(f"Sums must be of disjoint parts of one batch, got sums[{i}] twice.")
-    origins = {part.origin for part in parts}
-    if len(origins - {None}) > 1:
-        raise ValueError(
-            "All sums must be taken at the same gradient points, got points of different methods."
-        )
-    structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
-    if len(structures) > 1:
-        raise ValueError(f"All sums must have the same structure, got {structures}.")
+    first, origins = parts[0], {part.origin for part in parts}
+    _check_alike(parts)
+    examples = _count_examples(parts)
     sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
     references = jnp.stack([checksum_leaves(public_part(part), 0) for part in parts])
     sound &= jnp.all(references == references[0])
-    counts = [part.examples for part in parts]
-    if None in counts:
-        raise ValueError(
-            f"The number of examples of sums[{counts.index(None)}] must be known, to bound its "
-            "rounding. Call `dpoptax.extend.trust_clipped(..., examples=B)`."
-        )
-    examples = sum(count for count in counts if count is not None)
     # Two roundings: adding the compensation to the total, and the product.
     change = parts_rounding(3, examples)
     if first.grid is None:
@@ -116,3 +87,42 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     return dataclasses.replace(
         first, sum=total, seal=seal, examples=examples, unmasked=unmasked, origin=origin
     )
+
+
+def _check_alike(parts: list[ClippedSum]) -> None:
+    """Raises an error if sums are not of disjoint parts of one batch, clipped in the same way."""
+    first = parts[0]
+    if first.clip.selects:
+        raise ValueError(
+            "Sums with selected rows cannot be added, because the rows of each sum were selected "
+            "separately, with the same noise. Pass the whole batch to "
+            "`dpoptax.tables.selected_grad(..., microbatch_size=...)`, or select rows once with "
+            "`dpoptax.tables.select_rows`."
+        )
+    for i, part in enumerate(parts):
+        if (part.clip, part.grid) != (first.clip, first.grid):
+            raise ValueError(
+                "All sums must have the same clip and grid, got sums[0] with "
+                f"clip={first.clip} and grid={first.grid}, sums[{i}] with clip={part.clip} and "
+                f"grid={part.grid}."
+            )
+        if any(part is other for other in parts[:i]):
+            raise ValueError(f"Sums must be of disjoint parts of one batch, got sums[{i}] twice.")
+    origins = {part.origin for part in parts}
+    if len(origins - {None}) > 1:
+        raise ValueError(
+            "All sums must be taken at the same gradient points, got points of different methods."
+        )
+    structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
+    if len(structures) > 1:
+        raise ValueError(f"All sums must have the same structure, got {structures}.")
+
+
+def _count_examples(parts: list[ClippedSum]) -> int:
+    counts = [part.examples for part in parts]
+    if None in counts:
+        raise ValueError(
+            f"The number of examples of sums[{counts.index(None)}] must be known, to bound its "
+            "rounding. Call `dpoptax.extend.trust_clipped(..., examples=B)`."
+        )
+    return sum(count for count in counts if count is not None)

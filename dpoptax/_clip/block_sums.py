@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clip.bounds import UNIT_ROUNDOFF, gamma
-from dpoptax._tree import widen
+from dpoptax._clip.clip import Clip
+from dpoptax._tree import PyTree, widen
 
 BLOCK_LENGTH = 32
 """The maximum number of examples in a block, if each has one term."""
@@ -55,6 +56,8 @@ _CACHED_ENTRIES = 2**16
 # for n ≤ 2^24.
 _SUMS_ABOVE_BLOCKS = 3
 _PLAIN_SUMS = 5
+# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
+_STATISTIC_EXAMPLES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,3 +278,19 @@ def compensated_add(
     """
     total, off = two_sum(total, value)
     return two_sum(total, lost + off)
+
+
+def sum_statistic(
+    clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
+) -> jax.Array | None:
+    """Returns the sum of the geometry's statistic over used examples, if it has one."""
+    value = clip.statistic(norms, reference)
+    if value is None:
+        return None
+    if whole.examples > _STATISTIC_EXAMPLES:
+        raise ValueError(
+            f"A batch must have at most {_STATISTIC_EXAMPLES} examples for {clip} to count them "
+            f"exactly, got {whole.examples}. Use smaller batches, or method='vmap', which includes "
+            "the rounding of the count in its bound."
+        )
+    return jnp.sum(jnp.where(used, value, 0.0))

@@ -2,47 +2,29 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clip_per_example import batch_length, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
 from dpoptax._clip.integer_sums import check_capacity
-from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._clipped_grad.sharding import (
-    DeviceSum,
-    check_one_device,
-    check_same_axes,
-    make_layout,
-    sum_over_devices,
-)
-from dpoptax._clipped_grad.streaming import select_use_sum, streaming_sum
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import (
-    GradientSums,
-    ghost_clipped_sum,
-    join_sums,
-)
-from dpoptax._ghost_clipping.sums.recomputed_sum import is_needed, recomputed_sum
+from dpoptax._clipped_grad.batch_sum import BatchSum
+from dpoptax._clipped_grad.check_inputs import check_ids, check_one_device, check_same_axes
+from dpoptax._clipped_grad.engines import Options, choose_engine
+from dpoptax._clipped_grad.microbatches import check_microbatch_size
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters
-from dpoptax._ghost_clipping.trace.read_program import Examples
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
-from dpoptax._points import GradientPoints, ensure_points
+from dpoptax._points import GradientPoints, ensure_points, is_unweighted
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
-from dpoptax._xla import rounds_products
 
-# Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16, and
-# recent GPUs to TF32.
-_ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
+if TYPE_CHECKING:
+    from dpoptax._linear_map import LinearMap
 
 
 def clipped_grad(
@@ -170,83 +152,15 @@ def clipped_grad(
     """
     clip = as_clip(clip)
     check_microbatch_size(microbatch_size)
-    _check_options(method, precision, grid, clip)
-    by_examples = method != "integers" and (
-        method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
-    )
-    if by_examples and precision == "bfloat16":
-        raise ValueError(
-            f"`precision` must be 'float32' for per-example gradients, got {precision!r}. They are "
-            f"taken for method={method!r}, grid={grid}, clip={clip}."
-        )
-    layout = make_layout(mesh, axis_name, param_specs)
-    use_sum = select_use_sum(clip, method, grid, microbatch_size, mesh)
+    engine = choose_engine(Options(clip, method, precision, grid, microbatch_size, mesh))
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
-
-    # From the inside out: a micro-batch, a device, all devices, and the returned function.
-    def device_sum(
-        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
-    ) -> tuple[PyTree, PyTree]:
-        batch, ids = records  # one tree, since both are sharded over the devices
-        devices = 1 if layout is None else layout.shards
-        whole = WholeBatch(devices * mask.shape[0], devices)
-        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-
-        def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
-            batch, keys = batch_and_keys
-            examples = Examples(batch, mask, keys, whole)
-            if by_examples:
-                return per_example_sum(loss_fn, clip, points, examples, has_aux=has_aux, grid=grid)
-            reading: Any = {"has_aux": has_aux, "factor_dtype": _factor_dtype(precision, mesh)}
-            if grid is None and is_needed(loss_fn, points, examples, **reading):
-                (total, statistic), aux = recomputed_sum(
-                    loss_fn, clip, points, examples, devices=BatchDevices(), **reading
-                )
-                return (GradientSums.from_tree(total), statistic), aux
-            return ghost_clipped_sum(loss_fn, clip, points, examples, grid=grid, **reading)
-
-        total, aux = in_microbatches(microbatch_sum, microbatch_size)((batch, keys), mask)
-        if not by_examples:  # after the loop over micro-batches, which carries fewer arrays
-            total = join_sums(clip, points.points[0], total)
-        return total, aux
-
-    if use_sum is not None:
-        batch_sum: DeviceSum = streaming_sum(
-            use_sum, loss_fn, clip, layout, has_aux=has_aux, microbatch_size=microbatch_size,
-            factor_dtype=functools.partial(_factor_dtype, precision, mesh),
-        )  # fmt: skip
-    elif layout is not None:
-        batch_sum = sum_over_devices(
-            device_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
-        )
-    else:
-        batch_sum = device_sum
-
-    @functools.partial(jax.jit, static_argnames="unweighted")
-    def sealed_sum(
-        points: GradientPoints,
-        records: tuple[PyTree, PyTree],
-        mask: jax.Array,
-        key: jax.Array | None,
-        *,
-        unweighted: bool,
-    ) -> tuple[ClippedSum, PyTree]:
-        if unweighted:  # a constant weight of 1 costs no multiplication
-            points = dataclasses.replace(points, weights=(1.0,))
-        points = _with_mapped_reference(points, clip)
-        records, mask = mark((records, mask), EXAMPLES)
-        total, aux = batch_sum(points, records, mask, key)
-        clipped = sealed(
-            total,
-            clip,
-            reference=points.reference,
-            grid=grid,
-            linear_map=points.linear_map,
-            examples=mask.shape[0],
-        )
-        clipped = dataclasses.replace(clipped, origin=points.origin)
-        return clipped, mark(aux, UNCLIPPED)
+    sums = BatchSum(loss_fn, has_aux, engine, microbatch_size)
+    on_mesh = mesh is not None or param_specs is not None
+    batch_sum = _over_devices(sums, clip, mesh, axis_name, param_specs) if on_mesh else sums
+    total = jax.jit(
+        functools.partial(sealed_sum, batch_sum, clip, grid), static_argnames="unweighted"
+    )
 
     def grad_fn(
         params: PyTree | GradientPoints,
@@ -260,21 +174,71 @@ def clipped_grad(
         check_parameters(points.points[0])
         for point in points.points:
             check_same_axes(point, batch)
-        if layout is None:
+        if not on_mesh:
             check_one_device(batch)
         is_example = check_mask(mask, batch_length(batch))
         key = None if key is None else check_key(key)
-        records = batch, _check_ids(ids, key, is_example.shape[0])
+        records = batch, check_ids(ids, key, is_example.shape[0])
         if grid is not None:
             check_capacity(clip, grid, is_example.shape[0])
-        first = points.weights[0]
-        # Static, because `jit` turns the number 1.0 into an array.
-        unweighted = len(points.weights) == 1 and isinstance(first, float) and first == 1.0
-        clipped, aux = sealed_sum(points, records, is_example, key, unweighted=unweighted)
+        clipped, aux = total(points, records, is_example, key, unweighted=is_unweighted(points))
         clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
+
+
+def sealed_sum(
+    batch_sum: Callable[..., tuple[PyTree, PyTree]],
+    clip: Clip,
+    grid: float | None,
+    points: GradientPoints,
+    records: tuple[PyTree, jax.Array | None],
+    mask: jax.Array,
+    key: jax.Array | None,
+    *,
+    unweighted: bool,
+) -> tuple[ClippedSum, PyTree]:
+    """Returns the sealed sum of a batch, and the auxiliary outputs.
+
+    `unweighted` is static and says whether the only weight is 1.0, because `jit` turns this number
+    into an array. A constant weight of 1 costs no multiplication.
+    """
+    if unweighted:
+        points = dataclasses.replace(points, weights=(1.0,))
+    if points.linear_map is not None:
+        points = _with_mapped_reference(points, points.linear_map, clip)
+    records, mask = mark((records, mask), EXAMPLES)
+    total, aux = batch_sum(points, records, mask, key)
+    clipped = sealed(
+        total,
+        clip,
+        reference=points.reference,
+        grid=grid,
+        linear_map=points.linear_map,
+        examples=mask.shape[0],
+    )
+    return dataclasses.replace(clipped, origin=points.origin), mark(aux, UNCLIPPED)
+
+
+def _over_devices(
+    sums: BatchSum,
+    clip: Clip,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+    axis_name: str | Sequence[str],
+    param_specs: PyTree,
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Returns `sums` over the devices of a mesh."""
+    from dpoptax._clipped_grad import sharding
+
+    if mesh is None:
+        raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
+    layout = sharding.make_layout(mesh, axis_name, param_specs)
+    if sums.engine.in_backward:
+        from dpoptax._clipped_grad.mesh_devices import sum_in_backward
+
+        return sum_in_backward(sums, layout, clip.sensitivity)
+    return sharding.sum_over_devices(sums, layout, scatter=not clip.encodes, bound=clip.sensitivity)
 
 
 def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., PyTree]:
@@ -293,10 +257,12 @@ def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., 
     return loss
 
 
-def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints:
+def _with_mapped_reference(
+    points: GradientPoints, linear_map: "LinearMap", clip: Clip
+) -> GradientPoints:
     """Maps a reference that is a gradient with the linear map of the points."""
-    linear_map, reference = points.linear_map, points.reference
-    if linear_map is None or not linear_map.back or clip.followed:
+    reference = points.reference
+    if not linear_map.back or clip.followed:
         return points
 
     def shapes(tree: PyTree) -> PyTree:
@@ -305,53 +271,3 @@ def _with_mapped_reference(points: GradientPoints, clip: Clip) -> GradientPoints
     if shapes(reference) != shapes(points.points[0]):
         return points  # data of the clip that is not a gradient
     return dataclasses.replace(points, reference=linear_map.forward(reference))
-
-
-def _check_options(method: str, precision: str | None, grid: float | None, clip: Clip) -> None:
-    if method not in ("auto", "vmap", "recompute", "integers"):
-        raise ValueError(
-            f"`method` must be 'auto', 'vmap', 'recompute' or 'integers', got {method!r}."
-        )
-    if method == "integers" and (grid is None or clip.encodes):
-        raise ValueError(
-            "method='integers' needs a `grid`, and a clip that does not encode gradients, got "
-            f"grid={grid} and clip={clip}."
-        )
-    if precision not in (None, "float32", "bfloat16"):
-        raise ValueError(f"`precision` must be 'float32', 'bfloat16' or `None`, got {precision!r}.")
-    if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
-        raise ValueError(
-            f"`grid` must be a power of two, got {grid}. Take it from "
-            "`dpoptax.extend.fixed_point_grid`."
-        )
-
-
-def _factor_dtype(
-    precision: str | None, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None
-) -> DTypeLike | None:
-    """Returns the dtype that factors are rounded to, `None` for no rounding."""
-    default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    if precision is None and default in _ONE_PASS:
-        device = mesh.devices.flat[0] if isinstance(mesh, jax.sharding.Mesh) else jax.devices()[0]
-        precision = "bfloat16" if rounds_products(device) else "float32"
-    return jnp.bfloat16 if precision == "bfloat16" else None
-
-
-def _check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:
-    if (ids is None) != (key is None):
-        given, missing = ("key", "ids") if ids is None else ("ids", "key")
-        raise ValueError(
-            f"`{missing}` must be given with `{given}`. Each example gets the key "
-            "fold_in(key, id), so that records do not change each other's randomness. Pass "
-            "`key=key, ids=indices` with the sampler's indices. Pass `ids=jnp.arange(B)` only if "
-            "row i of every batch is record i."
-        )
-    if ids is None:
-        return None
-    ids = jnp.asarray(ids)
-    if ids.shape != (batch_size,) or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError(
-            f"`ids` must be integers of shape ({batch_size},), the index of each example's record, "
-            f"got {ids.dtype}{list(ids.shape)}."
-        )
-    return ids

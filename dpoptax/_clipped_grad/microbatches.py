@@ -6,11 +6,15 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from optax import microbatching
 
 from dpoptax._clip import block_sums
-from dpoptax._clipped_grad.xla_rewrites import rewrite_for_xla
+from dpoptax._jaxprs import equations
 from dpoptax._tree import PyTree
+
+# `xla_rewrites` has rules for these.
+_REWRITTEN = (lax.conv_general_dilated_p, lax.select_and_scatter_add_p)
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
@@ -42,7 +46,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     check_microbatch_size(microbatch_size)
-    sums = rewrite_for_xla(sums)  # also without micro-batches, as the whole step may be in a loop
+    sums = _rewrite_for_xla(sums)  # also without micro-batches, as the whole step may be in a loop
     if microbatch_size is None:
         return sums
 
@@ -72,6 +76,22 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
             in_axes=(0, 0),
         )(batch, mask)
         return total, jax.tree.map(lambda x: x[:examples], aux)
+
+    return run
+
+
+def _rewrite_for_xla(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fun` with operations rewritten that XLA computes wrongly, or slowly on CPU."""
+    traced = jax.jit(fun)
+
+    def run(*args: PyTree) -> PyTree:
+        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
+        if not any(eqn.primitive in _REWRITTEN for eqn in equations(closed.jaxpr)):
+            return traced(*args)
+        from dpoptax._clipped_grad.xla_rewrites import evaluate_rewritten
+
+        results = evaluate_rewritten(closed, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
 

@@ -1,33 +1,34 @@
-"""Computes the clipped sum from per-example gradients, for any program."""
+"""Computes the clipped sum from per-example gradients, for any program.
 
-from collections.abc import Callable
+This engine is the definition of the sum, and the reference for the others. For a dense layer `y = x
+@ w + b` and a batch of B examples, `jax.vmap` of the gradient gives arrays (B, R, D) for `w` and
+(B, D) for `b`. `sum_clipped` divides each example by a power of two, bounds its norm, and adds the
+examples with their coefficients: (R, D) and (D,).
+"""
 
 import jax
 import jax.numpy as jnp
 
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clip_per_example import sum_clipped
-from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
+from dpoptax._ghost_clipping.trace.trace_loss import Examples, TracedLoss
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree
 
 
 def per_example_sum(
-    loss_fn: Callable[..., PyTree],
+    loss: TracedLoss,
     clip: Clip,
     points: GradientPoints,
     examples: Examples,
     *,
-    has_aux: bool,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Computes the clipped sum from per-example gradients.
+    """Computes the clipped sum, and the auxiliary outputs at the first point.
 
-    The arguments are those of `ghost_clipped_sum`. With a `grid`, clipped gradients are rounded to
-    multiples of it, and the sum is in units of it.
+    With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in units of it.
     """
-    # Raises an error for a loss that mixes examples.
-    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
+    loss_fn, has_aux = loss.loss_fn, loss.has_aux
     keys = examples.keys
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
@@ -51,5 +52,5 @@ def per_example_sum(
     grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(examples.batch, keys)
     if points.linear_map is not None:
         grads = jax.vmap(points.linear_map.forward)(grads)
-    mask, whole = program.separate(examples.mask), examples.whole
+    mask, whole = loss.separate(examples.mask), examples.whole
     return sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole), aux

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax._clip import block_sums, integer_sums
 from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._clipped_grad.batch_sum import BatchSum
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
@@ -107,15 +107,11 @@ class Layout:
 
 
 def make_layout(
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     axis_name: str | Sequence[str],
     param_specs: PyTree,
-) -> Layout | None:
-    """Returns the layout for arguments of `clipped_grad`, or `None` without a mesh."""
-    if mesh is None:
-        if param_specs is not None:
-            raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
-        return None
+) -> Layout:
+    """Returns the layout for arguments of `clipped_grad`."""
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise TypeError(
             f"`mesh` must be a `jax.sharding.Mesh`, got {kind_of(mesh)}. Pass for example "
@@ -131,7 +127,7 @@ def make_layout(
     return Layout(mesh, axes, param_specs)
 
 
-def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: float) -> DeviceSum:
+def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: float) -> DeviceSum:
     """Runs `sums(points, batch, mask, key)` on each device and adds the results.
 
     Each device computes its own examples. Sharded parameters are all-gathered first, and the sums
@@ -166,7 +162,7 @@ def sum_over_devices(sums: DeviceSum, layout: Layout, *, scatter: bool, bound: f
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
             points = with_weights(jax.tree.map(_gather, points, point_specs))
-            total, aux = sums(points, batch, mask, key)
+            total, aux = sums(points, batch, mask, key, whole)
             own = specs if scatter else jax.tree.broadcast(P(), total)
             return jax.tree.map(sum_devices, total, own), aux
 
@@ -217,46 +213,6 @@ def device_adder(
         return steps.join(*map(add, steps.split(x)))
 
     return sum_devices
-
-
-def check_one_device(batch: PyTree) -> None:
-    """Raises an error if the examples are sharded although no mesh was given."""
-    for leaf in jax.tree.leaves(batch):
-        sharding = jax.typeof(leaf).sharding
-        split = any(axis is not None for axis in sharding.spec)
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            sharding = leaf.sharding
-            split = not sharding.is_fully_replicated
-        if split:
-            raise ValueError(
-                f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
-                "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the "
-                "compiler shards the work, and its per-example gradients of convolutions are wrong."
-            )
-
-
-def check_same_axes(params: PyTree, batch: PyTree) -> None:
-    """Raises an error if a parameter in `shard_map` does not vary like the examples.
-
-    The derivative with respect to this parameter would be the sum over devices; see
-    `sum_over_devices`.
-    """
-    batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if missing := batch_axes - _varying(leaf):
-            name = jax.tree_util.keystr(path) or "the parameter"
-            raise ValueError(
-                f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} does "
-                "not. Its derivative is the sum over devices before the clip, which would bound "
-                "sums of several examples. Call `dpoptax.clipped_grad(..., mesh=mesh, "
-                "axis_name=...)` outside `jax.shard_map` instead."
-            )
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    """Returns the manual axes that an array varies over, if `shard_map` tracks them."""
-    kind: Any = jax.typeof(x)
-    return kind.manual_axis_type.varying
 
 
 def _gather(x: jax.Array, spec: P) -> jax.Array:

@@ -13,7 +13,7 @@ micro-batched steps of small CNNs took 1.8 to 58 times as long without these rew
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,25 +22,15 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
-from dpoptax._jaxprs import bind, subprograms
-from dpoptax._tree import PyTree
+from dpoptax._jaxprs import bind, equations, subprograms
 
 REWRITE_FOR_CPU = True
 """Whether to rewrite convolutions and max-pooling that are slow on CPU."""
 
 
-def rewrite_for_xla(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fun` with such operations rewritten, including those in loops."""
-    traced = jax.jit(fun)
-
-    def run(*args: PyTree) -> PyTree:
-        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
-        if not _any_wants_rewriting(closed.jaxpr):
-            return traced(*args)
-        results = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return run
+def evaluate_rewritten(program: ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Runs a program with such operations rewritten, including those in loops."""
+    return _evaluate(program.jaxpr, program.consts, inputs)
 
 
 def _evaluate(
@@ -69,10 +59,7 @@ def _wants_rewriting(eqn: JaxprEqn) -> bool:
 
 
 def _any_wants_rewriting(jaxpr: Jaxpr) -> bool:
-    return any(
-        _wants_rewriting(eqn) or any(map(_any_wants_rewriting, subprograms(eqn.params)))
-        for eqn in jaxpr.eqns
-    )
+    return any(map(_wants_rewriting, equations(jaxpr)))
 
 
 def _rewrite_subprograms(eqn: JaxprEqn) -> JaxprEqn:

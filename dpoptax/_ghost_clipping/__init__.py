@@ -2,11 +2,15 @@
 
 `sums.ghost_clipped_sum.ghost_clipped_sum` is the entry point. Imports go one way:
 
-- `trace` reads the traced loss and finds operations that combine parameters with data.
+- `trace` traces and checks the loss, and finds operations that combine parameters with data.
 - `passes` runs the loss forward and backward, and records operands and cotangents.
 - `norms` bounds the norms of per-example gradients from these factors.
+- `transformed` does so for kernels computed from parameters, and for linear maps.
 - `plan` chooses, for each parameter, how its norms and its sum are computed.
 - `sums` scales, clips and adds the gradients.
+
+Three more engines use these stages: `integers`, and `streaming` and `two_turns`, which share
+`backward`. `dpoptax._clipped_grad.engines` chooses.
 
 `docs/developers/ghost-clipping.md` follows one dense layer through all stages.
 """

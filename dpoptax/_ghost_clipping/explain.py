@@ -4,16 +4,17 @@ import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 
-from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
-from dpoptax._ghost_clipping.trace.program import Program, Use
-from dpoptax._ghost_clipping.trace.read_program import read_program
-from dpoptax._ghost_clipping.trace.zero_gradients import describe_vanishing, find_vanishing
 from dpoptax._linear_map import LinearMap
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.plan import Plan, Product
+    from dpoptax._ghost_clipping.trace.program import Program, Use
 
 _METHOD_TEXTS = {
     "outer": "product of two norms",
@@ -130,11 +131,19 @@ def explain(
     ['b']      (2,)    add          elementwise           4
     ['w']      (3, 2)  dot_general  product of two norms  11
     """
+    # Imported here, since few runs explain a loss.
+    from dpoptax._ghost_clipping.plan import make_plan
+    from dpoptax._ghost_clipping.trace.read_program import read_program
+    from dpoptax._ghost_clipping.trace.trace_loss import trace_loss
+    from dpoptax._ghost_clipping.trace.zero_gradients import describe_vanishing, find_vanishing
+
     if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
         key = check_key(key)
     if points < 1:
         raise ValueError(f"`points` must be at least 1, got {points}.")
-    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
+    program = read_program(
+        trace_loss(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
+    )
     plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent
@@ -149,7 +158,7 @@ def explain(
 
 
 def _explain_parameter(
-    program: Program, plan: Plan, points: int, leaf: int, path: str
+    program: "Program", plan: "Plan", points: int, leaf: int, path: str
 ) -> ParameterExplanation:
     shape = tuple(program.parameters[leaf].shape)
     uses = [use for use in program.uses if leaf in use.value.leaves]
@@ -176,17 +185,17 @@ def _explain_parameter(
     return ParameterExplanation(path, shape, named, rules, cost, formed, "")
 
 
-def _operations(uses: list[Use]) -> str:
+def _operations(uses: "list[Use]") -> str:
     """Returns the names of the operations of `uses`, with their counts."""
     names = collections.Counter(use.rule.name for use in uses)
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 
-def _method_text(product: Product) -> str:
+def _method_text(product: "Product") -> str:
     return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
 
 
-def _product_cost(product: Product, points: int) -> int:
+def _product_cost(product: "Product", points: int) -> int:
     groups, rows, columns = product.layout.sizes
     positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns

@@ -8,20 +8,22 @@ the method "outer", and `b` is formed.
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax import lax
 
 from dpoptax._ghost_clipping import cost_model
-from dpoptax._ghost_clipping.norms.cotangents import NotFactoredError
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.mapped_products import SideMap, make_side_map
-from dpoptax._ghost_clipping.norms.point_differences import PullBackCounts, count_parts
 from dpoptax._ghost_clipping.trace.entry_rules import Lookup
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._ghost_clipping.trace.views import AxisRuns, View
-from dpoptax._linear_map import Factor, LinearMap
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.transformed.mapped_products import SideMap
+    from dpoptax._ghost_clipping.transformed.point_differences import PullBackCounts
+    from dpoptax._linear_map import Factor, LinearMap
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
@@ -74,8 +76,8 @@ class PlannedUse:
     layout: FactorLayout
     cut: FactorSlice | None = None
     swapped: bool = False
-    pull_back_counts: PullBackCounts | None = None
-    mapping: SideMap | None = None
+    pull_back_counts: "PullBackCounts | None" = None
+    mapping: "SideMap | None" = None
 
     @property
     def positions(self) -> int:
@@ -120,6 +122,11 @@ class Product:
         return any(member.pull_back_counts for member in self.members)
 
     @property
+    def is_transformed(self) -> bool:
+        """Returns whether gradients are pulled back, or mapped before the clip."""
+        return self.mapping is not None or self.is_pulled
+
+    @property
     def terms(self) -> int:
         """Returns the number of fixed terms added to the products."""
         return _count_terms(self.members)
@@ -129,7 +136,7 @@ class Product:
         return self.members[0].layout
 
     @property
-    def mapping(self) -> SideMap | None:
+    def mapping(self) -> "SideMap | None":
         """Returns how the parameter's linear map acts on the factors."""
         return self.members[0].mapping
 
@@ -155,7 +162,7 @@ def make_plan(
     program: Program,
     examples: int,
     points: int,
-    linear_map: LinearMap | None = None,
+    linear_map: "LinearMap | None" = None,
     *,
     has_tangent: bool = False,
 ) -> Plan:
@@ -177,7 +184,7 @@ def make_plan(
         for member in members:
             leaf = member.view.leaf
             shape = tuple(program.parameters[leaf].shape)
-            arranged = _map_sides(member, factors.get(leaf), shape)
+            arranged = _map_sides(member, factors[leaf], shape) if factors else member
             if arranged is None:
                 formed.setdefault(leaf, "its linear map mixes the two sides of its products")
             else:
@@ -190,11 +197,10 @@ def make_plan(
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
-    _choose_formed(program, joined, formed, mapped)
-    # If a parameter fell back, all parameters of its uses are formed.
-    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
-    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
-    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
+    if any(p.method == "keep" for found in joined.values() for p in found):
+        _choose_formed(program, joined, formed, mapped)
+    if any(len(use.value.leaves) > 1 for use in program.uses):
+        _form_coupled(program, formed)
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(formed_uses))
@@ -224,6 +230,14 @@ def _choose_formed(
                 else p
                 for p in found
             ]
+
+
+def _form_coupled(program: Program, formed: dict[int, str]) -> None:
+    """Adds the parameters that are used together with a formed one."""
+    # If a parameter fell back, all parameters of its uses are formed.
+    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
+    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
+    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
 
 
 def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
@@ -268,11 +282,13 @@ def read_use(use: Use) -> list[PlannedUse]:
 
 
 def _map_sides(
-    member: PlannedUse, factor: Factor | None, shape: tuple[int, ...]
+    member: PlannedUse, factor: "Factor | None", shape: tuple[int, ...]
 ) -> PlannedUse | None:
     """Adds the linear map on the factors to a use; `None` if the map mixes the sides."""
     if factor is None:
         return member
+    from dpoptax._ghost_clipping.transformed.mapped_products import make_side_map
+
     mapping = make_side_map(factor, member.view, member.layout, shape)
     if mapping is None or (isinstance(member.use.rule, Lookup) and mapping.mixes_rows):
         return None
@@ -283,10 +299,9 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
     """Returns the parameters behind a used value, if gradients can be pulled back."""
     if use.value.scans or isinstance(use.rule, Lookup):
         return []
-    try:
-        found = count_parts(use, program.parameters, points)
-    except NotFactoredError:
-        return []
+    from dpoptax._ghost_clipping.transformed.point_differences import count_parts
+
+    found = count_parts(use, program.parameters, points)
     members = []
     for leaf, layout, counts in found:
         view = View.identity(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
@@ -303,6 +318,8 @@ def _join_uses(
 
     `counts` are the numbers of examples and of gradient points.
     """
+    if len(members) == 1:
+        return [Product(tuple(members), choose_product_method(members, *counts), shape)]
     by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
     for member in members:
         view, layout = member.view, member.layout

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._ghost_clipping.norms.factor_products import contract
-from dpoptax._ghost_clipping.norms.mapped_products import MatrixStep
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import make_plan
 from dpoptax._ghost_clipping.sums.scaled_gradients import collect_operands, make_segment
 from dpoptax._ghost_clipping.trace.read_program import read_program
+from dpoptax._ghost_clipping.trace.trace_loss import trace_loss
+from dpoptax._ghost_clipping.transformed.mapped_products import MatrixStep
 from dpoptax._linear_map import LinearMap, Sides, matrix_shape
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
@@ -26,7 +27,7 @@ def side_moments(
     """
     leaves = jax.tree.leaves(params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
-    program = read_program(loss_fn, params, example, None, has_aux=False)
+    program = read_program(trace_loss(loss_fn, params, example, None, has_aux=False))
     batch = jax.tree.leaves(examples)
     size = batch[0].shape[0]
     # The plan for a two-sided map shows which kernels have two sides, and their order.

@@ -12,7 +12,7 @@ import pytest
 import dpoptax
 from dpoptax._clip import bounds, wide_integers
 from dpoptax._ghost_clipping import cost_model
-from dpoptax._ghost_clipping.sums import integer_norms, integer_products, integer_sum
+from dpoptax._ghost_clipping.integers import integer_norms, integer_products, integer_sum
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.multidevice import problem

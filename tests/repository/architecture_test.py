@@ -28,8 +28,13 @@ GHOST_CLIPPING_ORDER = (
     "trace",
     "passes",
     "norms",
+    "transformed",
     "plan",
     "sums",
+    "integers",
+    "backward",
+    "streaming",
+    "two_turns",
     "explain",
     "second_moments",
 )

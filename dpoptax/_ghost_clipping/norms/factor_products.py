@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import float32_at_least, widen
 from dpoptax._xla import round_to_dtype
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.transformed.cotangents import MeasuredTerm
 
 # An upper bound of the loss of a norm to underflow, for each term of its sums.
 UNDERFLOW_LOSS = 2.0**-50
@@ -67,19 +70,6 @@ class Segment(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MeasuredTerm:
-    """Holds a fixed term, `basis` (K, R, D) times `weights` (B, K, R, D).
-
-    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
-    along the axes for which weights have size 1.
-    """
-
-    basis: jax.Array
-    weights: jax.Array
-    inner: jax.Array
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class FactoredGradients:
     """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
 
@@ -92,7 +82,7 @@ class FactoredGradients:
 
     segments: list[Segment]
     sizes: Sizes
-    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
+    terms: "list[MeasuredTerm]" = dataclasses.field(default_factory=list)
 
 
 def is_one_hot(factor: jax.Array) -> bool:

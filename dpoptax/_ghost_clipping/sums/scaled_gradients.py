@@ -10,21 +10,15 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpoptax._clip import bounds
 from dpoptax._clip.bounds import NormBounds, Scales
 from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
-from dpoptax._ghost_clipping.norms.point_differences import pull_back_points
-from dpoptax._ghost_clipping.norms.pull_back import FixedArrays
-from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients
 from dpoptax._ghost_clipping.passes.run_passes import Passes, pairs_by_point, weighted_pairs
 from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
 from dpoptax._ghost_clipping.sums.formed_gradients import bundle_gradients, form_gradients
 from dpoptax._ghost_clipping.trace.program import Program, Use
-from dpoptax._linear_map import forward
 from dpoptax._points import weigh
 from dpoptax._xla import materialize, unstack
 
@@ -88,12 +82,9 @@ def scale_gradients(
     Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    linear_map = passes.points.linear_map
-    maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
-    gradients = {
-        leaf: jax.vmap(functools.partial(forward, maps[leaf]))(gradient)
-        for leaf, gradient in form_gradients(program, plan, passes).items()
-    }
+    gradients = form_gradients(program, plan, passes)
+    if (linear_map := passes.points.linear_map) is not None:
+        gradients = {i: jax.vmap(linear_map.map_leaf(i))(x) for i, x in gradients.items()}
     formed, bundles = bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
@@ -107,32 +98,21 @@ def scale_gradients(
     if not largest:
         return ScaledGradients([], [], [], None, ())
     scales, exponents = make_product_scales(largest)
-    fixed = [FixedArrays(leaves) for leaves in passes.leaves]
-    products: list[FactoredGradients] = []
-    # The products that are divided a second time: index, exponent (B,), and whether finite, (B,).
-    divided_again: list[tuple[int, jax.Array, jax.Array]] = []
-    for i, (product, uses) in enumerate(zip(plan.products, uses_of_products, strict=True)):
-        divided = [(use.member, scale_segment(*use, exponents[i])) for use in uses]
-        if product.is_pulled:
-            outers, terms = _pull_back_uses(product, divided, fixed, differences)
-            factored, exponent, finite = assemble_gradients(outers, terms, passes.factor_dtype)
-            divided_again.append((i, exponent, finite))
-        else:
-            segments = [segment for _, segment in divided]
-            side_map_factor = maps[product.leaf]
-            if side_map_factor is not None and product.mapping is not None:
-                segments, exponent, finite = product.mapping(side_map_factor, segments)
-                divided_again.append((i, exponent, finite))
-            rounded = [segment.rounded(passes.factor_dtype) for segment in segments]
-            factored = FactoredGradients(rounded, product.layout.sizes)
-        products.append(factored)
-    if divided_again:
-        # Maps and pulling back divide by powers of two that are known only now.
-        indices, second_exponents, kept = zip(*divided_again, strict=True)
-        scales = scales._replace(
-            exponent=scales.exponent.at[np.array(indices)].add(jnp.stack(second_exponents)),
-            finite=scales.finite.at[np.array(indices)].min(jnp.stack(kept)[:, None]),
-        )
+    # A generator, so that each product is divided and then transformed.
+    divided = (
+        [(use.member, scale_segment(*use, exponent)) for use in uses]
+        for uses, exponent in zip(uses_of_products, exponents, strict=False)
+    )
+    if any(product.is_transformed for product in plan.products):
+        from dpoptax._ghost_clipping.sums.transformed_gradients import TransformedGradients
+
+        products, scales = TransformedGradients(plan, passes, differences)(divided, scales)
+    else:
+        dtype = passes.factor_dtype
+        products = [
+            FactoredGradients([segment.rounded(dtype) for _, segment in own], product.layout.sizes)
+            for product, own in zip(plan.products, divided, strict=True)
+        ]
     formed = [
         bounds.divide_by_power(x, exponent)
         for x, (_, exponent) in zip(formed, exponents[len(products) :], strict=True)
@@ -212,28 +192,6 @@ def scale_segment(
         cotangent_exponent = cotangent_exponent + operand_exponent
     cotangent = bounds.divide_by_power(cotangent, cotangent_exponent)
     return make_segment(member, operand, cotangent)
-
-
-def _pull_back_uses(
-    product: Product,
-    uses: list[tuple[PlannedUse, Segment]],
-    fixed: list[FixedArrays],
-    differences: bool,
-) -> tuple[list[OuterSum], list[FixedTerm]]:
-    """Returns the gradients of a parameter behind used values, at all points."""
-    outers: list[OuterSum] = []
-    terms: list[FixedTerm] = []
-    for member in product.members:
-        segments = [segment for other, segment in uses if other is member]
-        if member.pull_back_counts is None:
-            outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
-        else:
-            found = pull_back_points(
-                member.use, product.leaf, segments, fixed, differences=differences
-            )
-            outers += found[0]
-            terms += found[1]
-    return outers, terms
 
 
 def _has_magnitude(use: Use, operand: jax.Array) -> bool:

@@ -1,4 +1,4 @@
-"""Sums gradients given by factors, with coefficients, and bounds the rounding.
+"""Measures gradients given by factors, sums them with coefficients, and bounds the rounding.
 
 The coefficient of an example multiplies one of its factors. The sum is then one contraction over
 examples and positions for each dense segment, and an integer sum for one-hot segments.
@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clip import block_sums, integer_sums
-from dpoptax._clip.bounds import broadcast_examples, largest_ratio
+from dpoptax._clip.bounds import NormBounds, broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
+from dpoptax._ghost_clipping.plan import Product
 from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
@@ -26,6 +27,17 @@ FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 # The largest part of the sum of a group.
 _PART_ENTRIES = 2**19
+
+
+def measure_product(product: Product, factored: FactoredGradients) -> NormBounds:
+    """Returns upper bounds of ‖G‖² and S of a product's gradients."""
+    if factored.terms:
+        from dpoptax._ghost_clipping.transformed.pulled_back_norms import measure_terms
+
+        return measure_terms(factored)
+    if product.method == "form":
+        return factor_products.measure_formed(factored.segments, factored.sizes)
+    return factor_products.measure(factored.segments, factored.sizes, product.method)
 
 
 def sum_error(factored: FactoredGradients) -> float:
@@ -57,6 +69,11 @@ class SumParts(NamedTuple):
     ratio: float
     longest: int
     block: int
+
+    @property
+    def has_lookups(self) -> bool:
+        """Returns whether a segment is one-hot."""
+        return bool(self.row_lookups or self.column_lookups)
 
     @property
     def largest_summand(self) -> float:
@@ -104,10 +121,12 @@ def sum_products(
     for term in factored.terms:
         total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
         found.append(term.basis * total)
+    table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
+    if not cut.has_lookups:
+        return table
     add = functools.partial(
         _add_one_hot, cut, coefficients=coefficients, examples=examples, bound=bound
     )
-    table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
     if cut.row_lookups:
         table = add(table, cut.row_lookups)
     if cut.column_lookups:
@@ -118,18 +137,7 @@ def sum_products(
 def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
     """Bounds how one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, examples)
-    groups, rows, columns = factored.sizes
-    found = [
-        integer_sums.lookup_rounding(
-            groups * size,
-            terms=sum(map(_terms_per_entry, lookups)),
-            examples=examples,
-            ratio=cut.ratio,
-            largest_summand=cut.largest_summand,
-        )
-        for lookups, size in ((cut.row_lookups, columns), (cut.column_lookups, rows))
-        if lookups
-    ]
+    found = _lookup_roundings(cut, factored.sizes, examples) if cut.has_lookups else []
     rounding = block_sums.Rounding()
     if cut.dense or factored.terms:
         rounding = block_sums.block_rounding(
@@ -146,6 +154,22 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     own = sum(each.own for each in found)
     termwise = cut.number > 1 or any(each.termwise for each in found)
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
+
+
+def _lookup_roundings(cut: SumParts, sizes: Sizes, examples: int) -> list[block_sums.Rounding]:
+    """Bounds how one example changes the rounding of the integer sums of lookups."""
+    groups, rows, columns = sizes
+    return [
+        integer_sums.lookup_rounding(
+            groups * size,
+            terms=sum(map(_terms_per_entry, lookups)),
+            examples=examples,
+            ratio=cut.ratio,
+            largest_summand=cut.largest_summand,
+        )
+        for lookups, size in ((cut.row_lookups, columns), (cut.column_lookups, rows))
+        if lookups
+    ]
 
 
 def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:

@@ -1,16 +1,28 @@
 """Checks the user's parameters and loss."""
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from dpoptax._ghost_clipping.trace.rules import is_narrow, is_real
+from dpoptax._jaxprs import (
+    INLINED_CALLS,
+    REMATERIALIZED_CALLS,
+    ZERO_DERIVATIVE_PRIMITIVES,
+    carries_gradient,
+    equations,
+    subprograms,
+    type_of,
+)
 from dpoptax._tree import PyTree, check_arrays, is_variable, nnx_kinds
 
 _MAX_CONSTANT_BYTES = 16_000_000
+# Calls whose operands and results are those of one inner program.
+_FOLLOWED_CALLS = INLINED_CALLS | REMATERIALIZED_CALLS | {"scan"}
 
 
 def check_parameters(params: PyTree) -> None:
@@ -88,6 +100,42 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
             "jitted step, and call `dpoptax.clipped_grad` inside it with the loss that uses them.",
             stacklevel=2,
         )
+
+
+def may_vanish(program: Jaxpr, parameters: int) -> bool:
+    """Returns whether the gradients of some parameters may be zero for every example.
+
+    If it returns false, `zero_gradients` finds none. The first inputs are the parameters.
+    """
+    reached = _reached_inputs(program, [True] + [False] * (len(program.outvars) - 1))
+    inputs = zip(program.invars[:parameters], reached, strict=False)
+    return any(type_of(v).size and not used for v, used in inputs) or _takes_mean_of_one(program)
+
+
+def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
+    """Returns which inputs get a gradient from the given outputs. It may omit some."""
+    reached = {v for v in itertools.compress(program.outvars, outputs) if isinstance(v, Var)}
+    for eqn in reversed(program.eqns):
+        used = [v in reached for v in eqn.outvars]
+        if not any(used) or eqn.primitive.name in ZERO_DERIVATIVE_PRIMITIVES:
+            continue
+        flags = [True] * len(eqn.invars)
+        if eqn.primitive.name in _FOLLOWED_CALLS:
+            (inner,) = subprograms(eqn.params)
+            flags = _reached_inputs(inner, used)
+        operands = itertools.compress(eqn.invars, flags)
+        variables = (v for v in operands if isinstance(v, Var))
+        reached.update(v for v in variables if carries_gradient(type_of(v)))
+    return [v in reached for v in program.invars]
+
+
+def _takes_mean_of_one(program: Jaxpr) -> bool:
+    """Returns whether a program sums over axes of size one, as batch normalization may."""
+    return any(
+        all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])
+        for eqn in equations(program)
+        if eqn.primitive.name == "reduce_sum"
+    )
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:

@@ -38,7 +38,8 @@ def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
     nonlinear = max((v.nonlinear for v in operands if v.leaves), default="") or _nonlinear(eqn)
     scans = tuple(sorted({s for v in operands for s in v.scans}))
     operation = Operation(eqn, operands, scans)
-    views, tiles = _result_views(eqn, operands), _find_tiles(eqn, operands)
+    views = _result_views(eqn, operands)
+    tiles = _find_tiles(eqn, operands) if eqn.primitive.name == "concatenate" else None
     outputs = []
     for i, (var, view) in enumerate(zip(eqn.outvars, views, strict=True)):
         aval = type_of(var)
@@ -121,10 +122,10 @@ def _known_integers(value: DerivedValue) -> np.ndarray | None:
 
 
 def _find_tiles(eqn: JaxprEqn, operands: Operands) -> tuple[int, tuple[View, ...]] | None:
-    """Returns `DerivedValue.tiles` of a concatenation of whole parameters, or `None`."""
+    """Returns `DerivedValue.tiles` of a concatenation; `None` if it is not of whole parameters."""
     views = [v.view for v in operands if v.view is not None]
     alike = len({v.scans for v in operands}) == 1
-    if eqn.primitive.name != "concatenate" or len(views) < len(operands) or not alike:
+    if len(views) < len(operands) or not alike:
         return None
     return eqn.params["dimension"] + len(operands[0].scans), tuple(views)
 

@@ -19,6 +19,7 @@ from dpoptax._jaxprs import (
     ZERO_DERIVATIVE_PRIMITIVES,
     bind,
     carries_gradient,
+    equations,
     subprograms,
     type_of,
 )
@@ -35,6 +36,13 @@ _JAX_MODULE = "jax._src.numpy."
 _JOINT_ON_TPU = ("eigh", "svd")
 # Equinox reduces a batch with these, to end a loop or to raise an error for all of its examples.
 _JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
+# The operations for which `check_separate` raises errors, in addition to host functions.
+_CHECKED = frozenset(
+    {
+        *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
+        "regularized_incomplete_beta", *_JOINT_ON_TPU, *_JOINT_REDUCTIONS, *_RANDOM_PRIMITIVES,
+    }
+)  # fmt: skip
 _CONSEQUENCE = (
     "The contribution of an example would depend on the rest of its batch, and clipping would not "
     "bound how much one example moves the sum."
@@ -43,6 +51,21 @@ _CONSEQUENCE = (
 
 # Whether each operand has a property.
 _Flags: TypeAlias = Sequence[bool]
+
+
+def may_mix(program: ClosedJaxpr) -> bool:
+    """Returns whether `check_separate` may find anything in a program.
+
+    It is false for most losses, which have only operations that `jax.vmap` maps.
+    """
+    return bool(program.effects) or any(map(_is_checked, equations(program.jaxpr)))
+
+
+def _is_checked(eqn: JaxprEqn) -> bool:
+    """Returns whether an operation has its own batching, or a derivative that may have one."""
+    name = eqn.primitive.name
+    outside = "callback" in name or "vmap_method" in eqn.params
+    return outside or name in _CHECKED
 
 
 def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:
@@ -166,11 +189,7 @@ def converges_jointly(name: str) -> bool:
 
 def converges_jointly_on_tpu(program: Jaxpr) -> bool:
     """Returns whether a program would iterate a batch jointly if compiled for TPU."""
-    return any(
-        eqn.primitive.name in _JOINT_ON_TPU
-        or any(map(converges_jointly_on_tpu, subprograms(eqn.params)))
-        for eqn in program.eqns
-    )
+    return any(eqn.primitive.name in _JOINT_ON_TPU for eqn in equations(program))
 
 
 def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from dpoptax._ghost_clipping.trace import rules, views
+from dpoptax._ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._jaxprs import scan_parts
 from dpoptax._tree import PyTree
 
@@ -148,6 +147,8 @@ class Use:
         Steps of scans become positions L. If the value has a slice for each step, they become
         groups K.
         """
+        if not self.loops:
+            return self.rule.factors(operand, cotangent)
         rows, columns = self._map_loops(self.rule.factors)(operand, cotangent)
         return self._fold_loops(rows), self._fold_loops(columns)
 
@@ -247,6 +248,7 @@ class Program:
     """Holds the steps of a traced loss and its uses of parameters.
 
     Attributes:
+      loss: the traced loss.
       block: the steps.
       parameters: the shapes and dtypes of the parameters.
       uses: the operations on parameters and data that have a rule.
@@ -255,24 +257,11 @@ class Program:
       elementwise: the opaque parameters that are only added to, multiplied by or concatenated with
         data of at least their size, such as biases and scales. Forming their per-example gradients
         is cheapest.
-      result_tree: the structure of (loss, aux).
-      joint_on_tpu: whether TPUs would iterate a batch until its last example has converged.
     """
 
+    loss: TracedLoss
     block: Block
     parameters: tuple[ShapedArray, ...]
     uses: tuple[Use, ...]
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
-    result_tree: jax.tree_util.PyTreeDef
-    joint_on_tpu: bool
-
-    def separate(self, mask: jax.Array) -> jax.Array:
-        """Returns the mask (B,), all False if the platform mixes examples.
-
-        For the default platform, an error is raised earlier. A program may be compiled for another
-        platform.
-        """
-        if not self.joint_on_tpu:
-            return mask
-        return lax.platform_dependent(mask, tpu=jnp.zeros_like, default=lambda mask: mask)

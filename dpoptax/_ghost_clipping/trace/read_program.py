@@ -8,25 +8,14 @@ automatic differentiation gives their per-example gradients.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
-import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._ghost_clipping.trace.check_loss import (
-    check_parameters,
-    check_scalar,
-    failure_note,
-    warn_of_constants,
-)
 from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
-from dpoptax._ghost_clipping.trace.example_separation import (
-    check_separate,
-    converges_jointly_on_tpu,
-    touches_reference,
-)
+from dpoptax._ghost_clipping.trace.example_separation import touches_reference
 from dpoptax._ghost_clipping.trace.find_uses import GradientFlow, UseFinder
 from dpoptax._ghost_clipping.trace.program import (
     Block,
@@ -41,96 +30,25 @@ from dpoptax._ghost_clipping.trace.program import (
     Step,
     Value,
 )
+from dpoptax._ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._ghost_clipping.trace.views import View
-from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
-from dpoptax._points import GradientPoints
-from dpoptax._tree import PyTree
 
 Values: TypeAlias = Sequence[Value]
 # (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
 
-class Examples(NamedTuple):
-    """Holds the examples that one device sums at once.
-
-    Attributes:
-      batch: the examples ξ_i, leaves (B, …).
-      mask: (B,), True for examples and False for padding.
-      keys: one key for each example, or `None`.
-      whole_batch: the batch of all micro-batches and devices; `None` for these examples only.
-    """
-
-    batch: PyTree
-    mask: jax.Array
-    keys: jax.Array | None = None
-    whole_batch: WholeBatch | None = None
-
-    @property
-    def whole(self) -> WholeBatch:
-        """Returns the batch of all micro-batches and devices."""
-        return self.whole_batch or WholeBatch(self.mask.shape[0])
-
-    @property
-    def inputs(self) -> list[jax.Array]:
-        """Returns the arrays that are passed to the loss along with the parameters."""
-        return jax.tree.leaves((self.batch, self.keys))
-
-
-def read_batch_program(
-    loss_fn: Callable[..., PyTree],
-    points: GradientPoints,
-    examples: Examples,
-    *,
-    has_aux: bool,
-) -> Program:
-    """Reads the program of one of the examples.
-
-    Warns of gradients that are always zero.
-    """
-    example, key = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
-    )
-    params, has_tangent = points.points[0], points.tangent is not None
-    program = read_program(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
-    warn_of_vanishing(program, params)
-    return program
-
-
-def read_program(
-    loss_fn: Callable[..., PyTree],
-    params: PyTree,
-    example: PyTree,
-    key: jax.Array | jax.ShapeDtypeStruct | None,
-    *,
-    has_aux: bool,
-    has_tangent: bool = False,
-) -> Program:
-    """Traces `loss_fn(params, example[, key])` and reads the program.
-
-    Raises an error if the loss may mix examples, and warns of large constants. The arguments are
-    arrays or shape structs of one example. `key` is `None` for a loss without randomness.
-    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. The
-    gradient is then differentiated once more.
-    """
-    check_parameters(params)
-    inputs = (example,) if key is None else (example, key)
-    derivatives = 2 if has_tangent else 1
-    closed, shapes = _trace_loss(loss_fn, params, inputs, has_aux=has_aux, derivatives=derivatives)
-    count = len(jax.tree.leaves(params))
-    args: list[Value] = []
-    for i, var in enumerate(closed.jaxpr.invars):
-        if i < count:
-            aval = type_of(var)
-            view = View.identity(i, tuple(aval.shape))
-            flows = frozenset({i} if aval.size else ())
-            args.append(DerivedValue(aval, Parameter(i), flows, True, view=view))
-        else:
-            args.append(PrivateValue(type_of(var), varies=False))
-    parameters = tuple(type_of(var) for var in closed.jaxpr.invars[:count])
+def read_program(loss: TracedLoss) -> Program:
+    """Reads the program of a loss."""
+    jaxpr, count = loss.program.jaxpr, loss.parameters
+    parameters = tuple(type_of(var) for var in jaxpr.invars[:count])
+    args: list[Value] = [
+        *map(_parameter, range(count), parameters),
+        *map(_input, jaxpr.invars[count:]),
+    ]
     reader = _Reader()
-    block = reader.read(closed.jaxpr, [constant_value(c) for c in closed.consts], args, ())
+    block = reader.read(jaxpr, [constant_value(c) for c in loss.program.consts], args, ())
     finder = UseFinder(parameters, GradientFlow.from_loss(block))
     finder.find(block)
     # A loss that depends on parameters only is a derived value without uses.
@@ -138,39 +56,23 @@ def read_program(
     if reader.references:  # the values do not show that one step writes and another reads
         finder.mark_opaque(args, "a jax.Ref")
     return Program(
+        loss,
         block,
         parameters,
         tuple(finder.uses),
         {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
         frozenset(set(finder.opaque) - finder.beyond_elementwise),
-        jax.tree.structure(shapes),
-        converges_jointly_on_tpu(closed.jaxpr),
     )
 
 
-def _trace_loss(
-    loss_fn: Callable[..., PyTree],
-    params: PyTree,
-    inputs: tuple[PyTree, ...],
-    *,
-    has_aux: bool,
-    derivatives: int,
-) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
-    """Returns the checked program of a loss, and the shapes of (loss, aux)."""
+def _parameter(leaf: int, aval: ShapedArray) -> DerivedValue:
+    view = View.identity(leaf, tuple(aval.shape))
+    flows = frozenset({leaf} if aval.size else ())
+    return DerivedValue(aval, Parameter(leaf), flows, True, view=view)
 
-    def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
-        try:
-            out = loss_fn(params, example, *key)
-        except Exception as error:
-            error.add_note(failure_note(error, example, bool(key)))
-            raise
-        return out if has_aux else (out, None)
 
-    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
-    check_scalar(shapes, has_aux)
-    check_separate(closed, len(jax.tree.leaves(params)), derivatives)
-    warn_of_constants(closed)
-    return closed, shapes
+def _input(var: Var) -> PrivateValue:
+    return PrivateValue(type_of(var), varies=False)
 
 
 def _result_of(value: Value) -> Result | None:
@@ -239,7 +141,7 @@ class _Reader:
                 for inside, out in zip(body.results, outputs, strict=True)
             ]
         else:
-            if not any(v.varies for v in derived):
+            if loops and not any(v.varies for v in derived):
                 operands = self.compute_constants(block, operands, loops)
             block.steps.append(Step(eqn, operands, outputs, loops))
         return list(outputs)

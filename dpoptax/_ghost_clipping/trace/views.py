@@ -89,6 +89,8 @@ class View:
         return dataclasses.replace(self, axes=tuple(self.axes[i] for i in permutation))
 
     def reshape(self, shape: tuple[int, ...]) -> "View | None":
+        if tuple(shape) == self.shape:
+            return self
         rest = list(self.runs(tuple(range(len(self.axes)))))
         axes: list[AxisRuns] = []
         for size in shape:

@@ -25,7 +25,9 @@ from dpoptax._ghost_clipping.trace.program import (
     Step,
     Value,
 )
+from dpoptax._ghost_clipping.trace.read_program import read_program
 from dpoptax._ghost_clipping.trace.rules import is_real
+from dpoptax._ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._tree import PyTree
 
 # The result and its derivatives are zero if any operand is.
@@ -241,7 +243,7 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(shown[:_LISTED_NAMES]) + more
 
 
-def warn_of_vanishing(program: Program, params: PyTree) -> None:
+def warn_of_vanishing(loss: TracedLoss, params: PyTree) -> None:
     """Warns of parameters whose gradients are exactly zero."""
-    if text := describe_vanishing(find_vanishing(program), params):
+    if text := describe_vanishing(find_vanishing(read_program(loss)), params):
         warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)

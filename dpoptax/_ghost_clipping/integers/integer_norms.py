@@ -12,7 +12,7 @@ from jax import lax
 from dpoptax._clip import wide_integers
 from dpoptax._clip.bounds import broadcast_examples
 from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.sums.integer_products import (
+from dpoptax._ghost_clipping.integers.integer_products import (
     DIGIT_BITS,
     INTEGER_TERMS,
     IntegerFactors,

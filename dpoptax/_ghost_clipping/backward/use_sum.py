@@ -1,4 +1,4 @@
-"""Clips and sums the gradients of one use during the backward pass."""
+"""Sums the weighted gradients of one use during the backward pass."""
 
 import dataclasses
 import functools
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from dpoptax._clip import block_sums, bounds
+from dpoptax._clip import block_sums
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._clip.bounds import NormBounds, Piece, Scales
-from dpoptax._clip.clip import Clip
+from dpoptax._clip.bounds import NormBounds, Scales
+from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.plan import (
@@ -24,8 +24,6 @@ from dpoptax._ghost_clipping.plan import (
     read_use,
 )
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import measure_product
 from dpoptax._ghost_clipping.sums.scaled_gradients import (
     UseOperands,
     largest_entries,
@@ -121,7 +119,9 @@ class UseSum:
         factored = FactoredGradients([segment], step.layout.sizes)
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
-        return MeasuredUse(factored, step.layout, scales, measure_product(product, factored))
+        return MeasuredUse(
+            factored, step.layout, scales, weighted_products.measure_product(product, factored)
+        )
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.
@@ -186,52 +186,11 @@ class UseSum:
         return x if dtype == x.dtype else round_to_dtype(x, dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Holds the clip of one part of the gradient.
-
-    `added` is the number of parts that are added to each entry.
-    """
-
-    clip: Clip
-    added: int
-
-    def tau(self, whole: WholeBatch, *roundings: block_sums.Rounding) -> float:
-        """Returns τ of the sum of the part, with room for adding the other parts."""
-        return tau_of_parts(whole, roundings, self.added)
-
-
 def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:
     """Returns τ of sums, if up to `added` of them are added to each entry."""
     own = block_sums.tau(whole, roundings, shared=added > 1)
     room = block_sums.parts_rounding(added, whole.examples)
     return (own + room) / (1.0 - room)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class UseClip(UseSum):
-    """Clips and sums the gradients of one use, separately from other uses.
-
-    `given` is the mask, (B,).
-
-    Attributes:
-      part: the clip.
-      whole: the batch of all devices.
-    """
-
-    part: Part
-    whole: WholeBatch
-
-    def coefficients(self, measured: MeasuredUse, given: jax.Array) -> jax.Array:
-        coefficients, _, _ = bounds.clip_coefficients(
-            self.part.clip,
-            measured.scales,
-            [Piece(measured.size, ratio=measured.ratio, sum_error=measured.sum_error)],
-            given,
-            group_count=1,
-            tau=self.part.tau(self.whole, self.rounding(measured)),
-        )
-        return coefficients[0]
 
 
 class _Slicing:

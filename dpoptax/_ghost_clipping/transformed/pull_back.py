@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, NotFactoredError, OuterSum
 from dpoptax._ghost_clipping.passes.interpreter import ParameterEvaluator
 from dpoptax._ghost_clipping.trace.derived_values import Operands
 from dpoptax._ghost_clipping.trace.program import DerivedValue, Parameter, Result
+from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, NotFactoredError, OuterSum
 from dpoptax._jaxprs import bind
 from dpoptax._xla import materialize
 

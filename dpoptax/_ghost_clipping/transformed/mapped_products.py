@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._clip import bounds
-from dpoptax._ghost_clipping.norms.cotangents import normalize_fixed
 from dpoptax._ghost_clipping.norms.factor_products import Segment, contract, is_one_hot
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._ghost_clipping.trace.views import View
+from dpoptax._ghost_clipping.transformed.cotangents import normalize_fixed
 from dpoptax._linear_map import Diagonal, Factor
 from dpoptax._xla import materialize
 

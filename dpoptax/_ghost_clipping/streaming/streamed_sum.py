@@ -21,7 +21,6 @@ import collections
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,24 +30,23 @@ from dpoptax._clip import block_sums
 from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip_per_example import clip_each
 from dpoptax._clip.clipping_functions import PerLayerClip
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
-from dpoptax._ghost_clipping.sums.use_clip import Part, UseClip
-from dpoptax._ghost_clipping.sums.use_places import UsePlaces, UseTotal, check_uses, leaf_of
-from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
+from dpoptax._ghost_clipping.backward.use_places import UsePlaces, UseTotal, check_uses, leaf_of
+from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.streaming.use_clip import Part, UseClip
 from dpoptax._ghost_clipping.trace.program import Program, Use
-from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
+from dpoptax._ghost_clipping.trace.trace_loss import Examples
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
 
 def streamed_sum(
-    loss_fn: Callable[..., PyTree],
+    program: Program,
     clip: PerLayerClip,
     points: GradientPoints,
     examples: Examples,
     *,
-    has_aux: bool,
-    devices: BatchDevices,
+    devices: BatchDevices = ONE_DEVICE,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[UseTotal, PyTree]:
     """Computes the clipped sum of a batch.
@@ -63,8 +61,7 @@ def streamed_sum(
         combining it with data.
     """
     params = points.points[0]
-    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
-    mask, whole = program.separate(examples.mask), examples.whole
+    mask, whole = program.loss.separate(examples.mask), examples.whole
     check_uses(program, points, "`per_layer_clip(streaming=True)`")
     places = UsePlaces(program, jax.tree.leaves(params), devices.specs)
     parts, opaque_parts = _split_bounds(program, clip, params, places.added)
@@ -94,8 +91,8 @@ def streamed_sum(
         sum_opaque = functools.partial(_sum_opaque, opaque_parts[i], whole)
         opaque[i] = devices.add(sum_opaque, places.specs[i])(gradient, mask)
     added = places.join(sums, opaque)
-    aux = jax.tree.unflatten(program.result_tree, results)[1]
-    return (jax.tree.unflatten(jax.tree.structure(params), added), None), aux
+    total = jax.tree.unflatten(jax.tree.structure(params), added)
+    return (total, None), program.loss.aux(results)
 
 
 def _split_bounds(

@@ -37,23 +37,22 @@ from dpoptax._clip.limits import (
     make_limits,
     part_norms,
 )
-from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.passes.interpreter import Arrays, ByIndex
-from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
-from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_statistic
-from dpoptax._ghost_clipping.sums.use_clip import MeasuredUse, UseSum, tau_of_parts
-from dpoptax._ghost_clipping.sums.use_places import (
+from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
+from dpoptax._ghost_clipping.backward.use_places import (
     UsePlaces,
     UseTotal,
     check_uses,
     find_obstacle,
     leaf_of,
 )
-from dpoptax._ghost_clipping.sums.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
+from dpoptax._ghost_clipping.backward.use_sum import MeasuredUse, UseSum, tau_of_parts
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.passes.interpreter import Arrays, ByIndex
+from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
+from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.trace.program import Block, Program
-from dpoptax._ghost_clipping.trace.read_program import Examples, read_batch_program
+from dpoptax._ghost_clipping.trace.trace_loss import Examples
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 from dpoptax._xla import materialize, opaque_integers
@@ -63,13 +62,12 @@ _ByPart: TypeAlias = list[PyTree]
 
 
 def recomputed_sum(
-    loss_fn: Callable[..., PyTree],
+    program: Program,
     clip: Clip,
     points: GradientPoints,
     examples: Examples,
     *,
-    has_aux: bool,
-    devices: BatchDevices,
+    devices: BatchDevices = ONE_DEVICE,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[UseTotal, PyTree]:
     """Computes the clipped sum of a batch. The arguments are those of `streamed_sum`.
@@ -84,8 +82,7 @@ def recomputed_sum(
     """
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), examples.inputs
-    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
-    mask, whole = program.separate(examples.mask), examples.whole
+    mask, whole = program.loss.separate(examples.mask), examples.whole
     check_uses(program, points, "`method='recompute'`")
     uses = _LimitedUses(
         clip.scaling(points.reference),
@@ -97,31 +94,21 @@ def recomputed_sum(
     )
     packed, results = uses.measure(leaves, inputs)
     limits, norms, used = uses.clip_whole(packed, clip.groups(params), mask)
-    statistic = sum_statistic(clip, points.reference, norms, used, whole)
+    statistic = block_sums.sum_statistic(clip, points.reference, norms, used, whole)
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
     (always,) = opaque_integers([1])
     sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
-    aux = jax.tree.unflatten(program.result_tree, results)[1]
-    return (jax.tree.unflatten(jax.tree.structure(params), sums), statistic), aux
+    total = jax.tree.unflatten(jax.tree.structure(params), sums)
+    return (total, statistic), program.loss.aux(results)
 
 
-def is_needed(
-    loss_fn: Callable[..., PyTree],
-    points: GradientPoints,
-    examples: Examples,
-    *,
-    has_aux: bool,
-    factor_dtype: DTypeLike | None,
-) -> bool:
-    """Returns whether only `recomputed_sum` can save a large amount of memory.
+def saves_memory(program: Program, points: GradientPoints, factor_dtype: DTypeLike | None) -> bool:
+    """Returns whether `recomputed_sum` saves a large amount of memory for a single example.
 
-    This is the case if `jax.checkpoint` discards more than `COSTS.discarded_bytes` of a single
-    example's operands and cotangents. Of several examples, fewer could be computed at once. No
-    parameter may be used twice, so that the result is that of `ghost_clipped_sum` up to rounding.
+    This is the case if `jax.checkpoint` discards more than `COSTS.discarded_bytes` of the example's
+    operands and cotangents. No parameter may be used twice, so that the result is that of
+    `ghost_clipped_sum` up to rounding.
     """
-    if examples.mask.shape[0] != 1:
-        return False
-    program = read_batch_program(loss_fn, points, examples, has_aux=has_aux)
     if _discarded_bytes(program.block, factor_dtype) <= COSTS.discarded_bytes:
         return False
     if find_obstacle(program, points) is not None:

@@ -20,21 +20,21 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from dpoptax._clip import bounds
-from dpoptax._ghost_clipping.norms.cotangents import (
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.trace.program import Use
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
     NotFactoredError,
     OuterSum,
     normalize_fixed,
 )
-from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pull_back import CotangentSum, FixedArrays, pull_back
-from dpoptax._ghost_clipping.norms.pulled_back_norms import (
+from dpoptax._ghost_clipping.transformed.pull_back import CotangentSum, FixedArrays, pull_back
+from dpoptax._ghost_clipping.transformed.pulled_back_norms import (
     check_parts,
     scale_segment,
     split_cotangent,
 )
-from dpoptax._ghost_clipping.trace.program import Use
-from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
@@ -96,10 +96,8 @@ def count_parts(
 ) -> list[tuple[int, FactorLayout, PullBackCounts]]:
     """Counts the parts that `pull_back_points` gives for each parameter.
 
-    Each entry of the result is a parameter, the layout, and the counts.
-
-    Raises:
-      NotFactoredError: the gradient of a parameter does not have this form.
+    Each entry of the result is a parameter, the layout, and the counts. The result is empty if the
+    gradient of a parameter does not have this form.
     """
     leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
     groups, *sides = use.layout.sizes
@@ -117,7 +115,10 @@ def count_parts(
             pulled = PullBackCounts(len(outers), positions.pop(), len(terms))
             found.append((leaf, outers[0].layout, pulled))
 
-    jax.eval_shape(pull, leaves, [factors] * points)
+    try:
+        jax.eval_shape(pull, leaves, [factors] * points)
+    except NotFactoredError:
+        return []
     return found
 
 

@@ -20,9 +20,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clip import wide_integers
+from dpoptax._clip import bounds, wide_integers
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.bounds import (
     NormBounds,
+    Piece,
     binary_exponent,
     broadcast_examples,
     largest_entry,
@@ -30,18 +32,33 @@ from dpoptax._clip.bounds import (
 )
 from dpoptax._clip.checksum import mixed
 from dpoptax._clip.clip import Clip
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
-from dpoptax._ghost_clipping.sums.integer_norms import Term, certify, square_norms
-from dpoptax._ghost_clipping.sums.integer_products import (
+from dpoptax._ghost_clipping.integers.integer_norms import Term, certify, square_norms
+from dpoptax._ghost_clipping.integers.integer_products import (
     DIGIT_BITS,
     IntegerFactors,
     select,
     sum_kept,
 )
-from dpoptax._ghost_clipping.sums.weighted_products import weigh_values
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment, is_one_hot
+from dpoptax._ghost_clipping.plan import Plan
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import (
+    ClippedTotal,
+    GradientSums,
+    ghost_clipped_sum,
+    place_sums,
+)
+from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients
+from dpoptax._ghost_clipping.sums.weighted_products import (
+    FLOAT32_ERROR,
+    measure_product,
+    weigh_values,
+)
+from dpoptax._ghost_clipping.trace.program import Program
 from dpoptax._ghost_clipping.trace.rules import Sizes
-from dpoptax._tree import widen
-from dpoptax._xla import materialize
+from dpoptax._ghost_clipping.trace.trace_loss import Examples
+from dpoptax._points import GradientPoints
+from dpoptax._tree import PyTree, widen
+from dpoptax._xla import materialize, unstack
 
 # Exponents of 2. Scaled rows have entries below 2⁷, so 7 bits and a sign. The columns of lookups
 # have entries below 2¹⁴, next to rows times at most 2⁶. Rows that are almost zero are scaled less.
@@ -50,6 +67,8 @@ _LARGEST_ROW = 2.0**7 - 1.0
 _LARGEST_COLUMN = 127.0 * 2.0**DIGIT_BITS
 # The largest C/g. Columns next to rows times 2⁶ are then at most 2¹⁴, for one position.
 _FINEST_GRID = 2.0**20
+# M, because sums of integers are exact whatever the absolute size of their terms.
+_UNLIMITED = 2.0**30
 # Formed gradients. Larger entries exceed every limit.
 _LARGEST_ENTRY = 2.0**30
 # Rounding up or down at random has a variance of at most 1/4. Coefficients leave room for this
@@ -69,6 +88,66 @@ class IntegerGrid:
 
     step: float
     largest_square: int
+
+
+def integer_clipped_sum(
+    program: Program,
+    clip: Clip,
+    points: GradientPoints,
+    examples: Examples,
+    *,
+    grid: float,
+    factor_dtype: DTypeLike | None = None,
+) -> tuple[ClippedTotal, PyTree]:
+    """Computes the clipped sum in units of `grid`, with the passes of `ghost_clipped_sum`."""
+    return ghost_clipped_sum(
+        program,
+        clip,
+        points,
+        examples,
+        factor_dtype=factor_dtype,
+        clip_and_sum=functools.partial(_clip_and_sum, grid),
+    )
+
+
+def _clip_and_sum(
+    step: float,
+    clip: Clip,
+    points: GradientPoints,
+    plan: Plan,
+    gradients: ScaledGradients,
+    mask: jax.Array,
+    whole: WholeBatch,
+) -> ClippedTotal:
+    """Returns the sum of clipped gradients in units of `step`."""
+    del whole  # sums of integers have no rounding
+    params, products = points.points[0], gradients.products
+    if gradients.scales is None:
+        return GradientSums({}, [], (), integers=True), None
+    groups = clip.groups(params)
+    pieces = [
+        Piece(measure_product(product, factored), groups[product.leaf], _UNLIMITED)
+        for product, factored in zip(plan.products, products, strict=True)
+    ]
+    pieces += [
+        Piece(norm_bounds, groups[bundle[0]], sum_error=FLOAT32_ERROR)
+        for norm_bounds, bundle in zip(gradients.norm_bounds, gradients.bundles, strict=True)
+    ]
+    scaling, count = clip.scaling(points.reference), 1 + max(groups)
+    coefficients, _, _ = bounds.clip_coefficients(
+        scaling, gradients.scales, pieces, mask, group_count=count, tau=0.0
+    )
+    if any(factored.terms for factored in products):
+        raise ValueError(
+            "method='integers' needs parameters that are used as they are, not computed from "
+            "others, such as standardized kernels. Use method='vmap'."
+        )
+    limits = make_grid(step, clip, sum(leaf.size for leaf in jax.tree.leaves(params)))
+    methods = [product.method for product in plan.products]
+    sizes = [piece.size for piece in pieces]
+    (by_piece,) = unstack(coefficients)
+    found = sum_integers(products, methods, gradients.formed, sizes, by_piece, limits)
+    return place_sums(plan, gradients, *found, integers=True), None
 
 
 def make_grid(step: float, clip: Clip, entries: int) -> IntegerGrid:
@@ -95,7 +174,7 @@ def sum_integers(
     products: list[FactoredGradients],
     methods: list[str],
     formed: list[jax.Array],
-    bounds: list[NormBounds],
+    sizes: list[NormBounds],
     coefficients: list[jax.Array],
     grid: IntegerGrid,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -105,7 +184,7 @@ def sum_integers(
       products: gradients given by factors.
       methods: the methods for their norms: "outer", "gram" or "form".
       formed: formed gradients, (B, …).
-      bounds: the bounds of the norms, of products and then of formed gradients.
+      sizes: the bounds of the norms, of products and then of formed gradients.
       coefficients: the coefficients in the same order, (B,) each. They do not affect privacy.
       grid: the unit of the sum, and the limit of a contribution.
 
@@ -118,7 +197,7 @@ def sum_integers(
         [_row_scale(segment, weight) for segment in factored.segments]
         for factored, weight in zip(products, weights, strict=False)
     ]
-    room = _room(products, scales, formed, bounds, weights, grid)
+    room = _room(products, scales, formed, sizes, weights, grid)
     factors = [
         [
             _round_segment(segment, scale, room * weight, factored.sizes)
@@ -188,7 +267,7 @@ def _room(
     products: list[FactoredGradients],
     scales: list[list[jax.Array]],
     formed: list[jax.Array],
-    bounds: list[NormBounds],
+    sizes: list[NormBounds],
     weights: list[jax.Array],
     grid: IntegerGrid,
 ) -> jax.Array:
@@ -198,8 +277,8 @@ def _room(
     standard deviation of at most the root of `aligned`.
     """
     square = spread = aligned = jnp.zeros_like(weights[0])
-    for bound, weight in zip(bounds, weights, strict=True):
-        square += bound.square * jnp.square(weight)
+    for size, weight in zip(sizes, weights, strict=True):
+        square += size.square * jnp.square(weight)
     for factored, each, weight in zip(products, scales, weights, strict=False):
         for segment, scale in zip(factored.segments, each, strict=True):
             rows, columns = segment.swapped if is_one_hot(segment.columns) else segment

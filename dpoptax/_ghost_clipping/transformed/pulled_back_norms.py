@@ -18,15 +18,16 @@ from jax.typing import DTypeLike
 from dpoptax._clip import bounds
 from dpoptax._clip.bounds import NormBounds
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.cotangents import (
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping.trace.rules import FactorLayout, Sizes
+from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
+    MeasuredTerm,
     NotFactoredError,
     OuterSum,
     normalize_fixed,
 )
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm, Segment
-from dpoptax._ghost_clipping.norms.pull_back import CotangentSum
-from dpoptax._ghost_clipping.trace.rules import FactorLayout, Sizes
+from dpoptax._ghost_clipping.transformed.pull_back import CotangentSum
 from dpoptax._xla import materialize
 
 # Scaled factors whose largest entry is smaller than this, before normalization, count as zero.

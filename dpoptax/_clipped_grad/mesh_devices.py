@@ -1,8 +1,4 @@
-"""Computes clipped sums during the backward pass, one parameter use at a time.
-
-`per_layer_clip(…, streaming=True)` clips each part of a gradient separately. `method="recompute"`
-clips whole gradients, and computes them twice.
-"""
+"""Adds sums over the devices of a mesh during the backward pass, one parameter use at a time."""
 
 import dataclasses
 import functools
@@ -12,14 +8,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.typing import DTypeLike
 
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._clip.clip import Clip
-from dpoptax._clip.clipping_functions import PerLayerClip
-from dpoptax._clipped_grad.microbatches import in_microbatches
+from dpoptax._clipped_grad.batch_sum import BatchSum
 from dpoptax._clipped_grad.sharding import (
     DeviceSum,
     Layout,
@@ -27,102 +20,43 @@ from dpoptax._clipped_grad.sharding import (
     names_of,
     take_fixed_weights,
 )
-from dpoptax._ghost_clipping.sums.batch_devices import BatchDevices, DeviceFunction, Slices
-from dpoptax._ghost_clipping.sums.recomputed_sum import recomputed_sum
-from dpoptax._ghost_clipping.sums.streamed_sum import streamed_sum
-from dpoptax._ghost_clipping.sums.use_places import UseTotal
-from dpoptax._ghost_clipping.trace.read_program import Examples
+from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, DeviceFunction, Slices
+from dpoptax._ghost_clipping.backward.use_places import UseTotal
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree
 
 
-def select_use_sum(
-    clip: Clip,
-    method: str,
-    grid: float | None,
-    microbatch_size: int | None,
-    mesh: Mesh | AbstractMesh | None,
-) -> Callable[..., tuple[UseTotal, PyTree]] | None:
-    """Returns the function for sums in the backward pass, or `None` if not requested.
-
-    Raises:
-      ValueError: other options exclude it.
-    """
-    layers = isinstance(clip, PerLayerClip) and clip.streaming
-    if not layers and method != "recompute":
-        return None
-    option = "`per_layer_clip(streaming=True)`" if layers else "`method='recompute'`"
-    if method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms):
-        raise ValueError(
-            f"{option} must be computed without per-example gradients, got method={method!r}, "
-            f"grid={grid} and clip={clip}."
-        )
-    if layers and method == "recompute":
-        raise ValueError(
-            f"{option} must have method='auto', got 'recompute'. Streaming needs no second turn."
-        )
-    if mesh is not None and microbatch_size is not None:
-        raise ValueError(
-            f"`microbatch_size` must be `None` for {option} on a mesh, got {microbatch_size}. Use "
-            "`jax.checkpoint` in the loss to save memory."
-        )
-    return streamed_sum if layers else recomputed_sum
-
-
-def streaming_sum(
-    use_sum: Callable[..., tuple[UseTotal, PyTree]],
-    loss_fn: Callable[..., PyTree],
-    clip: Clip,
-    layout: Layout | None,
-    *,
-    has_aux: bool,
-    microbatch_size: int | None,
-    factor_dtype: Callable[[], DTypeLike | None],
-) -> DeviceSum:
-    """Returns `sums(points, records, mask, key)`, which runs `use_sum` on all devices.
+def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
+    """Returns `total(points, records, mask, key)`, which adds each use over devices.
 
     The compiler shards the loss. Only the sums over examples run in `shard_map`. Explicit axes
-    become automatic for this computation, whose results have explicit shardings again.
+    become automatic for this computation, whose results have explicit shardings again. `bound` is
+    the bound of one summand.
     """
 
     def sum_parts(
-        layout: Layout | None,
+        layout: Layout,
         points: GradientPoints,
         records: PyTree,
         mask: jax.Array,
         key: jax.Array | None,
     ) -> tuple[UseTotal, PyTree]:
-        batch, ids = records
-        whole, devices = WholeBatch(mask.shape[0]), BatchDevices()
-        if layout is not None:
-            whole = WholeBatch(mask.shape[0], layout.shards)
-            specs = layout.specs(points.points[0])
-            devices = MeshDevices(layout, whole, clip.sensitivity, specs)
-        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        by_use = functools.partial(
-            use_sum, loss_fn, clip, points,
-            has_aux=has_aux, devices=devices, factor_dtype=factor_dtype(),
-        )  # fmt: skip
-        (total, statistic), aux = in_microbatches(
-            lambda inputs, mask: by_use(Examples(inputs[0], mask, inputs[1], whole)),
-            microbatch_size,
-        )((batch, keys), mask)
-        if layout is not None:
-            total = layout.constrain(total, points.points[0])
-        return (total, statistic), aux
+        params, whole = points.points[0], WholeBatch(mask.shape[0], layout.shards)
+        devices = MeshDevices(layout, whole, bound, layout.specs(params))
+        (total, statistic), aux = sums.parts(points, records, mask, key, whole, devices=devices)
+        return (layout.constrain(total, params), statistic), aux
 
-    def sums(
+    def total(
         points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
+        layout.check_batch(mask.shape[0])
         run: Callable[..., tuple[UseTotal, PyTree]] = functools.partial(sum_parts, layout)
-        if layout is not None:
-            layout.check_batch(mask.shape[0])
-            if layout.is_explicit:
-                run = _on_automatic_axes(sum_parts, layout, points.points[0])
-        (total, statistic), aux = run(points, records, mask, key)
-        return clip.join(total, statistic), aux
+        if layout.is_explicit:
+            run = _on_automatic_axes(sum_parts, layout, points.points[0])
+        found, aux = run(points, records, mask, key)
+        return sums.engine.join(points.points[0], found), aux
 
-    return sums
+    return total
 
 
 def _on_automatic_axes(
