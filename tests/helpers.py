@@ -12,11 +12,11 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from dpoptax import accounting
-from dpoptax._clip import bounds
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.trace.read_program import read_program
-from dpoptax._ghost_clipping.trace.trace_loss import trace_batch
-from dpoptax._noise.ledger import count_releases
+from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_batch
+from dpoptax._release.ledger import count_releases
 
 
 def floats(values, dtype=jnp.float32):

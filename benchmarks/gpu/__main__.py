@@ -52,7 +52,7 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
 
     from benchmarks.gpu import correctness, networks, steps, torch_steps
     from benchmarks.gpu.schedule import Schedule
-    from dpoptax import _xla
+    from dpoptax._support import xla as _xla
 
     schedule = Schedule(given.out, given.minutes)
     timer = schedule.stop_after(5.0)

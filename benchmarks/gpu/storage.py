@@ -17,7 +17,7 @@ from jax import lax
 from benchmarks import models
 from benchmarks.gpu.networks import AUTO, DISK
 from benchmarks.gpu.steps import TURNS, Running
-from dpoptax import _xla
+from dpoptax._support import xla as _xla
 
 BATCH_SIZE = 256
 _way = threading.local()

@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._ghost_clipping.trace import trace_loss
-from dpoptax._xla import is_for_one_device
+from dpoptax._gradients.ghost_clipping.trace import trace_loss
+from dpoptax._support.xla import is_for_one_device
 
 MESHES = {
     kind: AbstractMesh((8,), ("data",), axis_types=(kind,))

@@ -11,10 +11,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clip import block_sums
-from dpoptax._clip.clipped_sum import is_intact
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.trace.trace_loss import Examples
+from dpoptax._gradients.clip import block_sums
+from dpoptax._gradients.clip.clipped_sum import is_intact
+from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax.auditing import _worst_example as adversary
 from tests import programs
 from tests.helpers import floats, no_room, sum_by
