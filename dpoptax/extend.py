@@ -1,4 +1,4 @@
-"""Building blocks for new methods: points, linear maps, clips, and state types.
+"""Building blocks for new methods: points, linear maps, clips, a checked chain, and state types.
 
 A training loop does not need them. `docs/guides/extend.md` builds a method from them.
 """
@@ -14,6 +14,7 @@ from dpoptax._gradients.linear_map import Sides as Sides
 from dpoptax._gradients.points import track_iterates as track_iterates
 from dpoptax._gradients.track_reference import track_reference as track_reference
 from dpoptax._release.adaptive import CountedGradient as CountedGradient
+from dpoptax._release.chain import chain as chain
 from dpoptax._release.fixed_point import fixed_point_grid as fixed_point_grid
 from dpoptax._release.gaussian import noise_stddev as noise_stddev
 from dpoptax._release.ledger import Mechanism as Mechanism

@@ -9,7 +9,6 @@ import optax
 
 from dpoptax._gradients.clip.clipped_sum import check_released
 from dpoptax._gradients.linear_map import LinearMapState, identity, resolve, sound
-from dpoptax._gradients.points import check_origin
 from dpoptax._support.serialization import register
 from dpoptax._support.tree import PyTree, no_params
 
@@ -101,7 +100,6 @@ def linear_map(
         updates: PyTree, state: LinearMapState | FollowedMapState, params: PyTree = None
     ) -> tuple[PyTree, LinearMapState | FollowedMapState]:
         check_released("linear_map", updates)
-        check_origin(updates, lambda origin: origin.linear_map)
         if isinstance(state, LinearMapState):
             return updates, state
         if params is None:

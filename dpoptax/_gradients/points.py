@@ -1,9 +1,7 @@
 """Defines gradient points, and a transform that stores iterates for them."""
 
-import contextvars
 import dataclasses
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -195,8 +193,6 @@ def track_iterates(
     ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
             raise no_params("track_iterates")
-        wanted = _origin(state)[:2]
-        check_origin(updates, lambda origin: origin[:2] == wanted)
         count = optax.safe_increment(state.count)
         state = dataclasses.replace(
             state,
@@ -240,7 +236,9 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     reference = None if followed is None else followed.reference
     mapped = find_state(opt_state, LinearMapState)
     linear_map = None if mapped is None else mapped.of(params)
-    origin = _origin(state)._replace(reference=followed is not None, linear_map=mapped is not None)
+    origin = origin_of(state)._replace(
+        reference=followed is not None, linear_map=mapped is not None
+    )
     if state is None:
         return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
     iterates = (params, *state.iterates)
@@ -268,7 +266,7 @@ def is_unweighted(points: GradientPoints) -> bool:
     return len(points.weights) == 1 and isinstance(first, float) and first == 1.0
 
 
-def _origin(state: TrackIteratesState | None) -> Origin:
+def origin_of(state: TrackIteratesState | None) -> Origin:
     """Returns the origin of the points from a state of `track_iterates`."""
 
     def stripped(row: tuple[float, ...]) -> tuple[float, ...]:
@@ -280,35 +278,6 @@ def _origin(state: TrackIteratesState | None) -> Origin:
         return Origin()
     tangent = None if state.tangent_row is None else stripped(state.tangent_row)
     return Origin(tuple(map(stripped, state.rows)), tangent)
-
-
-# Weak references to the arrays of the last release, and the origin of its gradients. In a chain,
-# stages pass bare arrays, to which an origin cannot be attached.
-_last_release: contextvars.ContextVar[tuple[list[weakref.ref[jax.Array]], Origin | None]]
-_last_release = contextvars.ContextVar("last_release", default=([], None))
-
-
-def note_release(released: PyTree, origin: Origin | None) -> None:
-    """Records the origin of the gradients in a release, for `check_origin`."""
-    _last_release.set(([weakref.ref(x) for x in jax.tree.leaves(released)], origin))
-
-
-def check_origin(updates: PyTree, fits: Callable[[Origin], bool]) -> None:
-    """Raises an error if a release has gradients at points of another method.
-
-    A release is recognized by its arrays. Updates that another stage changed, and releases of
-    gradients at points made by hand, are not checked.
-    """
-    references, origin = _last_release.get()
-    arrays = [reference() for reference in references]
-    if origin is None or not all(any(x is y for y in arrays) for x in jax.tree.leaves(updates)):
-        return
-    if not fits(origin):
-        raise ValueError(
-            "The gradients must be taken at this method's points, otherwise it has no effect. Call "
-            "`grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)` with the state of "
-            "the whole chain. `dpoptax.clip_and_noise` supports only gradients at the parameters."
-        )
 
 
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:

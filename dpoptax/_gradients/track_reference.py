@@ -3,7 +3,7 @@
 import optax
 
 from dpoptax._gradients.clip.clipped_sum import check_released
-from dpoptax._gradients.points import ReferenceState, check_origin
+from dpoptax._gradients.points import ReferenceState
 from dpoptax._support.serialization import register
 from dpoptax._support.tree import PyTree
 
@@ -21,7 +21,6 @@ def track_reference() -> optax.GradientTransformation:
 
     Raises:
       TypeError: at `update`, this stage precedes the noise stage and gets a private `ClippedSum`.
-      ValueError: at `update`, the released gradients were computed without the reference.
 
     >>> import jax.numpy as jnp
     >>> tx = track_reference()
@@ -38,7 +37,6 @@ def track_reference() -> optax.GradientTransformation:
     ) -> tuple[PyTree, ReferenceState]:
         del params
         check_released("track_reference", updates)
-        check_origin(updates, lambda origin: origin.reference)
         return updates, ReferenceState(optax.tree.cast_like(updates, state.reference))
 
     return optax.GradientTransformation(init_fn, update_fn)

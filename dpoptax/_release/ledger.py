@@ -89,12 +89,15 @@ class Imprint:
       key: a fingerprint of the key that does not reveal it, uint32 of shape (2,).
       refused: the reasons for refused releases, one bit each, uint32; 0 for none.
       check: a checksum of the fields above and of the count, uint32.
+      points: the `origin_code` of the points where the gradients of the last release were taken,
+        uint32; 0 if unknown. It does not affect privacy and is not in the checksum.
     """
 
     values: jax.Array
     key: jax.Array
     refused: jax.Array
     check: jax.Array
+    points: jax.Array
 
 
 class LedgerState(Protocol):
@@ -136,18 +139,19 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
     _check_hosts(key, params)
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
+    refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
     return {
         "count": count,
         "key": _copy_key(key),
         "mechanism": mechanism,
-        "imprint": _signed(count, values, _fingerprint(key), jnp.zeros([], jnp.uint32)),
+        "imprint": _signed(count, Imprint(values, _fingerprint(key), refused, refused, points)),
     }
 
 
 def replace_key(state: State, key: jax.Array) -> State:
     """Returns a stage's state with another key, for a separate run."""
-    imprint = imprint_of(state)
-    signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
+    imprint = dataclasses.replace(imprint_of(state), key=_fingerprint(key))
+    signed = _signed(state.count, imprint)
     return dataclasses.replace(state, key=key, imprint=signed)
 
 
@@ -203,8 +207,15 @@ def _refusals(
 _read_refusals = jax.jit(_refusals)
 
 
-def count_release(state: State, refused: jax.Array) -> State:
-    """Returns the state after a release, counted even if it was refused."""
+def count_release(state: State, refused: jax.Array, points: int) -> State:
+    """Returns the state after a release, counted even if it was refused.
+
+    `points` is the `origin_code` of its gradients.
+    """
+    imprint = imprint_of(state)
+    # `full_like` keeps the placement of the array.
+    imprint = dataclasses.replace(imprint, points=jnp.full_like(imprint.points, np.uint32(points)))
+    state = dataclasses.replace(state, imprint=imprint)
     return _counted(state, optax.safe_increment(state.count), refused)
 
 
@@ -214,8 +225,7 @@ def count_releases(state: State, count: int, refused: int) -> State:
 
 
 def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
-    imprint = imprint_of(state)
-    signed = _signed(count, imprint.values, imprint.key, refused)
+    signed = _signed(count, dataclasses.replace(imprint_of(state), refused=refused))
     return dataclasses.replace(state, count=count, imprint=signed)
 
 
@@ -325,8 +335,9 @@ def _fingerprint(key: jax.Array) -> jax.Array:
     return two_words(fold_in(key, 2**32 - 2))
 
 
-def _signed(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> Imprint:
-    return Imprint(values, key, refused, _check(count, values, key, refused))
+def _signed(count: jax.Array, imprint: Imprint) -> Imprint:
+    check = _check(count, imprint.values, imprint.key, imprint.refused)
+    return dataclasses.replace(imprint, check=check)
 
 
 def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> jax.Array:

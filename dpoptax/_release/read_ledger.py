@@ -1,11 +1,13 @@
 """Reads the ledgers of an optimizer's state."""
 
+import warnings
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpoptax._gradients.check_points import POINTS_REMEDY, unused_trackers
 from dpoptax._release.ledger import (
     CHANGED_SUM,
     EDITED,
@@ -54,6 +56,9 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     The function reads the arrays from the device, and compares them with each other and with the
     mechanisms in the state's structure. An empty tuple means that no stage in the state adds noise.
 
+    It warns if a method in the state, such as `disk`, has no effect because the gradients of the
+    last release were not taken at its points. `dpoptax.extend.chain` raises an error instead.
+
     Args:
       opt_state: an optimizer's state, or any pytree that contains it, such as a restored
         checkpoint.
@@ -89,6 +94,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
                 "therefore not private. Start a new run with keys from `jax.random.split`."
             )
         found[key] = i
+    _warn_about_points(opt_state)
     return tuple(
         Ledger(state.mechanism, int(state.count), generator_of(state.key)) for state in states
     )
@@ -98,6 +104,20 @@ def _states_in(opt_state: PyTree) -> list[LedgerState]:
     """Returns the states of noise stages, with variables of `nnx` as arrays."""
     leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
+
+
+def _warn_about_points(opt_state: PyTree) -> None:
+    """Warns if a method's points were not used in the last release."""
+    opt_state = strip_variables(opt_state)
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_ledger)
+    releases = [(path, int(imprint_of(x).points)) for path, x in leaves if is_ledger(x)]
+    unused = unused_trackers(opt_state, releases)
+    if unused:
+        warnings.warn(
+            f"The gradients of the last release were not taken at the points of {unused}. The "
+            f"guarantee holds, but gradients must be taken at a method's points, {POINTS_REMEDY}",
+            stacklevel=3,
+        )
 
 
 def key_fingerprints(opt_state: PyTree) -> frozenset[str]:

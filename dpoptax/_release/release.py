@@ -7,9 +7,9 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
+from dpoptax._gradients.check_points import origin_code
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact
-from dpoptax._gradients.points import note_release
 from dpoptax._release.ledger import (
     Mechanism,
     State,
@@ -87,8 +87,7 @@ def release(
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = _in_dtypes_of(params, released)
-    note_release(released, clipped.origin)
-    return released, (mean, beside), count_release(state, refused)
+    return released, (mean, beside), count_release(state, refused, origin_code(clipped.origin))
 
 
 def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax._gradients.clip.clipped_sum import check_released
-from dpoptax._gradients.points import Origin, TrackIteratesState, check_origin
+from dpoptax._gradients.points import TrackIteratesState
 from dpoptax._support.serialization import register
 from dpoptax._support.tree import PyTree, no_params
 
@@ -56,8 +56,6 @@ def dp_sat(rho: float = 0.05) -> optax.GradientTransformation:
         check_released("dp_sat", updates)
         if params is None:
             raise no_params("dp_sat")
-        wanted = Origin(rows if rho else ((1.0,),))
-        check_origin(updates, lambda origin: origin[:2] == wanted[:2])
         norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
         scale = jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
         direction = jax.tree.map(lambda u, p: (scale * u).astype(p.dtype), updates, params)

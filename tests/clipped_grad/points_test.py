@@ -10,6 +10,8 @@ import optax
 import pytest
 
 import dpoptax
+from dpoptax._gradients.check_points import origin_code
+from dpoptax._gradients.points import Origin
 
 
 def test_gradient_points_default_to_params():
@@ -117,19 +119,18 @@ def test_update_without_params_names_the_call(stage):
         stage.update(params, stage.init(params))
 
 
-def _step(method, noise, grads_of):
-    """Returns a step through a chain; jit flattens its optimizer state, as in training loops."""
-    tx = optax.chain(noise, method, optax.sgd(0.1))
-    params = jnp.ones(3)
-
-    def step(state, batch):
-        return tx.update(grads_of(state, params, batch), state, params)
-
-    return step, tx.init(params), jnp.ones((4, 3))
+def _gaussian(key=0):
+    return dpoptax.gaussian_noise(noise_multiplier=0.1, batch_size=4, key=jax.random.key(key))
 
 
-def _gaussian():
-    return dpoptax.gaussian_noise(noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
+def _step(tx, grads_of, traced=False):
+    """Makes a step from parameters of ones, and returns the optimizer's next state."""
+    params, batch = jnp.ones(3), jnp.ones((4, 3))
+
+    def step(state):
+        return tx.update(grads_of(state, params, batch), state, params)[1]
+
+    return (functools.partial(jax.eval_shape, step) if traced else step)(tx.init(params))
 
 
 GRAD_FN = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), 1.0, method="vmap")
@@ -149,63 +150,145 @@ AT_PARAMETERS = {
     "pmlf": lambda: dpoptax.pmlf(length=1),
     "doppler": dpoptax.doppler,
 }
+# Transforms between the noise stage and the method.
+BETWEEN = {
+    "nothing": optax.identity,
+    "scale": lambda: optax.scale(1.0),
+    "clip_by_global_norm": lambda: optax.clip_by_global_norm(1.0),
+    "doppler": dpoptax.doppler,
+}
+ELSEWHERE = {
+    "params": lambda state, params, batch: GRAD_FN(params, batch),
+    "points of another state": lambda state, params, batch: GRAD_FN(
+        dpoptax.gradient_points((), params), batch
+    ),
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("traced", [True, False])
-@pytest.mark.parametrize("name", WITH_POINTS)
-def test_method_accepts_gradients_at_its_points(name, traced):
-    wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
-    at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
-        dpoptax.gradient_points(state, params), batch
-    )
-    step, state, batch = _step(WITH_POINTS[name](), _gaussian(), at_points)
-    wrap(step)(state, batch)
+def _at_points(state, params, batch):
+    return GRAD_FN(dpoptax.gradient_points(state, params), batch)
+
+
+def _refuses():
+    return pytest.raises(ValueError, match="must be taken at this method's points")
+
+
+def _warns():
+    return pytest.warns(UserWarning, match="were not taken at the points of opt_state")
 
 
 @pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WITH_POINTS)
-def test_method_refuses_gradients_at_other_points(name, traced):
-    wrap = lambda f: functools.partial(jax.eval_shape, f) if traced else f  # noqa: E731
-    make = WITH_POINTS[name]
-    for elsewhere in (
-        lambda state, params, batch: GRAD_FN(params, batch),
-        lambda state, params, batch: GRAD_FN(dpoptax.gradient_points((), params), batch),
-    ):
-        step, state, batch = _step(make(), _gaussian(), elsewhere)
-        with pytest.raises(ValueError, match="must be taken at this method's points"):
-            wrap(step)(state, batch)
+def test_chain_accepts_gradients_at_the_methods_points(name, traced):
+    _step(
+        dpoptax.extend.chain(_gaussian(), WITH_POINTS[name](), optax.sgd(0.1)), _at_points, traced
+    )
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("name", WITH_POINTS)
+def test_chain_refuses_gradients_at_other_points(name, between, elsewhere):
+    stages = _gaussian(), BETWEEN[between](), WITH_POINTS[name](), optax.sgd(0.1)
+    with _refuses():
+        _step(dpoptax.extend.chain(*stages), ELSEWHERE[elsewhere], traced=True)
+
+
+@pytest.mark.parametrize("name", WITH_POINTS)
+def test_chain_refuses_gradients_that_it_clips(name):
     noise = dpoptax.clip_and_noise(1.0, noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
-    step, state, batch = _step(make(), noise, lambda state, params, batch: batch)
-    with pytest.raises(ValueError, match="must be taken at this method's points"):
-        wrap(step)(state, batch)
+    with _refuses():
+        _step(
+            dpoptax.extend.chain(noise, WITH_POINTS[name]()),
+            lambda state, params, batch: batch,
+            True,
+        )
 
 
-def test_method_refuses_points_of_another_method():
-    tx = optax.chain(_gaussian(), dpoptax.disk())
-    params = jnp.ones(3)
-    other = dpoptax.pmlf().init(params)
-    with pytest.raises(ValueError, match="must be taken at this method's points"):
-        tx.update(
-            GRAD_FN(dpoptax.gradient_points(other, params), jnp.ones((4, 3))),
-            tx.init(params),
-            params,
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("name", ["disk", "dp_sat", "linear_map", "track_reference"])
+def test_ledger_warns_of_gradients_at_other_points(name, between):
+    tx = optax.chain(_gaussian(), BETWEEN[between](), WITH_POINTS[name](), optax.sgd(0.1))
+    state = jax.jit(lambda: _step(tx, ELSEWHERE["params"]))()
+    with _warns():
+        (ledger,) = dpoptax.ledgers(state)
+    assert ledger.releases == 1
+
+
+@pytest.mark.parametrize("name", WITH_POINTS)
+def test_ledger_accepts_gradients_at_the_methods_points(name):
+    tx = optax.chain(_gaussian(), optax.scale(1.0), WITH_POINTS[name](), optax.sgd(0.1))
+    dpoptax.ledgers(tx.init(jnp.ones(3)))  # before any release
+    (ledger,) = dpoptax.ledgers(jax.jit(lambda: _step(tx, _at_points))())
+    assert ledger.releases == 1
+
+
+def test_check_sees_methods_under_wrappers():
+    disk = dpoptax.disk()
+    for wrapped in (
+        optax.masked(disk, True),
+        optax.multi_transform({"a": disk, "b": optax.sgd(0.1)}, "a"),
+        optax.apply_if_finite(disk, 3),
+    ):
+        _step(dpoptax.extend.chain(_gaussian(), wrapped), _at_points, traced=True)
+        with _refuses():
+            _step(dpoptax.extend.chain(_gaussian(), wrapped), ELSEWHERE["params"], traced=True)
+        with _warns():
+            dpoptax.ledgers(_step(optax.chain(_gaussian(), wrapped), ELSEWHERE["params"]))
+
+
+def test_check_follows_a_loop():
+    tx = dpoptax.extend.chain(_gaussian(), optax.scale(1.0), dpoptax.disk(), optax.sgd(0.1))
+    params, batch = jnp.ones(3), jnp.ones((4, 3))
+
+    def run(grads_of):
+        step = lambda state, _: (tx.update(grads_of(state, params, batch), state, params)[1], None)  # noqa: E731
+        return jax.jit(lambda state: jax.lax.scan(step, state, length=3)[0])(tx.init(params))
+
+    assert dpoptax.ledgers(run(_at_points))[0].releases == 3
+    with _refuses():
+        run(ELSEWHERE["params"])
+
+
+def test_each_chain_of_a_pair_is_checked_by_its_own_noise():
+    chains = [optax.chain(_gaussian(key), dpoptax.disk()) for key in range(2)]
+    right = _step(chains[0], _at_points)
+    public = optax.adam(0.1).init(jnp.ones(3))
+    dpoptax.ledgers({"discriminator": right, "generator": public})
+    dpoptax.ledgers({"discriminator": right, "generator": _step(chains[1], _at_points)})
+    wrong = _step(chains[1], ELSEWHERE["params"])
+    with pytest.warns(UserWarning, match=r"points of opt_state\['generator'\]\[1\]\[0\]\. The"):
+        dpoptax.ledgers({"discriminator": right, "generator": wrong})
+
+
+def test_chain_refuses_points_of_another_method():
+    other = dpoptax.pmlf().init(jnp.ones(3))
+    with _refuses():
+        _step(
+            dpoptax.extend.chain(_gaussian(), dpoptax.disk()),
+            lambda state, params, batch: _at_points(other, params, batch),
         )
 
 
 @pytest.mark.parametrize("name", AT_PARAMETERS)
 def test_method_without_points_accepts_gradients_at_params(name):
-    make = AT_PARAMETERS[name]
-    step, state, batch = _step(make(), _gaussian(), lambda _, params, batch: GRAD_FN(params, batch))
-    step(state, batch)
+    tx = dpoptax.extend.chain(_gaussian(), AT_PARAMETERS[name]())
+    dpoptax.ledgers(_step(tx, ELSEWHERE["params"]))
 
 
 def test_hand_made_points_are_not_checked():
     by_hand = lambda state, params, batch: GRAD_FN(  # noqa: E731
         dpoptax.GradientPoints((params,), (1.0,)), batch
     )
-    step, state, batch = _step(dpoptax.disk(), _gaussian(), by_hand)
-    step(state, batch)
+    dpoptax.ledgers(_step(dpoptax.extend.chain(_gaussian(), dpoptax.disk()), by_hand))
+
+
+def test_code_of_points_is_part_of_checkpoints():
+    """Another code would warn in runs that a later version continues."""
+    origins = Origin(), Origin(((1.5, -0.5),), (1.0, -1.0), reference=True, linear_map=True)
+    assert [origin_code(origin) for origin in (None, *origins)] == [0, 895246729, 2275987055]
+    negative_zero = Origin(((-0.0, 1.0),)), Origin(((0.0, 1.0),))
+    assert origin_code(negative_zero[0]) == origin_code(negative_zero[1])
 
 
 def test_accumulate_refuses_parts_at_different_points():

@@ -20,6 +20,10 @@ from dpoptax._support.xla import materialize
 _SHOWN = 8
 
 
+class ClipPerExampleState(NamedTuple):
+    """State of `clip_per_example`, which is empty."""
+
+
 def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArgs:
     """Clips and sums per-example gradients, from leaves (B, …) to a `ClippedSum`.
 
@@ -68,18 +72,18 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
             "`dpoptax.clipped_grad` followed by `dpoptax.adaptive_gaussian_noise`."
         )
 
-    def init_fn(params: PyTree) -> optax.EmptyState:
+    def init_fn(params: PyTree) -> ClipPerExampleState:
         del params
-        return optax.EmptyState()
+        return ClipPerExampleState()
 
     def update_fn(
         updates: PyTree,
-        state: optax.EmptyState,
+        state: ClipPerExampleState,
         params: PyTree = None,
         *,
         mask: ArrayLike | None = None,
         **extra_args: Any,
-    ) -> tuple[ClippedSum, optax.EmptyState]:
+    ) -> tuple[ClippedSum, ClipPerExampleState]:
         del extra_args
         if params is None:
             raise no_params("the clip of per-example gradients")
