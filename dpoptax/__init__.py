@@ -33,7 +33,6 @@ from dpoptax._release.gaussian import clip_and_noise as clip_and_noise
 from dpoptax._release.gaussian import gaussian_noise as gaussian_noise
 from dpoptax._release.random.keys import random_key_from_os as random_key_from_os
 from dpoptax._release.read_ledger import ledgers as ledgers
-from dpoptax.auditing._information_flow.information_flow import information_flow as information_flow
 from dpoptax.filters._disk import disk as disk
 from dpoptax.filters._doppler import doppler as doppler
 from dpoptax.filters._kalman import adaptive_kalman as adaptive_kalman
@@ -50,6 +49,9 @@ if TYPE_CHECKING:
     from dpoptax import tables as tables
     from dpoptax import users as users
     from dpoptax.accounting._privacy_plan import PrivacyPlan as PrivacyPlan
+    from dpoptax.auditing._information_flow.information_flow import (
+        information_flow as information_flow,
+    )
 
     __version__: str
 
@@ -63,6 +65,10 @@ _LAZY = (
     "tables",
     "users",
 )
+_HOMES = {
+    "PrivacyPlan": "dpoptax.accounting._privacy_plan",
+    "information_flow": "dpoptax.auditing._information_flow.information_flow",
+}
 
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
@@ -70,8 +76,8 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
     def __getattr__(name: str) -> Any:
         if name == "__version__":
             return importlib.import_module("importlib.metadata").version("dpoptax")
-        if name == "PrivacyPlan":
-            return importlib.import_module("dpoptax.accounting._privacy_plan").PrivacyPlan
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
         shelves = ("contrib", "extend") if not name.startswith("_") else ()
@@ -84,4 +90,4 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
 def __dir__() -> list[str]:
     imported = {"Any", "TYPE_CHECKING", "importlib"}
-    return sorted({*globals(), *_LAZY, "PrivacyPlan"} - imported)
+    return sorted({*globals(), *_LAZY, *_HOMES} - imported)

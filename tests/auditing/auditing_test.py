@@ -14,7 +14,7 @@ from dpoptax._gradients.clip import bounds
 from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._pricing import accountants, checks
-from dpoptax.auditing import _replay, _worst_example
+from dpoptax.auditing import _claim, _replay, _worst_example
 from dpoptax.matrix import CyclicPoissonSampler
 from tests import games, helpers
 from tests.helpers import slow_but
@@ -309,8 +309,8 @@ def test_only_exact_claims_have_a_family(sampler, bands, exact):
     game = auditing.canary_gradient(
         tx, games.CLIP, games.PARAMS, sampler, steps=4, background=others
     )
-    state = auditing._after(game, np.array([[4, 0]]))
-    claim = auditing._Claim.of(game.sampler, lambda: state, 1e-2, None)
+    state = _claim.state_after(game, np.array([[4, 0]]))
+    claim = _claim.Claim.of(game.sampler, lambda: state, 1e-2, None)
     assert (claim.family is not None) == exact
     assert claim.trade_off is not None
 

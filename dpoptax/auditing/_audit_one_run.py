@@ -1,0 +1,138 @@
+"""Audits one training run with many canaries."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+
+from dpoptax._release.random.check_key import check_key
+from dpoptax._support.tree import PyTree
+from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
+from dpoptax.auditing._claim import Claim
+from dpoptax.auditing._error_curves import CanaryScores
+from dpoptax.auditing._families import gaussian_family
+from dpoptax.auditing._game import Game
+from dpoptax.auditing._one_run import guesses_about
+from dpoptax.auditing._replay import one_run
+from dpoptax.auditing._result import AuditResult
+from dpoptax.sampling import Sampler
+
+
+def audit_one_run(
+    game: Game,
+    *,
+    key: jax.Array,
+    canaries: int | None = None,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    threat_model: ThreatModel = "white-box",
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds ε from below by one training run with many canaries.
+
+    Each canary is included by a coin flip. Its score is the movement of the run along its clipped
+    gradient. The attacker guesses "in" for the highest scores and "out" for the lowest, and ε
+    follows from the number of correct guesses. This audit is weaker than `audit` and costs one run.
+    Use it for models that are trained once.
+
+    If every record is in every step, the ledger claims a Gaussian mechanism, and
+    `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, or with
+    `claimed_epsilon`, which does not determine a mechanism, the bound is for (ε, δ) only
+    (`p_value_dp`). It is weak unless δ is far below (1 − confidence)/canaries. `AuditResult.bounds`
+    also has the bound by the claimed mechanism's trade-off curve if it is priced exactly, as for
+    `audit`.
+
+    Args:
+      game: the training run under attack, with a row for each record.
+      key: the key of the coins and the noise.
+      canaries: number of canaries, which are the last rows of the data set; all rows by default.
+        The other rows are always included.
+      delta: δ of the claim and of the bound.
+      confidence: probability that the bound holds. It is shared among six numbers of guesses.
+      threat_model: "white-box": all updates; "last-iterate": the final parameters.
+      claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
+
+    Raises:
+      ValueError: there are fewer than 64 canaries, the threat model is unknown, the run is not
+        finite, all canaries add nothing, or `accounting.epsilon_spent` raises it.
+
+    Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
+    the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
+    run", 2024.
+    """
+    canaries = game.rows if canaries is None else canaries
+    if not 64 <= canaries <= game.rows:
+        raise ValueError(
+            f"`canaries` must be between 64 and the {game.rows} rows of the data, got {canaries}."
+        )
+    check_options(canaries, confidence, threat_model)
+    start = time.perf_counter()
+    run_key, coin_key = jax.random.split(check_key(key))
+    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
+    scores, opt_state = one_run(game, threat_model, run_key, included)
+    result = audit_scores(
+        scores,
+        included,
+        opt_state,
+        game.sampler,
+        delta=delta,
+        confidence=confidence,
+        threat_model=threat_model,
+        claimed_epsilon=claimed_epsilon,
+    )
+    return dataclasses.replace(result, seconds=time.perf_counter() - start)
+
+
+def audit_scores(
+    scores: np.ndarray,
+    included: np.ndarray,
+    opt_state: PyTree,
+    sampler: Sampler,
+    *,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    threat_model: ThreatModel = "white-box",
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds ε from below by scores of canaries in your own training run.
+
+    It is the second half of `audit_one_run`, which explains the bounds. A canary's score is the sum
+    over steps of `leaf_projections(update, contribution)`, or any number that is larger if the
+    canary is likelier in the data.
+
+    Args:
+      scores: (canaries,), computed by the attacker from the outputs of the run.
+      included: (canaries,), independent fair coins: whether a canary was in the data.
+      opt_state: the final state, whose ledgers state the claim.
+      sampler: drew the batches. Canaries that were left out are masked in its draws.
+      delta: as for `audit_one_run`.
+      confidence: as for `audit_one_run`.
+      threat_model: name of the outputs that the scores were computed from.
+      claimed_epsilon: as for `audit_one_run`.
+
+    Raises:
+      ValueError: as `audit_one_run`.
+    """
+    check_options(len(scores), confidence, threat_model)
+    check_seen(scores, projected=True)
+    claim = Claim.of(sampler, lambda: opt_state, delta, claimed_epsilon)
+    guesses = guesses_about(scores, included, confidence)
+    bound = guesses.epsilon(delta)
+    if sampler.sampling_probability == 1.0 and claimed_epsilon is None:
+        family = gaussian_family()
+        bound = family.epsilon(family.refuted(guesses.refutes), delta)
+    return AuditResult(
+        claimed_epsilon=claim.epsilon,
+        epsilon_lower_bound=float(bound),
+        delta=delta,
+        confidence=confidence,
+        trials=len(scores),
+        threat_model=threat_model,
+        attack="one run, highest and lowest projections",
+        seconds=0.0,
+        claimed=claim.trade_off,
+        evidence=guesses,
+        family=claim.family,
+        canaries=CanaryScores(scores, included),
+    )
