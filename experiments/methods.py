@@ -30,12 +30,10 @@ class GeoDP(Method):
 
     def unproven(self) -> str:
         """Returns the reason that is also in its ledger."""
-        return (
-            "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
-            "gradient are not a mean: one example can turn a small mean gradient around by π, "
-            "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
-            "dpoptax.gaussian_noise for a proven guarantee"
-        )
+        # Imported here, as `dpoptax` does, because configs need no contributed methods.
+        from dpoptax.contrib._geodp import UNPROVEN
+
+        return UNPROVEN
 
 
 @dataclasses.dataclass(frozen=True)

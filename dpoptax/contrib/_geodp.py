@@ -19,7 +19,7 @@ from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree, widen
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
-_UNPROVEN = (
+UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
     "are not a mean: one example can turn a small mean gradient around by π, whatever the batch. "
     "Use dpoptax.contrib.hyperspherical_clip with dpoptax.gaussian_noise for a proven guarantee"
@@ -67,7 +67,7 @@ def geodp(
     if not (isinstance(beta, (int, float)) and 0.0 < beta <= 1.0):
         raise ValueError(f"`beta` must be in (0, 1], got {beta!r}.")
     noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
-    mechanism = Mechanism(noise_multiplier, batch_size, unproven=_UNPROVEN)
+    mechanism = Mechanism(noise_multiplier, batch_size, unproven=UNPROVEN)
     key = check_threefry_key(key)
 
     def init_fn(params: PyTree) -> GaussianNoiseState:

@@ -1,7 +1,7 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
+import concurrent.futures
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
@@ -90,7 +90,8 @@ def example_loader(
 
 def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     """Yields `load(step)` for each step in order, computed in a thread one step ahead."""
-    with ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:
+    # The class is looked up here, because its module is loaded on first use.
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:
         pending = None
         for step in steps:
             ahead = pool.submit(load, step)
