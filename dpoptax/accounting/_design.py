@@ -86,7 +86,7 @@ def make_design(
             sampler.dataset_size,
             sampler.independent_steps,
             seeds_of(sampler),
-            getattr(sampler, "sampler", sampler).unit,
+            getattr(getattr(sampler, "sampler", sampler), "unit", None),
         )
     probability = number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:

@@ -62,13 +62,13 @@ def guarantee(
 
     Raises:
       ValueError: the run and an event of `also`, or two of these, have the same sampler seed, the
-        same noise key or different units; `opt_state` has no ledger, a ledger that refused a release, or one with arrays of
-        another mechanism; two noise stages or runs have the same key; a mechanism has no privacy
-        proof; the sampler has another batch size, has no event for this noise (correlated noise in
-        fixed point needs a `CyclicPoissonSampler` whose cycle is as long as its bands), or is a
-        strategy with a sampler; correlated noise is combined with another noise stage; stages with
-        different numbers of releases shared the batches of a sampler with dependent steps; or
-        `same_batches` is missing for an ensemble.
+        same noise key or different units; `opt_state` has no ledger, a ledger that refused a
+        release, or one with arrays of another mechanism; two noise stages or runs have the same
+        key; a mechanism has no privacy proof; the sampler has another batch size, has no event for
+        this noise (correlated noise in fixed point needs a `CyclicPoissonSampler` whose cycle is as
+        long as its bands), or is a strategy with a sampler; correlated noise is combined with
+        another noise stage; stages with different numbers of releases shared the batches of a
+        sampler with dependent steps; or `same_batches` is missing for an ensemble.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
