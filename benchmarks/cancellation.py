@@ -2,10 +2,10 @@
 
     python -m benchmarks.cancellation [--mnist DIR]
 
-The bound of a clipped sum uses two numbers for each example; see `dpoptax._clip.bounds`. n⁺ is an
-upper bound of the norm of its gradient. S is the absolute size of the gradient: the sum of the
-norms of its terms. If S/n⁺ exceeds a limit M for some parameter, the example is clipped more than
-its norm requires.
+The bound of a clipped sum uses two numbers for each example; see
+`dpoptax._gradients.clip.bounds`. n⁺ is an upper bound of the norm of its gradient. S is the
+absolute size of the gradient: the sum of the norms of its terms. If S/n⁺ exceeds a limit M for some
+parameter, the example is clipped more than its norm requires.
 
 This program trains several models privately and measures 256 examples at several steps. It prints
 the distribution of S/n⁺, the largest share of M, and the excess of n⁺ over the norm of the
@@ -27,14 +27,14 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._ghost_clipping.passes.run_passes import run_passes
-from dpoptax._ghost_clipping.plan import make_plan
-from dpoptax._ghost_clipping.sums import ghost_clipped_sum
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_rounding
-from dpoptax._ghost_clipping.sums.scaled_gradients import scale_gradients
-from dpoptax._ghost_clipping.sums.weighted_products import absolute_ratio
-from dpoptax._ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.clip.block_sums import WholeBatch
+from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
+from dpoptax._gradients.ghost_clipping.plan import make_plan
+from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import sum_rounding
+from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import scale_gradients
+from dpoptax._gradients.ghost_clipping.sums.weighted_products import absolute_ratio, measure_product
+from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
 
 STEPS = (0, 50, 300)
 
@@ -109,15 +109,12 @@ def sizes(problem, points, batch):
     mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     params = points.points[0]
-    program = read_program(problem.loss_fn, params, example, None, has_aux=False)
+    program = read_program(trace_loss(problem.loss_fn, params, example, None, has_aux=False))
     passes = run_passes(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
     pieces = scale_gradients(program, plan, passes, groups, differences=True)
-    measured = [
-        ghost_clipped_sum.measure_product(*pair)
-        for pair in zip(plan.products, pieces.products, strict=True)
-    ]
+    measured = [measure_product(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     ratios = [absolute_ratio(piece) for piece in pieces.products] + [1.0] * len(pieces.norm_bounds)
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
     square, absolute = map(jnp.stack, zip(*measured, *pieces.norm_bounds, strict=True))

@@ -114,7 +114,7 @@ CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
     "jax_privacy": jax_privacy_clipped,
     "dpoptax vmap": partial(dpoptax_clipped, method="vmap"),
     "dpoptax auto": partial(dpoptax_clipped, method="auto"),
-    "dpoptax bfloat16": partial(dpoptax_clipped, method="auto", precision="bfloat16"),
+    "dpoptax float32": partial(dpoptax_clipped, method="auto", precision="float32"),
     "dpoptax recompute": partial(dpoptax_clipped, method="recompute"),
 }
 

@@ -39,8 +39,8 @@ PHASES = (
 _CHILD = """
 import json, sys, time
 begun = float(sys.argv[1])
-from dpoptax.cli.main import main
-import dpoptax.cli.commands, dpoptax.training.loop
+from dpoptax.training.cli.main import main
+import dpoptax.training.cli.commands, dpoptax.training.loop
 from benchmarks.phase_times import PhaseTimes, install
 install()
 imported = time.time()

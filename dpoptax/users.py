@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpoptax._pricing.checks import integer, seed_integer
-from dpoptax._tree import PyTree, kind_of
+from dpoptax._support.tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
 from dpoptax.tables._trained_rows import TrainedRows
 

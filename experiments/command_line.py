@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import tyro
 
-from dpoptax.cli.main import run_command
+from dpoptax.training.cli.main import run_command
 from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.claims.study_names import NAMES
 

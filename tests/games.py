@@ -9,7 +9,7 @@ import optax
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling
-from dpoptax._noise import ledger
+from dpoptax._release import ledger
 from dpoptax.contrib._coordinates import to_hyperspherical
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}

@@ -12,8 +12,11 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from dpoptax import accounting
-from dpoptax._clip import bounds
-from dpoptax._noise.ledger import count_releases
+from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_batch
+from dpoptax._release.ledger import count_releases
 
 
 def floats(values, dtype=jnp.float32):
@@ -144,3 +147,10 @@ def cancellations():
 
     with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield seen
+
+
+def sum_by(engine, loss_fn, clip, points, examples):
+    """Returns the total of `per_example_sum` or `ghost_clipped_sum`, for a loss without aux."""
+    loss = trace_batch(loss_fn, points, examples, has_aux=False)
+    given = loss if engine is per_example_sum else read_program(loss)
+    return engine(given, clip, points, examples)[0]

@@ -30,8 +30,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--only", nargs="+", default=[""], help="names of cases begin with one")
+    parser.add_argument("--only", nargs="+", help="names of cases, in this order")
     parser.add_argument("--threads", type=int, default=6, help="programs compiled at once")
+    parser.add_argument("--ahead", action="store_true", help="compile all steps first")
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a test on CPU")
     given = parser.parse_args(arguments)
     if given.bundle:
@@ -51,6 +52,7 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
 
     from benchmarks.gpu import correctness, networks, steps, torch_steps
     from benchmarks.gpu.schedule import Schedule
+    from dpoptax._support import xla as _xla
 
     schedule = Schedule(given.out, given.minutes)
     timer = schedule.stop_after(5.0)
@@ -62,13 +64,15 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "minutes": given.minutes,
         "small": given.small,
+        "default precision": "bfloat16" if _xla.rounds_products(device) else "float32",
     }
     for name, value in about.items():
         schedule.record("about", name, value)
     schedule.say(", ".join(f"{name} {value}" for name, value in about.items()))
 
     def chosen(tasks: Any) -> Any:
-        return [task for task in tasks if task.name.startswith(tuple(given.only))]
+        by_name = {task.name: task for task in tasks}
+        return [by_name[name] for name in given.only or by_name if name in by_name]
 
     try:
         if "correctness" in given.sections:
@@ -82,11 +86,9 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
             )
         if "steps" in given.sections:
             cases = networks.SMALL if given.small else networks.NETWORKS
-            schedule.run(
-                "steps",
-                chosen(steps.tasks(cases, schedule, given.threads)),
-                describe=steps.describe,
-            )
+            cases = {name: cases[name] for name in given.only or cases if name in cases}
+            step_tasks = steps.tasks(cases, schedule, given.threads, ahead=given.ahead)
+            schedule.run("steps", step_tasks, describe=steps.describe)
             torch_tasks = torch_steps.tasks(given.small, schedule.left)
             schedule.run("torch", chosen(torch_tasks), describe=steps.describe)
         schedule.say(f"done, {schedule.left():.0f} s left")

@@ -21,6 +21,8 @@ from tests import programs
 # Rounding may move a sum by this much more than the bound.
 TOLERANCE = 1e-4
 OTHERS, BOUND = 7, 0.1
+# Calls that show whether results repeat, and the largest difference in units of C if not.
+REPEATS, ROUNDING = 100, 1e-5
 # Programs whose layers come from a library, which may be missing.
 LIBRARIES = {"linen": "flax", "nnx": "flax", "equinox": "equinox", "haiku": "haiku"}
 # TF32 on: JAX's default on a GPU. TF32 off: products of float32 in full precision.
@@ -76,25 +78,47 @@ def attack(program: str, mode: str, small: bool = False) -> dict[str, Any]:
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(BOUND), **options)
     total = jax.jit(lambda batch, mask: grad_fn(params, batch, mask).sum)
     with jax.default_matmul_precision(matmul_precision):
-        masked = _masked_adds_zero(total, batch)
+        masked, again = _masked_move(total, batch)
         starts, steps = (7, 2) if small else (14, 10)
         found, _ = adversary.climb(total, batch, seed=0, starts=starts, steps=steps)
     largest = float(found) / BOUND
-    passed = 0.0 < largest <= 1.0 + TOLERANCE and masked
-    return {"passed": passed, "largest move / C": largest, "masked adds zero": masked}
+    # Where the order of additions changes, a masked example may seem to move the last bits.
+    passed = 0.0 < largest <= 1.0 + TOLERANCE and masked <= (ROUNDING * BOUND if again else 0.0)
+    return {
+        "passed": passed,
+        "largest move / C": largest,
+        "masked example moves / C": masked / BOUND,
+        "same call moves / C": again / BOUND,
+    }
 
 
-def _masked_adds_zero(total: Callable[..., Any], batch: Any) -> bool:
-    """Returns whether no data of a masked example change any bit, or give NaN."""
+def _masked_move(total: Callable[..., Any], batch: Any) -> tuple[float, float]:
+    """Returns how far a masked example moves the sum, and how far the same call moves it.
+
+    The first number is infinite if an empty batch does not give zero, or a sum has NaN. The second
+    is positive if the device adds the rows of a lookup or segment sum in another order each time.
+    """
     others = np.arange(OTHERS + 1) < OTHERS
-    expected, zero = total(batch, others), total(batch, np.zeros(OTHERS + 1, bool))
-    same = all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(zero))
+    expected, empty = _flat(total(batch, others)), _flat(total(batch, np.zeros_like(others)))
+    if empty.any() or not np.isfinite(expected).all():
+        return math.inf, 0.0
+    again = max(_distance(total(batch, others), expected) for _ in range(REPEATS))
+    moves = []
     for strange in (0.0, 1e30, np.nan, np.inf):
         changed = tuple(np.array(x) for x in batch)
         for x in changed:
             x[-1] = strange
-        same &= _equal(expected, total(changed, others))
-    return same and bool(np.isfinite(_flat(expected)).all())
+        moves.append(_distance(total(changed, others), expected))
+    return max(moves), again
+
+
+def _distance(total: Any, expected: np.ndarray) -> float:
+    """Returns the distance of two sums, infinite with NaN; zero only if all bits are equal."""
+    found = _flat(total)
+    if found.tobytes() == expected.tobytes():
+        return 0.0
+    distance = float(np.linalg.norm(found.astype(np.float64) - expected))
+    return distance or math.ulp(0.0) if math.isfinite(distance) else math.inf
 
 
 def noise_statistics(size: int, *, fixed_point: bool = False) -> dict[str, Any]:
@@ -147,9 +171,11 @@ def releases_as_on_cpu(size: int) -> dict[str, Any]:
 def sums_as_on_cpu(*, method: str) -> dict[str, Any]:
     """Compares sums of integers with those of the CPU, bit for bit.
 
-    The data are small integers, so the gradients before the clip are exact on both.
+    The gradients are exact on both: the data are small integers, and the loss uses full precision.
+    No gradient is longer than C. Otherwise coefficients may differ in the last place, and other
+    coefficients round to other integers.
     """
-    clip = dpoptax.l2_clip(BOUND)
+    clip = dpoptax.l2_clip(2.0**15)
     grid = dpoptax.extend.fixed_point_grid(clip, noise_multiplier=1.0, batch_size=64)
     grad_fn = dpoptax.clipped_grad(programs.linear, clip, method=method, grid=grid)
     rng = np.random.default_rng(0)
@@ -157,7 +183,8 @@ def sums_as_on_cpu(*, method: str) -> dict[str, Any]:
 
     def total() -> Any:
         params = [jnp.zeros((32, 32))]
-        return jax.jit(lambda params, batch: grad_fn(params, batch).sum)(params, batch)
+        with jax.default_matmul_precision("highest"):
+            return jax.jit(lambda params, batch: grad_fn(params, batch).sum)(params, batch)
 
     return _compare(*_on_both(total))
 

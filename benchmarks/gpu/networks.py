@@ -42,10 +42,11 @@ class Network(NamedTuple):
     seconds: float
 
 
-PLAIN, AUTO, BFLOAT16 = map(Contender, ("non-private", "dpoptax auto", "dpoptax bfloat16"))
+PLAIN, AUTO, FLOAT32 = map(Contender, ("non-private", "dpoptax auto", "dpoptax float32"))
 RECOMPUTE, CONTRIB = Contender("dpoptax recompute"), Contender("optax.contrib")
 DISK = Contender("dpoptax auto", algorithm="disk")
-OURS = (PLAIN, AUTO, BFLOAT16)
+# On GPUs with TF32, the default of "auto" is bfloat16.
+OURS = (PLAIN, AUTO, FLOAT32)
 PEER = Contender("jax_privacy")
 
 
@@ -132,10 +133,10 @@ NETWORKS: dict[str, Network] = {
     "ResNet-18": Network(_of(resnet_18), 256, (*OURS, in_parts(AUTO, 64)), 16),
     "GPT-2, T=1024": Network(_lm(length=1024), 8, (*OURS, in_parts(PEER, 4)), 12),
     "MLP": Network(models.mlp, 256, (*OURS, DISK, PEER, CONTRIB), 3),
-    "WRN-16-4": Network(_wrn_16_4, 256, OURS, 16),
-    "ViT-S, 224": Network(_vit(), 64, (*OURS, in_parts(PEER, 16), CONTRIB), 10),
-    "LoRA on GPT-2, T=128": Network(partial(lora_problem, 128), 64, (*OURS, PEER), 12),
-    "GPT-2, T=4096": Network(_lm(**LONG), 2, (*OURS, RECOMPUTE), 14),
+    "WRN-16-4": Network(_wrn_16_4, 256, (PLAIN, AUTO), 16),
+    "ViT-S, 224": Network(_vit(), 64, (PLAIN, AUTO, in_parts(PEER, 16)), 10),
+    "LoRA on GPT-2, T=128": Network(partial(lora_problem, 128), 64, (PLAIN, AUTO, PEER), 12),
+    "GPT-2, T=4096": Network(_lm(**LONG), 2, (PLAIN, AUTO, RECOMPUTE), 14),
     "GPT-2, T=1024, bfloat16": Network(_lm(length=1024, **HALF), 8, OURS, 12),
     "CNN": Network(models.cnn, 256, OURS, 6),
     "GPT-2, T=128, DiSK": Network(_lm(length=128), 64, (PLAIN, DISK), 14),

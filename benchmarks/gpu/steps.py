@@ -1,9 +1,13 @@
 """Measures compile seconds, time and memory of steps on the default device."""
 
-import concurrent.futures
+import functools
+import re
 import statistics
+import threading
 import time
-from functools import partial
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -20,36 +24,67 @@ TURNS, TURN_SECONDS = 6, 0.15
 # After these seconds, contenders of a network that are not yet compiled are left out.
 COMPILE_SECONDS = 120
 GIB = 2**30
+_making = threading.Lock()
+# Operations of compiled programs that start kernels, or wait for the host.
+_OPERATIONS = re.compile(r" (fusion|custom-call|while|conditional|call|copy|sort)\(")
 
 
-def tasks(networks: dict[str, Network], schedule: Schedule, threads: int) -> list[Task]:
-    """Returns a task for each network."""
-    return [
-        Task(
-            name,
-            network.seconds * len(network.contenders),
-            partial(measure, network, schedule, threads),
-        )
-        for name, network in networks.items()
-    ]
+def tasks(
+    networks: dict[str, Network], schedule: Schedule, threads: int, *, ahead: bool = False
+) -> list[Task]:
+    """Returns a task for each network.
 
-
-def measure(network: Network, schedule: Schedule, threads: int) -> dict[str, Any]:
-    """Returns the numbers of every contender, and their ratios to the non-private step.
-
-    The contenders are compiled at once by several threads, then run in turns.
+    With `ahead`, the contenders of all networks are compiled before the first is measured. This
+    uses all processor cores, but needs memory for all of them.
     """
+    everything: list[Future[Running]] = []
+    pool = ThreadPoolExecutor(threads)
+
+    def make(name: str, network: Network) -> Task:
+        def measured() -> dict[str, Any]:
+            compiling = started if started is not None else start(network, pool)
+            wait(everything, COMPILE_SECONDS)
+            everything.clear()  # since their results hold memory
+            return measure(network, compiling, schedule)
+
+        started = start(network, pool) if ahead else None
+        everything.extend(started.values() if started else [])
+        seconds = network.seconds * len(network.contenders)
+        return Task(name, seconds / 4 if ahead else seconds, measured)
+
+    return [make(name, network) for name, network in networks.items()]
+
+
+def start(network: Network, pool: ThreadPoolExecutor) -> "dict[str, Future[Running]]":
+    """Starts to compile every contender of a network."""
+    make = functools.cache(lambda: _problem_and_batch(network))
+    return {
+        str(contender): pool.submit(_compiled, contender, make, network.batch_size)
+        for contender in network.contenders
+    }
+
+
+def _problem_and_batch(network: Network) -> tuple[Problem, Any]:
     problem = network.problem()
-    batch = jax.block_until_ready(problem.make_batch(network.batch_size))
+    return problem, jax.block_until_ready(problem.make_batch(network.batch_size))
+
+
+def _compiled(
+    contender: Contender, make: Callable[[], tuple[Problem, Any]], batch_size: int
+) -> "Running":
+    with _making:  # one at a time
+        problem, batch = make()
+    return Running(contender, problem, batch, batch_size)
+
+
+def measure(
+    network: Network, compiling: "dict[str, Future[Running]]", schedule: Schedule
+) -> dict[str, Any]:
+    """Returns the numbers of every contender, and their ratios to the non-private step."""
     found: dict[str, Any] = {}
     running: dict[str, Running] = {}
     ends = time.monotonic() + COMPILE_SECONDS
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
-    started = [
-        (str(contender), pool.submit(Running, contender, problem, batch, network.batch_size))
-        for contender in network.contenders
-    ]
-    for name, future in started:
+    for name, future in compiling.items():
         try:
             running[name] = future.result(max(0.0, ends - time.monotonic()))
             schedule.say(f"  compiled {name} in {running[name].facts['compile s']:.1f} s")
@@ -58,7 +93,7 @@ def measure(network: Network, schedule: Schedule, threads: int) -> dict[str, Any
             found[name] = {"error": schedule.failed(name, error)}
         except Exception as error:  # of any library
             found[name] = {"error": schedule.failed(name, error)}
-    pool.shutdown(wait=False, cancel_futures=True)
+    compiling.clear()  # so that their memory is free afterwards
     for _ in range(TURNS):
         for name, each in list(running.items()):
             try:
@@ -114,6 +149,7 @@ class Running:
             "compile s": time.perf_counter() - start,
             "temporary GiB": temporary / GIB,
             "memory GiB": (temporary + arguments + outputs - alias) / GIB,
+            "operations": Counter(_OPERATIONS.findall(self._step.as_text())),
         }
 
     def turn(self) -> None:

@@ -15,7 +15,7 @@ from jax.interpreters import partial_eval
 
 from benchmarks.tpu.cases import Case, Options, batched, plain_step, private_step
 from benchmarks.tpu.hlo import window_products
-from dpoptax._jaxprs import subprograms, type_of
+from dpoptax._support.jaxprs import subprograms, type_of
 
 _PASSES = {
     lax.Precision.HIGH: 3,

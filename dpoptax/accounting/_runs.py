@@ -11,8 +11,8 @@ from dpoptax.accounting._spent import read_ledgers, spent_event
 from dpoptax.matrix._participation import Participation
 
 if TYPE_CHECKING:
-    from dpoptax._noise.read_ledger import Ledger
-    from dpoptax._tree import PyTree
+    from dpoptax._release.read_ledger import Ledger
+    from dpoptax._support.tree import PyTree
     from dpoptax.sampling import Sampler
 
 

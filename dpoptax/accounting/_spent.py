@@ -12,9 +12,9 @@ from dpoptax.accounting._design import check_sampler
 from dpoptax.matrix._participation import Participation
 
 if TYPE_CHECKING:
-    from dpoptax._noise.ledger import Mechanism
-    from dpoptax._noise.read_ledger import Ledger
-    from dpoptax._tree import PyTree
+    from dpoptax._release.ledger import Mechanism
+    from dpoptax._release.read_ledger import Ledger
+    from dpoptax._support.tree import PyTree
     from dpoptax.sampling import Sampler
 
 
@@ -38,7 +38,7 @@ def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
     Raises:
       ValueError: there is no ledger, or `dpoptax.ledgers` raises it.
     """
-    from dpoptax._noise.read_ledger import is_ensemble, key_fingerprints, ledgers, runs_of
+    from dpoptax._release.read_ledger import is_ensemble, key_fingerprints, ledgers, runs_of
 
     if is_ensemble(opt_state):
         runs = runs_of(opt_state)

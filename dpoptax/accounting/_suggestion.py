@@ -5,8 +5,8 @@ import functools
 import math
 from pathlib import Path
 
-from dpoptax._figures import new_figure
 from dpoptax._pricing.checks import Accountant, integer, number
+from dpoptax._support.figures import new_figure
 from dpoptax.accounting._calibration import calibrate_noise_multiplier
 from dpoptax.sampling import PoissonSampler
 

@@ -23,13 +23,13 @@ import jax
 import numpy as np
 
 from dpoptax import accounting
-from dpoptax._noise.ledger import count_releases, is_ledger
-from dpoptax._noise.read_ledger import ledgers
 from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
 from dpoptax._pricing.trade_off_functions import approximate_trade_off as approximate_trade_off
 from dpoptax._pricing.trade_off_functions import gaussian_trade_off as gaussian_trade_off
-from dpoptax._random.check_key import check_key
-from dpoptax._tree import PyTree
+from dpoptax._release.ledger import count_releases, is_ledger
+from dpoptax._release.random.check_key import check_key
+from dpoptax._release.read_ledger import ledgers
+from dpoptax._support.tree import PyTree
 from dpoptax.auditing._error_curves import CanaryScores as CanaryScores
 from dpoptax.auditing._error_curves import TradeOffCurve as TradeOffCurve
 from dpoptax.auditing._error_curves import bootstrap_interval as bootstrap_interval

@@ -14,7 +14,7 @@ from dpoptax.accounting import Guarantee
 from dpoptax.accounting._spent import read_ledgers, spent_event
 
 if TYPE_CHECKING:
-    from dpoptax._tree import PyTree
+    from dpoptax._support.tree import PyTree
     from dpoptax.sampling import Sampler
 
 

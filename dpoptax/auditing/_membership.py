@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpoptax._figures import new_figure
 from dpoptax._pricing.trade_off_functions import TradeOff
+from dpoptax._support.figures import new_figure
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve, clopper_pearson
 

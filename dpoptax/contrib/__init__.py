@@ -5,9 +5,7 @@ everything after it is post-processing. `docs/results/index.md` compares them wi
 methods.
 """
 
-from dpoptax._clip.clipping_functions import psac_clip as psac_clip
-from dpoptax._methods.lp_adam import adam_bc as adam_bc
-from dpoptax._methods.scale_then_privatize import scale_then_privatize as scale_then_privatize
+from dpoptax._gradients.clip.clipping_functions import psac_clip as psac_clip
 from dpoptax.contrib._adaptive_fir import adaptive_fir as adaptive_fir
 from dpoptax.contrib._geodp import HypersphericalClip as HypersphericalClip
 from dpoptax.contrib._geodp import geodp as geodp
@@ -17,5 +15,7 @@ from dpoptax.contrib._kronecker import kronecker_factors as kronecker_factors
 from dpoptax.contrib._muon import scale_by_shrunk_muon as scale_by_shrunk_muon
 from dpoptax.contrib._muon import shrunk_muon as shrunk_muon
 from dpoptax.contrib._sat import dp_sat as dp_sat
+from dpoptax.contrib._scale_then_privatize import scale_then_privatize as scale_then_privatize
 from dpoptax.contrib._shrinkage import james_stein as james_stein
 from dpoptax.contrib._shrinkage import singular_value_shrinkage as singular_value_shrinkage
+from dpoptax.filters._lp_adam import adam_bc as adam_bc

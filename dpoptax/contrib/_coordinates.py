@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from dpoptax._tree import float32_at_least, widen
+from dpoptax._support.tree import float32_at_least, widen
 
 
 def to_hyperspherical(v: Array) -> tuple[Array, Array]:

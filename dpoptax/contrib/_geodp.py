@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clip.clip import UnitClip, clip_norm, positive
-from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._noise.gaussian import GaussianNoiseState
-from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
-from dpoptax._noise.release import release
-from dpoptax._random.keys import check_threefry_key
-from dpoptax._random.tree_noise import standard_normal
-from dpoptax._tree import PyTree, widen
+from dpoptax._gradients.clip.clip import UnitClip, clip_norm, positive
+from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._release.gaussian import GaussianNoiseState
+from dpoptax._release.ledger import Mechanism, begin, check_mechanism
+from dpoptax._release.random.keys import check_threefry_key
+from dpoptax._release.random.tree_noise import standard_normal
+from dpoptax._release.release import release
+from dpoptax._support.tree import PyTree, widen
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 _UNPROVEN = (

@@ -3,8 +3,8 @@
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._methods.pmlf import momentum_weights, track_last_iterates
-from dpoptax._tree import check_decays
+from dpoptax._support.tree import check_decays
+from dpoptax.filters._pmlf import momentum_weights, track_last_iterates
 
 
 def inner_outer(

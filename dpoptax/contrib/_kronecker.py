@@ -6,9 +6,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._ghost_clipping.second_moments import side_moments
-from dpoptax._linear_map import Diagonal, Factor, Sides
-from dpoptax._tree import PyTree
+from dpoptax._gradients.ghost_clipping.second_moments import side_moments
+from dpoptax._gradients.linear_map import Diagonal, Factor, Sides
+from dpoptax._support.tree import PyTree
 
 
 def kronecker_factors(

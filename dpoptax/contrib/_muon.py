@@ -4,10 +4,10 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._methods.lp_adam import scale_by_lp_adam
-from dpoptax._methods.singular_values import is_kernel
-from dpoptax._tree import PyTree, check_decays
+from dpoptax._support.tree import PyTree, check_decays
 from dpoptax.contrib._shrinkage import orthogonalized
+from dpoptax.contrib._singular_values import is_kernel
+from dpoptax.filters._lp_adam import scale_by_lp_adam
 
 
 def scale_by_shrunk_muon(

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clip.clipped_sum import check_released
-from dpoptax._points import Origin, TrackIteratesState, check_origin
-from dpoptax._serialization import register
-from dpoptax._tree import PyTree, no_params
+from dpoptax._gradients.clip.clipped_sum import check_released
+from dpoptax._gradients.points import Origin, TrackIteratesState, check_origin
+from dpoptax._support.serialization import register
+from dpoptax._support.tree import PyTree, no_params
 
 
 def dp_sat(rho: float = 0.05) -> optax.GradientTransformation:

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._linear_map import matrix_shape
-from dpoptax._methods.singular_values import (
+from dpoptax._gradients.linear_map import matrix_shape
+from dpoptax._support.tree import PyTree, check_decays, check_stddev
+from dpoptax.contrib._singular_values import (
     cosines,
     is_kernel,
     map_singular_values,
     shrunk,
 )
-from dpoptax._tree import PyTree, check_decays, check_stddev
 from dpoptax.filters._coefficients import Filter
 from dpoptax.filters._low_pass import LowPassState, low_pass, mean_share
 

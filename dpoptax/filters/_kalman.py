@@ -10,8 +10,8 @@ import optax
 from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
-from dpoptax._clip.clipped_sum import check_released
-from dpoptax._tree import PyTree, check_decays, check_stddev
+from dpoptax._gradients.clip.clipped_sum import check_released
+from dpoptax._support.tree import PyTree, check_decays, check_stddev
 from dpoptax.filters._low_pass import mean_share
 
 

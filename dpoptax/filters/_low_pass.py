@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._clip.clipped_sum import check_released
-from dpoptax._tree import PyTree
+from dpoptax._gradients.clip.clipped_sum import check_released
+from dpoptax._support.tree import PyTree
 from dpoptax.filters._coefficients import validate
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpoptax._figures import new_figure
+from dpoptax._support.figures import new_figure
 from dpoptax.filters._coefficients import Filter
 from dpoptax.filters._responses import optimal_fir
 

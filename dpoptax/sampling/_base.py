@@ -9,7 +9,7 @@ import numpy as np
 
 from dpoptax._pricing.checks import integer, seed_integer
 from dpoptax._pricing.participation_chains import Chain
-from dpoptax._random.shake256 import SEED_BYTES, Shake256, shake256
+from dpoptax._release.random.shake256 import SEED_BYTES, Shake256, shake256
 from dpoptax.sampling._draws import (
     Draws,
     Pcg64,

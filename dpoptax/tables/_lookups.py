@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._tree import PyTree
+from dpoptax._support.tree import PyTree
 from dpoptax.tables._row_selection import table_rows
 from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 

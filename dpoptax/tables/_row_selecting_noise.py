@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._marks import COUNTED, RELEASE, SELECTED, mark
-from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
-from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
-from dpoptax._noise.release import check_same_clip, release
-from dpoptax._random.keys import check_threefry_key, marked_as_noise
-from dpoptax._serialization import serializable
-from dpoptax._tree import PyTree
+from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
+from dpoptax._release.ledger import Mechanism, begin, check_mechanism, imprint_of
+from dpoptax._release.random.keys import check_threefry_key, marked_as_noise
+from dpoptax._release.release import check_same_clip, release
+from dpoptax._support.marks import COUNTED, RELEASE, SELECTED, mark
+from dpoptax._support.serialization import serializable
+from dpoptax._support.tree import PyTree
 from dpoptax.tables._row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
 
 # Folded into a step's key to select rows. No leaf of a gradient has this number.

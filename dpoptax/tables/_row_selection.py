@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._clip.clip import Clip, as_clip, positive
-from dpoptax._marks import CLIPPED, EXAMPLES, mark
-from dpoptax._tree import PyTree
+from dpoptax._gradients.clip.clip import Clip, as_clip, positive
+from dpoptax._support.marks import CLIPPED, EXAMPLES, mark
+from dpoptax._support.tree import PyTree
 
 # Counts are whole multiples of a power of two. Their sum fits in int32.
 _COUNT_BITS = 30

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._clip.clip_per_example import check_mask
-from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._linear_map import LinearMapState
-from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
-from dpoptax._tree import PyTree, find_state, kind_of
+from dpoptax._gradients.clip.clip_per_example import check_mask
+from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
+from dpoptax._gradients.linear_map import LinearMapState
+from dpoptax._gradients.points import GradientPoints, ReferenceState, TrackIteratesState
+from dpoptax._support.tree import PyTree, find_state, kind_of
 from dpoptax.tables._lookups import locate, place_of, take_rows
 from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,

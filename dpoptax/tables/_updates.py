@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._tree import widen
+from dpoptax._support.tree import widen
 from dpoptax.tables._lookups import take_rows
 
 

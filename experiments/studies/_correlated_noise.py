@@ -11,10 +11,10 @@ import optax
 from scipy import signal
 
 from dpoptax import accounting, filters, matrix
-from dpoptax._clip.clipping_functions import automatic_clip
-from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._noise import correlated
-from dpoptax._points import gradient_points
+from dpoptax._gradients.clip.clipping_functions import automatic_clip
+from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
+from dpoptax._gradients.points import gradient_points
+from dpoptax._release import correlated
 from dpoptax.filters import _low_pass
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._methods.disk import disk
-from dpoptax._points import gradient_points
+from dpoptax._gradients.points import gradient_points
+from dpoptax.filters._disk import disk
 from dpoptax.filters._low_pass import low_pass
 
 

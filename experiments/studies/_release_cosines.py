@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 import dpoptax
-from dpoptax._clip.clip import Clip
-from dpoptax._clip.clip_per_example import sum_clipped
-from dpoptax._random.check_key import check_key
+from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._release.random.check_key import check_key
 
 
 def direction_clips(

@@ -956,7 +956,7 @@ class TestEpsilonSpent:
             accounting.epsilon_spent(self.state(1), ShuffledSampler(10_000, 100, seed=0), DELTA)
         unproven = SimpleNamespace(noise_multiplier=1.0, batch_size=100, unproven="no bound known")
         monkeypatch.setattr(
-            "dpoptax._noise.read_ledger.ledgers",
+            "dpoptax._release.read_ledger.ledgers",
             lambda _: (SimpleNamespace(mechanism=unproven, releases=1),),
         )
         with pytest.raises(ValueError, match="without a privacy proof.*no bound known"):

@@ -9,7 +9,7 @@ import pytest
 
 import dpoptax
 from dpoptax import sampling, users
-from dpoptax._batches import read_ahead
+from dpoptax.sampling._batches import read_ahead
 
 X = np.arange(200 * 3, dtype=np.float32).reshape(200, 3)
 Y = np.arange(200)

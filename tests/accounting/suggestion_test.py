@@ -6,7 +6,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax.cli.main import main
+from dpoptax.training.cli.main import main
 
 GIVEN = {"dataset_size": 5000, "epsilon": 2.0, "delta": 1e-5, "examples": 200_000}
 

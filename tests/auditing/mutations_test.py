@@ -15,7 +15,7 @@ import pytest
 
 import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax._noise import gaussian
+from dpoptax._release import gaussian
 from tests import games
 
 KEY = jax.random.key(23)

@@ -1,12 +1,15 @@
 """Tests the benchmark for a GPU: results of tiny cases, skipped cases, and errors."""
 
+import itertools
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpoptax
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bundle, correctness, networks, torch_steps
+from benchmarks.gpu import bundle, correctness, networks, tables, torch_steps
 from benchmarks.gpu.networks import AUTO, PLAIN, Contender, Network
 from benchmarks.gpu.schedule import Schedule, Task
 from benchmarks.models import mlp
@@ -25,13 +28,14 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_command_measures_steps_and_records_errors(run, monkeypatch):
+@pytest.mark.parametrize("options", [[], ["--ahead"]])
+def test_command_measures_steps_and_records_errors(run, monkeypatch, options):
     broken = Contender("dpoptax auto", microbatch_size=0)
     network = Network(lambda: mlp(16), 4, (PLAIN, AUTO, broken), 1.0)
     failing = network._replace(problem=lambda: 1 / 0)
     monkeypatch.setattr(networks, "SMALL", {"MLP": network, "failing": failing})
     monkeypatch.setattr(torch_steps, "SMALL", {})
-    results = run("--sections", "steps")
+    results = run("--sections", "steps", *options)
     assert results["about"]["platform"] == "cpu"
     found = results["steps"]["MLP"]
     assert found["non-private"]["time ratio"] == 1.0
@@ -40,7 +44,7 @@ def test_command_measures_steps_and_records_errors(run, monkeypatch):
     assert ours["memory GiB"] > 0
     assert ours["time ratio"] == pytest.approx(ours["ms"] / found["non-private"]["ms"])
     assert "microbatch_size" in found[str(broken)]["error"]
-    assert results["steps"]["failing"]["error"].startswith("ZeroDivisionError")
+    assert results["steps"]["failing"]["non-private"]["error"].startswith("ZeroDivisionError")
 
 
 def test_command_checks_bounds_and_noise(run):
@@ -62,6 +66,51 @@ def test_broken_bound_and_noise_fail(monkeypatch):
 
     monkeypatch.setattr(dpoptax, "gaussian_noise", smaller)
     assert not correctness.noise_statistics(100_000)["passed"]
+
+
+def test_masked_examples_that_move_the_sum_are_told_from_changing_results():
+    batch = (np.ones((correctness.OTHERS + 1, 3), np.float32),)
+
+    def exact(batch, mask):
+        return jnp.sum(jnp.where(mask[:, None], batch[0], 0), axis=0)
+
+    assert correctness._masked_move(exact, batch) == (0.0, 0.0)
+    leak, again = correctness._masked_move(
+        lambda batch, mask: exact(batch, mask) + 1e-4 * mask.any() * batch[0][-1], batch
+    )
+    assert (leak, again) == (np.inf, 0.0)  # by the NaN
+    calls = itertools.count()
+    moved, again = correctness._masked_move(
+        lambda batch, mask: exact(batch, mask) * (1 + 1e-6 * (next(calls) % 3)), batch
+    )
+    assert 0 < moved < 1e-3
+    assert 0 < again < 1e-3
+
+
+@pytest.mark.parametrize("method", ["integers", "vmap"])
+def test_compares_sums_of_integers(method):
+    found = correctness.sums_as_on_cpu(method=method)
+    assert found["passed"]
+    assert found["largest entry"] > 100
+
+
+def test_tables_name_the_precision_and_take_the_last_run():
+    step = {"ms": 1.0, "time ratio": 2.0, "memory ratio": 1.0, "compile s": 3.0}
+    attack = {"passed": True, "largest move / C": 0.9}
+    first = {"about": {}, "steps": {"MLP": {"dpoptax auto": step}}}
+    first["correctness"] = {"tied, TF32": attack | {"passed": False}, "noise": {"passed": True}}
+    second = {
+        "about": {"default precision": "bfloat16"},
+        "steps": {"MLP": {"skipped": "no time"}, "CNN": {"dpoptax auto": step}},
+        "correctness": {"graph, TF32": attack},
+    }
+    attacks, checks, steps = tables.tables([first, second])
+    assert "| TF32 | 2 | 1 | 0.900000 | tied |" in attacks
+    assert "| noise | yes |" in checks
+    assert "| MLP | dpoptax float32 | 1 | 2.00 | 1.00 | 3 |" in steps
+    assert "| CNN | dpoptax bfloat16 |" in steps
+    second["correctness"]["tied, TF32"] = attack
+    assert "| TF32 | 2 | 2 |" in tables.tables([first, second])[0]
 
 
 def test_skips_tasks_without_time(tmp_path):

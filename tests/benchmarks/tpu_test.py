@@ -15,10 +15,11 @@ from benchmarks.tpu import hlo
 from benchmarks.tpu.architectures import gpt2, resnet_18, vit_s
 from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
-from dpoptax._ghost_clipping import cost_model
-from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.plan import make_plan
-from dpoptax._ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping import cost_model
+from dpoptax._gradients.ghost_clipping.cost_model import COSTS
+from dpoptax._gradients.ghost_clipping.plan import make_plan
+from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
 
 # Passes of the private step over those of the plain step.
 LIMIT = 1.15
@@ -57,9 +58,8 @@ def test_per_example_gradients_take_as_many_passes_as_plain_step():
 @pytest.mark.parametrize("model", [resnet_18, vit_s, lambda: gpt2(1024, layers=2)])
 def test_norm_methods_barely_depend_on_memory_cost(model, monkeypatch):
     model = model()
-    program = read_program(
-        model.loss_fn, model.params, model.example, None, has_aux=False, has_tangent=False
-    )
+    loss = trace_loss(model.loss_fn, model.params, model.example, None, has_aux=False)
+    program = read_program(loss)
     found = []
     for factor in (1, 0.25, 12, 1000):
         costs = {name: factor * getattr(COSTS, name) for name in ("kept_entry", "factor_entry")}

@@ -11,8 +11,6 @@ import matplotlib.image
 import pytest
 
 import dpoptax
-from dpoptax.cli import compilation_cache
-from dpoptax.cli.main import main
 from dpoptax.training import (
     Comparison,
     ConfigError,
@@ -22,6 +20,8 @@ from dpoptax.training import (
     load_configs,
     loop,
 )
+from dpoptax.training.cli import compilation_cache
+from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import NonPrivate
 

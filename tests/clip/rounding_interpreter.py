@@ -22,8 +22,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from dpoptax import _jaxprs
-from dpoptax._clip.bounds import ROOT_ROUNDINGS, UNIT_ROUNDOFF
+from dpoptax._gradients.clip.bounds import ROOT_ROUNDINGS, UNIT_ROUNDOFF
+from dpoptax._support import jaxprs as _jaxprs
 
 _SMALLEST_NORMAL = 2.0**-126
 # The most numbers of one operation whose signs are flipped one by one.

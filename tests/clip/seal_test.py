@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._clip.checksum import checksum
-from dpoptax._clip.clipped_sum import is_intact
+from dpoptax._gradients.clip.checksum import checksum
+from dpoptax._gradients.clip.clipped_sum import is_intact
 from tests import helpers
 
 CLIP = dpoptax.l2_clip(1.0)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._clip import bounds
-from dpoptax._ghost_clipping import cost_model, plan
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.trace import entry_rules, rules
-from dpoptax._noise import fixed_point
+from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.ghost_clipping import cost_model, plan
+from dpoptax._gradients.ghost_clipping.norms import factor_products
+from dpoptax._gradients.ghost_clipping.sums import weighted_products
+from dpoptax._gradients.ghost_clipping.trace import entry_rules, rules
+from dpoptax._release import fixed_point
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.programs import MODELS, PROGRAMS

@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._ghost_clipping.trace import program
-from dpoptax._xla import is_for_one_device
+from dpoptax._gradients.ghost_clipping.trace import trace_loss
+from dpoptax._support.xla import is_for_one_device
 
 MESHES = {
     kind: AbstractMesh((8,), ("data",), axis_types=(kind,))
@@ -108,5 +108,5 @@ def test_sum_is_zero_where_platform_mixes_examples(clip, method, monkeypatch):
 
     assert jnp.any(total() != 0)
     on_tpu = types.SimpleNamespace(platform_dependent=lambda mask, tpu, default: tpu(mask))
-    monkeypatch.setattr(program, "lax", on_tpu)
+    monkeypatch.setattr(trace_loss, "lax", on_tpu)
     assert jnp.all(total() == 0)

@@ -15,11 +15,12 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._clip import bounds
-from dpoptax._clip.clipped_sum import is_intact
-from dpoptax._clip.compiler_checks import check_settings
-from dpoptax._ghost_clipping.norms import factor_products, mapped_products
-from dpoptax._linear_map import Diagonal, LinearMap
+from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.clip.clipped_sum import is_intact
+from dpoptax._gradients.clip.compiler_checks import check_settings
+from dpoptax._gradients.ghost_clipping.norms import factor_products
+from dpoptax._gradients.ghost_clipping.transformed import mapped_products
+from dpoptax._gradients.linear_map import Diagonal, LinearMap
 from tests import helpers, programs
 
 pytestmark = pytest.mark.optimized

@@ -7,6 +7,7 @@ Its arithmetic can be made as inexact as on the platform.
 import dataclasses
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -178,6 +179,37 @@ def test_formed_gradients_are_the_same_for_tpu():
             if x.ndim == 4:
                 np.testing.assert_allclose(x, x.astype(jnp.bfloat16).astype(x.dtype), rtol=1e-6)
     assert any(x.ndim == 4 for x in jax.tree.leaves(there))
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "asked", "rounds"),
+    [
+        ("tpu", None, None, True),
+        ("gpu", "9.0", None, True),
+        ("gpu", "10.0", None, True),
+        ("gpu", "8.0", "default", True),
+        ("gpu", "9.0", "tensorfloat32", False),
+        ("gpu", "9.0", "highest", False),
+        ("gpu", "7.5", None, False),
+        ("gpu", "gfx942", None, False),
+        ("cpu", None, None, False),
+    ],
+)
+def test_default_precision_is_that_of_products(monkeypatch, platform, capability, asked, rounds):
+    device = types.SimpleNamespace(platform=platform)
+    if capability is not None:
+        device.compute_capability = capability
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+
+    def loss(w, x):
+        return jnp.sum((x @ w) ** 2)
+
+    def total(w, x):
+        return dpoptax.clipped_grad(loss, CLIP)(w, x).sum
+
+    with jax.default_matmul_precision(asked):
+        program = jax.make_jaxpr(total)(jnp.ones((3, 4)), jnp.ones((8, 5, 3)))
+    assert ("bf16" in str(program)) == rounds
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping import cost_model
+from dpoptax._gradients.ghost_clipping import cost_model
 from tests import helpers
 from tests.clipped_grad import adversary_test
 from tests.clipped_grad.adversary_test import QUICK, _attack

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import norm
 
 import dpoptax
-from dpoptax.cli.main import main
 from dpoptax.training import ConfigError, load_config, load_configs, train_and_evaluate
+from dpoptax.training.cli.main import main
 from dpoptax.training.methods import CorrelatedNoise
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain

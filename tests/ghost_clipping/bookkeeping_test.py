@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.passes.run_passes import run_pass
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-from dpoptax._ghost_clipping.trace.read_program import Examples, read_program
-from tests.helpers import floats, slow_but
+from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping.norms import factor_products
+from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
+from dpoptax._gradients.ghost_clipping.passes.run_passes import run_pass
+from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, trace_loss
+from tests.helpers import floats, slow_but, sum_by
 from tests.networks import NETWORKS, Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -39,7 +40,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 @functools.lru_cache(maxsize=4)
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
-        sums, _ = method(loss, clip, points, Examples(batch, mask, keys), has_aux=False)
+        sums = sum_by(method, loss, clip, points, Examples(batch, mask, keys))
         return join_sums(clip, points.points[0], sums) if method is ghost_clipped_sum else sums
 
     return jax.jit(total, compiler_options=QUICK)
@@ -247,7 +248,7 @@ def test_gradient_of_one_position_is_never_formed():
         points = dpoptax.GradientPoints((params,), (1.0,))
         mask = jnp.ones(8, bool)
         clip = dpoptax.l2_clip(1.0)
-        return ghost_clipped_sum(loss, clip, points, Examples(x, mask), has_aux=False)[0]
+        return sum_by(ghost_clipped_sum, loss, clip, points, Examples(x, mask))
 
     shapes = (
         jax.ShapeDtypeStruct((512, 1024), jnp.float32),
@@ -306,7 +307,7 @@ def test_row_parts_join_to_rows(name):
     network = NETWORKS[name]
     params, batch = network.params(0), _batch(network, 1)
     example = jax.tree.map(lambda x: x[0], batch)
-    program = read_program(network.loss, params, example, None, has_aux=False, has_tangent=False)
+    program = read_program(trace_loss(network.loss, params, example, None, has_aux=False))
     passes = run_pass(program, jax.tree.leaves(params), jax.tree.leaves(batch))
     counts = []
     for use in program.uses:
@@ -374,7 +375,7 @@ def test_works_inside_shard_map():
         ones = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
         clip = dpoptax.l2_clip(0.3)
         examples = Examples(batch, ones)
-        own, _ = ghost_clipped_sum(network.loss, clip, points, examples, has_aux=False)
+        own = sum_by(ghost_clipped_sum, network.loss, clip, points, examples)
         return jax.lax.psum(join_sums(clip, points.points[0], own), "data")
 
     sharded = jax.shard_map(

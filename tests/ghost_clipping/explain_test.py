@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import dpoptax
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
-from dpoptax._ghost_clipping.trace.read_program import Examples
-from tests.helpers import equations
+from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
+from tests.helpers import equations, sum_by
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.slow  # a description and memory, which no guarantee needs
@@ -108,7 +108,7 @@ def test_no_array_has_size_of_per_example_gradients(count):
         points = dpoptax.GradientPoints((params,) * count, (1.0,) * count)
         args = points, struct((batch, length), jnp.int32), struct((batch,), bool)
         jaxpr = jax.make_jaxpr(
-            lambda p, b, m: method(loss, dpoptax.l2_clip(1.0), p, Examples(b, m), has_aux=False)[0]
+            lambda p, b, m: sum_by(method, loss, dpoptax.l2_clip(1.0), p, Examples(b, m))
         )(*args)
         return max(_sizes(jaxpr.jaxpr))
 

@@ -7,11 +7,15 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._ghost_clipping import cost_model
-from dpoptax._ghost_clipping.norms import factor_products, point_differences
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
-from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
-from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax._gradients.ghost_clipping import cost_model
+from dpoptax._gradients.ghost_clipping.norms import factor_products
+from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
+from dpoptax._gradients.ghost_clipping.transformed import point_differences
+from dpoptax._gradients.ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
+from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import (
+    assemble_gradients,
+    measure_terms,
+)
 from experiments.models.networks import WideResNet
 from experiments.models.vision_transformer import VisionTransformer
 from tests.ghost_clipping.bookkeeping_test import QUICK, both, close

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping import cost_model
+from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax.auditing import _worst_example as adversary
 from dpoptax.auditing import worst_example
 from tests import programs

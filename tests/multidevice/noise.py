@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
-from dpoptax._clip.checksum import checksum_leaves
+from dpoptax._gradients.clip.checksum import checksum_leaves
 from tests.helpers import floats, normal, slow_but
 from tests.multidevice.problem import KINDS, make_mesh, put
 

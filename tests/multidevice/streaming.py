@@ -10,9 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clip import block_sums
-from dpoptax._ghost_clipping.sums import recomputed_sum, use_clip
-from dpoptax._ghost_clipping.sums.batch_devices import Slices
+from dpoptax._gradients.clip import block_sums
+from dpoptax._gradients.ghost_clipping.backward import use_sum
+from dpoptax._gradients.ghost_clipping.backward.batch_devices import Slices
+from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 from tests.helpers import floats, no_room
@@ -54,7 +55,7 @@ def one_device(way):
 )
 def test_sum_equals_one_device(case, monkeypatch):
     way, axes, entries = case
-    monkeypatch.setattr(use_clip, "_SLICE_ENTRIES", entries)
+    monkeypatch.setattr(use_sum, "_SLICE_ENTRIES", entries)
     mesh = make_mesh((2, 4), ("model", "data"), KINDS[0])
     # "model" is an axis of the parameters only, or one of the examples as well.
     specs = FSDP | {"dense": P(("data", "model")), "kernel": P(None, None, None, "model")}
@@ -76,7 +77,7 @@ def test_overlapping_slices_equal_one_device(monkeypatch):
     weights, x, y = (floats(rng.normal(size=s)) for s in ((4, 24), (EXAMPLES, 4), (EXAMPLES, 24)))
     expected = dpoptax.clipped_grad(squared_error, CLIP)(weights, (x, y), MASK).sum
     # Each device has three columns, which are summed in slices of two.
-    monkeypatch.setattr(use_clip, "_SLICE_ENTRIES", weights.size // 2)
+    monkeypatch.setattr(use_sum, "_SLICE_ENTRIES", weights.size // 2)
     assert Slices.even(1, 24, shards=8, count=2).starts == [0, 1]
     mesh = make_mesh((8,), ("data",), KINDS[0])
     grad_fn = dpoptax.clipped_grad(squared_error, CLIP, mesh=mesh, param_specs=spec)

@@ -11,13 +11,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clip import block_sums
-from dpoptax._clip.clipped_sum import is_intact
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping.trace.read_program import Examples
+from dpoptax._gradients.clip import block_sums
+from dpoptax._gradients.clip.clipped_sum import is_intact
+from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax.auditing import _worst_example as adversary
 from tests import programs
-from tests.helpers import floats, no_room
+from tests.helpers import floats, no_room, sum_by
 from tests.multidevice.problem import (
     CLIP,
     FSDP,
@@ -242,7 +242,7 @@ def test_clips_examples_not_whole_shards(batch):
     points = dpoptax.gradient_points((), conv_params())
 
     def local(points, batch, mask):
-        total, _ = per_example_sum(conv_loss, CLIP, points, Examples(batch, mask), has_aux=False)
+        total = sum_by(per_example_sum, conv_loss, CLIP, points, Examples(batch, mask))
         return lax.psum(total, "data")
 
     naive = jax.shard_map(

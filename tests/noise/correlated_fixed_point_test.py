@@ -13,9 +13,9 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax._noise import correlated_fixed_point as fixed
-from dpoptax._noise import fixed_point
-from dpoptax._noise.fixed_point import steps_of
+from dpoptax._release import correlated_fixed_point as fixed
+from dpoptax._release import fixed_point
+from dpoptax._release.fixed_point import steps_of
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)

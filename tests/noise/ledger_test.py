@@ -16,7 +16,7 @@ from flax import serialization
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._noise.ledger import count_releases
+from dpoptax._release.ledger import count_releases
 
 CLIP = dpoptax.l2_clip(1.0)
 PARAMS = jnp.zeros(3)

@@ -9,7 +9,7 @@ from flax import serialization
 
 import dpoptax
 from dpoptax import matrix
-from dpoptax._noise.ledger import Mechanism
+from dpoptax._release.ledger import Mechanism
 from tests.noise.stored_states import CHAINS, FOLDER, PARAMS, STEPS, train
 
 FILES = sorted(FOLDER.glob("*/*.msgpack"))

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._xla import unstack
+from dpoptax._support.xla import unstack
 
 pytestmark = pytest.mark.optimized
 

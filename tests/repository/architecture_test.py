@@ -11,30 +11,39 @@ from benchmarks import layout
 ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
 # From bottom to top; see CONTRIBUTING.md. A part may import those before it.
 ORDER = (
-    "_tree", "_xla", "_figures", "_jaxprs", "_marks", "_serialization", "_pricing", "_random",
-    "_linear_map", "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad",
-    "_noise", "filters", "_methods", "contrib", "accounting", "_batches", "_privacy_plan",
-    "tables", "users", "_information_flow", "auditing", "extend", "dpoptax",
+    "_support.tree", "_support.xla", "_support.figures", "_support.jaxprs", "_support.marks",
+    "_support.serialization", "_support", "_pricing", "_release.random",
+    "_gradients.linear_map", "_gradients.points", "sampling", "matrix",
+    "_gradients.clip", "_gradients.ghost_clipping", "_gradients.clipped_grad",
+    "_gradients.track_reference", "_gradients.gradient_map", "_gradients",
+    "_release", "filters", "contrib", "accounting", "sampling._batches",
+    "accounting._privacy_plan", "tables", "users",
+    "auditing._information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
     "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
-    "cli",
+    "training.cli",
 )  # fmt: skip
-# The same order within `_ghost_clipping`.
+# The same order within `_gradients.ghost_clipping`.
 GHOST_CLIPPING_ORDER = (
     "cost_model",
     "trace",
     "passes",
     "norms",
+    "transformed",
     "plan",
     "sums",
+    "integers",
+    "backward",
+    "streaming",
+    "two_turns",
     "explain",
     "second_moments",
 )
 # Parts above the public names use only public names.
-PUBLIC_ONLY = ("training", "cli")
+PUBLIC_ONLY = ("training",)
 # The modules whose names are public; documents import from no other. See docs/api/index.md.
 PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
@@ -52,11 +61,10 @@ def modules():
 
 
 def wing(module):
-    """Returns the part that a module belongs to."""
-    first, *rest = module.split(".")
-    if first == "training" and rest:
-        return f"training.{rest[0]}"
-    return first or "dpoptax"
+    """Returns the part that a module belongs to: the longest name in `ORDER` that contains it."""
+    parts = module.split(".")
+    names = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((name for name in names if name in ORDER), parts[0]) or "dpoptax"
 
 
 def imports(sources):
@@ -107,14 +115,14 @@ def test_no_import_points_upward():
 
 
 def test_ghost_clipping_reads_in_one_direction():
-    folder = "_ghost_clipping."
+    folder = "_gradients.ghost_clipping."
     ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
     back = [
         f"{a} imports {b}"
         for a, b in imports(modules())
         if a.startswith(folder)
         and b.startswith(folder)
-        and ranks[a.split(".")[1]] < ranks[b.split(".")[1]]
+        and ranks[a.split(".")[2]] < ranks[b.split(".")[2]]
     ]
     assert back == []
 
@@ -176,8 +184,8 @@ def test_trainer_and_cli_use_only_public_names():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("_clip.clip", "from dpoptax._noise.gaussian import gaussian_noise"),
-        ("_points", "from dpoptax import accounting"),
+        ("_gradients.clip.clip", "from dpoptax._release.gaussian import gaussian_noise"),
+        ("_gradients.points", "from dpoptax import accounting"),
         ("accounting", "def later():\n    from dpoptax.training import loop"),
         ("sampling", "import dpoptax.matrix"),
     ],
@@ -190,17 +198,18 @@ def test_detects_upward_import(module, line):
 
 def test_detects_import_cycle():
     sources = modules()
-    sources["_clip.clip"] += "\nfrom dpoptax._clip.clipping_functions import AutomaticClip\n"
-    assert {"_clip.clip", "_clip.clipping_functions"} <= set(circle(sources))
+    module = "_gradients.clip.clip"
+    sources[module] += "\nfrom dpoptax._gradients.clip.clipping_functions import AutomaticClip\n"
+    assert {module, "_gradients.clip.clipping_functions"} <= set(circle(sources))
 
 
 def test_source_hash_covers_every_file_of_package(tmp_path, monkeypatch):
     from dpoptax.training.run import records
 
-    for folder in ("_noise", "training/run"):
+    for folder in ("_release", "training/run"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "file.py").write_text("")
     monkeypatch.setattr("dpoptax.__path__", [str(tmp_path)])
     before = records.source_sha256.__wrapped__()
-    (tmp_path / "_noise" / "file.py").write_text("changed = True")
+    (tmp_path / "_release" / "file.py").write_text("changed = True")
     assert records.source_sha256.__wrapped__() != before

@@ -108,8 +108,8 @@ def test_submodules_are_imported_lazily():
         # Limits on the number of modules besides the package's own, slightly above the actual
         # counts.
         ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.filters.spectrum", 20),
-        ("from dpoptax.cli.main import main; main(['--help'])", 60),
-        ("from dpoptax.cli.main import main; main(['train', '--help'])", 60),
+        ("from dpoptax.training.cli.main import main; main(['--help'])", 60),
+        ("from dpoptax.training.cli.main import main; main(['train', '--help'])", 60),
     ],
 )
 def test_light_imports_load_neither_accounting_nor_models(program, most):
@@ -132,7 +132,7 @@ def test_help_does_not_import_accounting(command):
     done = run(
         f"""
         import sys
-        from dpoptax.cli.main import main
+        from dpoptax.training.cli.main import main
         try:
             main(["{command}", "--help"])
         except SystemExit:
@@ -166,7 +166,7 @@ def test_missing_extra_is_reported():
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
         f"dpoptax.filters.spectrum.plot({recording}, 'x.png')": "`plot` needs matplotlib",
         "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
-        "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "The command line needs tyro",
+        "from dpoptax.training.cli.main import main; main(['plan', 'x.py'])": "line needs tyro",
     }
     program = """
         import json, sys, types

@@ -16,7 +16,7 @@ from scipy import special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
-from dpoptax._noise.ledger import replace_key
+from dpoptax._release.ledger import replace_key
 from dpoptax.tables._row_selecting_noise import draw_rows
 from dpoptax.tables._row_selection import count_rows
 from tests.helpers import after_releases, event_epsilon

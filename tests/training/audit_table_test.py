@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpoptax import auditing
-from dpoptax.cli.main import main
 from dpoptax.training import audit
+from dpoptax.training.cli.main import main
 
 CLAIMED = 4.377
 

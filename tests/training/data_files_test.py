@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from dpoptax.cli.main import main
 from dpoptax.training import ConfigError
+from dpoptax.training.cli.main import main
 from experiments.data import PUBLISHED
 from experiments.data.published_data import load_published
 from tests.published_data import write_cifar, write_mnist

@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from dpoptax.cli.main import main
 from dpoptax.training import ConfigError, audit, cache_folder, loop
+from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.run import planning

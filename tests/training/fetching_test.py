@@ -10,8 +10,8 @@ import zipfile
 
 import pytest
 
-from dpoptax.cli.main import main
 from dpoptax.training import ConfigError
+from dpoptax.training.cli.main import main
 from experiments.command_line import main as experiment
 from experiments.data import PUBLISHED, fetching
 from experiments.data.published_data import load_published

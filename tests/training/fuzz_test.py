@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpoptax.cli.main import main
 from dpoptax.training import TrainConfig, load_config, loop
+from dpoptax.training.cli.main import main
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
 

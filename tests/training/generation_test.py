@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpoptax.cli.main import main
 from dpoptax.training import ConfigError, load_config, models
+from dpoptax.training.cli.main import main
 from dpoptax.training.data.dataset import NO_LABEL
 from dpoptax.training.run import planning
 from experiments.command_line import main as experiment

@@ -22,8 +22,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
-from dpoptax.cli.main import main
 from dpoptax.training import fit
+from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset, streaming
 from dpoptax.training.run import devices
 

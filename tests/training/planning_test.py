@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.cli.main import main
 from dpoptax.training import TrainConfig, load_config, load_configs, train_and_evaluate
+from dpoptax.training.cli.main import main
 from dpoptax.training.methods import PMLF, Disk, NonPrivate
 from dpoptax.training.run import phases, planning
 from dpoptax.training.run.planning import plan_run, text

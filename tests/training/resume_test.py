@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax._clip.block_sums import WholeBatch, tau
-from dpoptax.cli.main import main
+from dpoptax._gradients.clip.block_sums import WholeBatch, tau
 from dpoptax.training import ConfigError, cache_folder, load_config, loop, models
+from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module

@@ -42,7 +42,7 @@ def watched(self, batch):
         print(json.dumps([sorted(sys.modules), events]))
 
 Course.advance = watched
-from dpoptax.cli.main import main
+from dpoptax.training.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 LATER = {"matplotlib", "pandas", "jax_privacy", "PIL"}

@@ -16,9 +16,9 @@ import pytest
 from flax import serialization
 
 from dpoptax.accounting import selection
-from dpoptax.cli.main import main
 from dpoptax.matrix import BandedToeplitz
 from dpoptax.training import Comparison, ConfigError, TrainConfig, compare
+from dpoptax.training.cli.main import main
 from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.methods import Doppler, Method, NonPrivate
 from dpoptax.training.roles import Role, field
@@ -529,7 +529,7 @@ def test_killed_sweep_leaves_no_workers_and_resumes(tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
     grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1"]
-    start = "from dpoptax.cli.main import main; main()"
+    start = "from dpoptax.training.cli.main import main; main()"
     command = [sys.executable, "-c", start, "sweep", "tiny.py"]
     options = ["--workdir", str(workdir), "--processes", "2", *grid]
     process = subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.DEVNULL)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpoptax.cli.main import main
 from dpoptax.training import Comparison, ConfigError, TrainConfig, compare, models
+from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.loop import make_job, train, train_and_evaluate

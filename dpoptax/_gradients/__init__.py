@@ -1,0 +1,1 @@
+"""Public points, the clip of each example, and the sum."""

@@ -1,0 +1,133 @@
+"""Adds the clipped sums of the parts of a batch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._gradients.clip.block_sums import compensated_add, parts_rounding
+from dpoptax._gradients.clip.bounds import check_rounding
+from dpoptax._gradients.clip.checksum import checksum, checksum_leaves
+from dpoptax._gradients.clip.clipped_sum import (
+    ClippedSum,
+    check_clipped_sum,
+    is_intact,
+    public_part,
+)
+from dpoptax._gradients.clip.integer_sums import check_capacity
+from dpoptax._support.tree import float32_at_least
+from dpoptax._support.xla import materialize
+
+
+def accumulate(*sums: ClippedSum) -> ClippedSum:
+    """Adds the clipped sums of disjoint parts of one batch.
+
+    Use it if the parts arrive one after the other, for example from files. If the whole batch is
+    available, `clipped_grad(..., microbatch_size=...)` does the same in one call.
+
+    Privacy: the result is the clipped sum of the whole batch, with sensitivity C =
+    `clip.sensitivity`, because a record is in at most one part. The sums must be of *disjoint parts
+    of one draw of the sampler*. This cannot be checked. If they are of several draws, or of several
+    losses on one batch, one record can change each of them by C. For several losses, give
+    `clipped_grad` one loss that returns their sum. Its gradient is clipped as one vector.
+
+    To cover rounding, each call multiplies the total by 1 − τ, with τ = 1.01 · 2⁻²² B for B
+    examples (docs/developers/bound.md). Pass all parts in one call.
+
+    Args:
+      sums: one or more unchanged `ClippedSum`s with the same geometry and reference.
+
+    Returns:
+      A `ClippedSum`. If the seal of a part is broken or references differ, its seal is also broken,
+      and the noise stage raises an error.
+
+    Raises:
+      TypeError: an argument is not a `ClippedSum`, or was visibly changed.
+      ValueError: no sum is given; geometries differ; a sum is given twice; rows of a table were
+        selected for each sum; the number of examples of a sum is unknown; there are so many
+        examples that τ exceeds 1/2; or a sum on a grid does not fit in int32.
+
+    >>> import dpoptax
+    >>> clip, params = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0)), jnp.zeros(1)
+    >>> parts = [clip.update(jnp.ones((2, 1)), clip.init(params), params)[0] for _ in range(2)]
+    >>> accumulate(*parts).sum.round(3)
+    Array([4.], dtype=float32)
+    """
+    if not sums:
+        raise ValueError("`accumulate` needs at least one `ClippedSum`, got none.")
+    if isinstance(sums[0], list | tuple):
+        raise TypeError(
+            f"Each `ClippedSum` must be a separate argument, got a {type(sums[0]).__name__}. Write "
+            "`dpoptax.accumulate(*sums)`."
+        )
+    parts = [check_clipped_sum(part) for part in sums]
+    first, origins = parts[0], {part.origin for part in parts}
+    _check_alike(parts)
+    examples = _count_examples(parts)
+    sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
+    references = jnp.stack([checksum_leaves(public_part(part), 0) for part in parts])
+    sound &= jnp.all(references == references[0])
+    # Two roundings: adding the compensation to the total, and the product.
+    change = parts_rounding(3, examples)
+    if first.grid is None:
+        check_rounding(change)
+    else:
+        check_capacity(first.clip, first.grid, examples)
+
+    def add(*leaves: jax.Array) -> jax.Array:
+        if first.grid is not None or len(leaves) == 1:
+            return sum(leaves[1:], leaves[0])
+        wide = float32_at_least(*leaves)  # τ bounds the rounding of this dtype
+        total, *rest = (leaf.astype(wide) for leaf in leaves)
+        lost = jnp.zeros_like(total)
+        for leaf in rest:
+            total, lost = compensated_add(total, lost, leaf)
+        return (total + lost) * (1.0 - change)
+
+    total = materialize(jax.tree.map(add, *(part.sum for part in parts)))
+    seal = checksum(total, first.clip, public_part(first), first.grid, examples)
+    seal = jnp.where(sound, seal, ~seal)
+    unmasked = any(part.unmasked for part in parts)
+    origin = first.origin if len(origins) == 1 else None
+    return dataclasses.replace(
+        first, sum=total, seal=seal, examples=examples, unmasked=unmasked, origin=origin
+    )
+
+
+def _check_alike(parts: list[ClippedSum]) -> None:
+    """Raises an error if sums are not of disjoint parts of one batch, clipped in the same way."""
+    first = parts[0]
+    if first.clip.selects:
+        raise ValueError(
+            "Sums with selected rows cannot be added, because the rows of each sum were selected "
+            "separately, with the same noise. Pass the whole batch to "
+            "`dpoptax.tables.selected_grad(..., microbatch_size=...)`, or select rows once with "
+            "`dpoptax.tables.select_rows`."
+        )
+    for i, part in enumerate(parts):
+        if (part.clip, part.grid) != (first.clip, first.grid):
+            raise ValueError(
+                "All sums must have the same clip and grid, got sums[0] with "
+                f"clip={first.clip} and grid={first.grid}, sums[{i}] with clip={part.clip} and "
+                f"grid={part.grid}."
+            )
+        if any(part is other for other in parts[:i]):
+            raise ValueError(f"Sums must be of disjoint parts of one batch, got sums[{i}] twice.")
+    origins = {part.origin for part in parts}
+    if len(origins - {None}) > 1:
+        raise ValueError(
+            "All sums must be taken at the same gradient points, got points of different methods."
+        )
+    structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
+    if len(structures) > 1:
+        raise ValueError(f"All sums must have the same structure, got {structures}.")
+
+
+def _count_examples(parts: list[ClippedSum]) -> int:
+    counts = [part.examples for part in parts]
+    if None in counts:
+        raise ValueError(
+            f"The number of examples of sums[{counts.index(None)}] must be known, to bound its "
+            "rounding. Call `dpoptax.extend.trust_clipped(..., examples=B)`."
+        )
+    return sum(count for count in counts if count is not None)

@@ -1,0 +1,201 @@
+"""Defines clip geometries, which bound the sensitivity of a sum, and `l2_clip`."""
+
+import abc
+import dataclasses
+import math
+import numbers
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._support.tree import PyTree
+
+# Some libraries take a bound of 0 or infinity as a request for another geometry.
+_REMEDIES = {
+    0.0: "A bound of 0 cuts every gradient to zero. To scale all gradients to one length, the "
+    "limit of a small clipping bound, write `dpoptax.automatic_clip(1.0, gamma=0.0)`.",
+    math.inf: "Without a bound no noise makes the sum private. To find the bound privately, write "
+    "`dpoptax.adaptive_clip(1.0)` with `dpoptax.adaptive_gaussian_noise`. To train without "
+    "privacy, take the gradient of the mean loss, without clip and noise.",
+}
+
+
+class Clip(abc.ABC):
+    """Defines how a per-example gradient is bounded.
+
+    A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
+    from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
+    every input. A geometry that bounds another quantity encodes the gradient first, and decodes the
+    noisy mean. Subclasses are frozen dataclasses.
+
+    Attributes:
+      encodes: whether `encode` differs from the identity.
+      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
+        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A geometry that
+        encodes in another way needs per-example gradients.
+      followed: whether the geometry has its own noise stage, which keeps the reference.
+      selects: whether rows of a table were released for the sum. The geometry's own noise stage
+        accounts for this.
+    """
+
+    encodes: ClassVar[bool] = False
+    by_norms: ClassVar[bool] = False
+    followed: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """Returns the largest l2 norm that one example can add to a `ClippedSum`."""
+
+    @abc.abstractmethod
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
+
+        For every t ≥ 0, t · factor(t) must be at most the group's bound. An example is scaled by
+        the factor of an upper bound of its norm, so it also stays below the bound. If the factor is
+        not finite, such as C/t at 0, the group adds zero.
+        """
+
+    def groups(self, tree: PyTree) -> list[int]:
+        """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
+        return [0] * len(jax.tree.leaves(tree))
+
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
+        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
+
+        The result must not be finite for an example whose gradient is not finite. `reference` is
+        public.
+        """
+        del reference
+        return grads
+
+    def scaling(self, reference: PyTree) -> "Clip":
+        """Returns the geometry whose factors `encode` scales gradients by; here itself."""
+        del reference
+        return self
+
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
+        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
+
+        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
+        statistics are exact.
+        """
+        del norms, reference
+        return None
+
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
+        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
+        del statistic
+        return gradient
+
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
+        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
+        del reference
+        return mean
+
+
+class UnitClip(Clip):
+    """Base class for geometries that encode each gradient with l2 norm at most 1."""
+
+    encodes: ClassVar[bool] = True
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns 1, the bound of every encoded gradient."""
+        return 1.0
+
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Clamps the norm to 1 after rounding."""
+        return jnp.minimum(1.0, 1.0 / norms)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedClip(Clip):
+    """Base class for geometries that bound the whole gradient's norm by C.
+
+    The sum scales with C.
+    """
+
+    l2_clip_norm: float
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns C, the clipping bound."""
+        return self.l2_clip_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class L2Clip(BoundedClip):
+    """Scales to min(1, C/‖g‖) g; see `l2_clip`."""
+
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Returns min(1, C/‖g‖)."""
+        return jnp.minimum(1.0, self.l2_clip_norm / norms)
+
+
+def l2_clip(l2_clip_norm: float) -> L2Clip:
+    """Clips each example's gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
+
+    Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example with a
+    non-finite gradient adds exactly zero.
+
+    Args:
+      l2_clip_norm: C, in the units of the gradient of one example's loss.
+
+    Raises:
+      ValueError: `l2_clip_norm` is not a positive, finite number.
+
+    Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1.
+
+    >>> l2_clip(1.0).sensitivity
+    1.0
+    """
+    return L2Clip(clip_norm("l2_clip_norm", l2_clip_norm))
+
+
+def positive(name: str, value: float) -> float:
+    """Returns `value` as a float, or raises an error if it is not positive."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
+            "statement, so fix it before `jax.jit`."
+        )
+    found = _number(value)
+    if not 0.0 < found <= 1e9:
+        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}.")
+    return found
+
+
+def clip_norm(name: str, value: float) -> float:
+    """Returns a positive bound. The error for 0 or infinity suggests another geometry."""
+    found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
+    if found in _REMEDIES:
+        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}")
+    return positive(name, value)
+
+
+def _number(value: Any) -> float:
+    """Returns `value` as a float; NaN if it is not a number, such as a string of one."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except TypeError:
+        return math.nan
+
+
+def as_clip(clip: Clip | float) -> Clip:
+    """Returns `clip`, or `l2_clip(clip)` if it is a number."""
+    if isinstance(clip, numbers.Real) and not isinstance(clip, bool):
+        return L2Clip(clip_norm("clip", float(clip)))
+    return check_clip(clip)
+
+
+def check_clip(clip: object) -> Clip:
+    """Returns `clip`, or raises an error if it is not a clip geometry."""
+    if not isinstance(clip, Clip):
+        raise TypeError(
+            f"`clip` must be a clip geometry, got {clip!r}. Pass for example "
+            "`dpoptax.l2_clip(1.0)`."
+        )
+    return clip

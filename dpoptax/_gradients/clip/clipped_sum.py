@@ -1,0 +1,209 @@
+"""Defines the sealed sum that a clip passes to the noise stage."""
+
+import dataclasses
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._gradients.clip.checksum import checksum
+from dpoptax._gradients.clip.clip import Clip, as_clip, check_clip
+from dpoptax._gradients.linear_map import LinearMap
+from dpoptax._gradients.points import Origin
+from dpoptax._support.marks import CLIPPED, VOUCHED, mark
+from dpoptax._support.tree import PyTree, is_masked, kind_of, nnx_kinds
+from dpoptax._support.xla import materialize
+
+_REMEDY = (
+    "Pass the result of `dpoptax.clipped_grad` straight to the noise stage and all other "
+    "transforms after it. `dpoptax.accumulate` adds the sums of disjoint parts of one batch."
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClippedSum:
+    """Holds a sum of clipped per-example gradients and the geometry that bounds them.
+
+    `clipped_grad`, `clip_per_example` and `accumulate` create it, and noise stages accept only this
+    type. A seal covers everything that the bound depends on, so a noise stage detects changes of
+    even one bit. The noise is therefore scaled to the bound by which the summands were clipped.
+
+    Attributes:
+      sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 or wider.
+      clip: the geometry. `clip.sensitivity` bounds the contribution of one example in l2 norm.
+        Static.
+      reference: the public data that the geometry encoded with, for decoding; `None` for none.
+      seal: a checksum of everything, uint32. `None` if nothing guarantees the bound; the noise
+        stage then raises an error. See `trust_clipped`.
+      grid: g, if each summand was rounded to a whole multiple of g and `sum` holds the integers;
+        `None` for floating point. Static.
+      linear_map: the public map of gradients before the clip; `None` for none.
+      examples: the largest number of summands, padding included; `None` if unknown. Static.
+      unmasked: whether no mask was given, so that every row counts as an example. The noise stage
+        then requires the expected batch size. Static.
+      origin: the origin of the gradient points; `None` if unknown. Static.
+    """
+
+    sum: PyTree
+    clip: Clip = dataclasses.field(metadata={"static": True})
+    reference: PyTree = None
+    seal: jax.Array | None = None
+    grid: float | None = dataclasses.field(default=None, metadata={"static": True})
+    linear_map: LinearMap | None = None
+    examples: int | None = dataclasses.field(default=None, metadata={"static": True})
+    unmasked: bool = dataclasses.field(default=False, metadata={"static": True})
+    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def decode(self, mean: PyTree) -> PyTree:
+        """Decodes a mean of the summands to a gradient, shaped like the parameters."""
+        gradient = self.clip.decode(mean, self.reference)
+        return gradient if self.linear_map is None else self.linear_map.returned(gradient)
+
+    def __contains__(self, key: str) -> bool:
+        """Returns whether `key` is in `sum`, for flax's `TrainState.apply_gradients`."""
+        return isinstance(self.sum, dict) and key in self.sum
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(
+            "A `ClippedSum` does not support arithmetic. It is private until the noise stage, such "
+            "as `dpoptax.gaussian_noise` at the head of the chain, adds noise and divides by the "
+            f"batch size. {_REMEDY}"
+        )
+
+    # The errors of Python and JAX would not state the remedy. Functions of `jax.numpy` call
+    # `__jax_array__`.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = _refuse
+    __jax_array__ = _refuse
+
+
+def trust_clipped(
+    total: PyTree,
+    clip: Clip | float,
+    reference: PyTree = None,
+    *,
+    grid: float | None = None,
+    linear_map: LinearMap | None = None,
+    examples: int | None = None,
+) -> ClippedSum:
+    """Seals a sum that was clipped elsewhere as a `ClippedSum`.
+
+    Use it for sums that `clipped_grad` and `clip_per_example` did not compute, such as those of
+    your own kernel. Privacy: the caller guarantees that one example changes `total` by at most
+    `clip.sensitivity` in l2 norm, whatever its data. This cannot be checked.
+
+    Args:
+      total: the sum, shaped like the parameters, or as the geometry encodes.
+      clip: the geometry that bounds the summands. A number C means `l2_clip(C)`.
+      reference: the public data that the geometry encoded with; `None` for none.
+      grid: the unit of the integers in `total`, to which each summand was rounded; `None` for sums
+        in floating point.
+      linear_map: the public map of gradients before the clip; `None` for none.
+      examples: the largest number of summands, for `accumulate`.
+
+    Raises:
+      TypeError: `clip` is neither a `Clip` nor a number, or a sum on a grid does not hold integers.
+
+    >>> import dpoptax
+    >>> trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
+    dtype('uint32')
+    """
+    return sealed(mark(total, VOUCHED), as_clip(clip), reference, grid, linear_map, examples)
+
+
+def sealed(
+    total: PyTree,
+    clip: Clip,
+    reference: PyTree = None,
+    grid: float | None = None,
+    linear_map: LinearMap | None = None,
+    examples: int | None = None,
+) -> ClippedSum:
+    """Seals a sum that was clipped here; see `trust_clipped`."""
+    check_clip(clip)
+    dtypes = {str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(total)}
+    if grid is not None and not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+        raise TypeError(
+            f"A sum with grid={grid} must hold integers, got {', '.join(sorted(dtypes))}. Pass the "
+            "integers, or omit `grid`."
+        )
+    # Materialized, so that the compiler does not compute the sum a second time for the checksum.
+    total = mark(materialize(total), CLIPPED)
+    seal = checksum(total, clip, (reference, linear_map), grid, examples)
+    return ClippedSum(total, clip, reference, seal, grid, linear_map, examples)
+
+
+def check_clipped_sum(updates: object) -> ClippedSum:
+    """Returns `updates`, or raises an error if it is not a sum or visibly changed."""
+    if not isinstance(updates, ClippedSum):
+        if "State" in nnx_kinds(updates):
+            raise TypeError(
+                "The noise stage needs a `ClippedSum`, got an nnx.State. `nnx.Optimizer.update` "
+                "converts a `ClippedSum` to one. Call the transform on the pure states instead: "
+                "`optimizer.tx.update(grads, nnx.as_pure(optimizer.opt_state), params)`, then "
+                "`nnx.update(model, optax.apply_updates(params, updates))` and "
+                "`nnx.update(optimizer.opt_state, nnx.state(opt_state))`. Gradients that were not "
+                "clipped per example cannot be made private. Take them with "
+                "`dpoptax.clipped_grad`."
+            )
+        raise TypeError(
+            f"The noise stage needs a `ClippedSum`, got {kind_of(updates)}. Gradients that were "
+            "not clipped per example cannot be made private. Take them with "
+            "`dpoptax.clipped_grad`, or pass per-example gradients to `dpoptax.clip_and_noise`. If "
+            f"a transform changed a `ClippedSum` before the noise stage, reorder them. {_REMEDY}"
+        )
+    if any(map(is_masked, jax.tree.leaves(updates.sum, is_leaf=is_masked))):
+        raise TypeError(
+            "The clipped sum must not have masked leaves, because the whole gradient is clipped "
+            "and noised as one vector. Place `optax.masked` after the noise stage, or clip only "
+            "the trained parameters."
+        )
+    # Each part of a complex normal has half of the variance, so it would get too little noise.
+    check_real(updates.sum)
+    if updates.seal is None:
+        raise TypeError(
+            "The `ClippedSum` has no seal, because it was assembled by hand, and its bound is "
+            "unknown. Create it with `dpoptax.clipped_grad` or `dpoptax.extend.clip_per_example`, "
+            "or vouch for the bound with `dpoptax.extend.trust_clipped(total, clip)`."
+        )
+    seal = jnp.asarray(updates.seal)
+    if seal.dtype != jnp.uint32 or seal.shape != ():
+        raise TypeError(
+            "The seal of the `ClippedSum` must be a uint32 scalar, got "
+            f"{seal.dtype}{list(seal.shape)}. A transform between the clip and the noise stage "
+            "(scale, sgd, sign, a schedule, a cast) changed it and the sum, so the clipping bound "
+            f"no longer holds. {_REMEDY}"
+        )
+    return updates
+
+
+def check_real(tree: PyTree) -> None:
+    """Raises an error if a leaf is complex, because bounds are for real coordinates."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"Gradients must be real, but {jax.tree_util.keystr(path) or 'the gradient'} is "
+                f"{jnp.result_type(leaf)}. Clip and noise act on real coordinates. Store the real "
+                "and imaginary parts as two real arrays and combine them in the loss."
+            )
+
+
+def check_released(name: str, updates: PyTree) -> None:
+    """Raises an error if the update of a transform is private."""
+    if isinstance(updates, ClippedSum):
+        raise TypeError(
+            f"`{name}` got a `ClippedSum`, which is private. Place it after the noise stage."
+        )
+
+
+def is_intact(clipped: ClippedSum) -> jax.Array:
+    """Returns whether sum, geometry and reference are unchanged since the seal."""
+    how = clipped.grid, clipped.examples
+    found = checksum(clipped.sum, clipped.clip, public_part(clipped), *how)
+    return jnp.equal(jnp.asarray(clipped.seal), found)
+
+
+def public_part(clipped: ClippedSum) -> tuple[PyTree, LinearMap | None]:
+    """Returns the public inputs of the summands."""
+    return clipped.reference, clipped.linear_map

@@ -1,0 +1,69 @@
+"""Checks the arguments of the function that `clipped_grad` returns."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from dpoptax._support.tree import PyTree
+
+
+def check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:
+    if (ids is None) != (key is None):
+        given, missing = ("key", "ids") if ids is None else ("ids", "key")
+        raise ValueError(
+            f"`{missing}` must be given with `{given}`. Each example gets the key "
+            "fold_in(key, id), so that records do not change each other's randomness. Pass "
+            "`key=key, ids=indices` with the sampler's indices. Pass `ids=jnp.arange(B)` only if "
+            "row i of every batch is record i."
+        )
+    if ids is None:
+        return None
+    ids = jnp.asarray(ids)
+    if ids.shape != (batch_size,) or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"`ids` must be integers of shape ({batch_size},), the index of each example's record, "
+            f"got {ids.dtype}{list(ids.shape)}."
+        )
+    return ids
+
+
+def check_one_device(batch: PyTree) -> None:
+    """Raises an error if the examples are sharded although no mesh was given."""
+    for leaf in jax.tree.leaves(batch):
+        sharding = jax.typeof(leaf).sharding
+        split = any(axis is not None for axis in sharding.spec)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            sharding = leaf.sharding
+            split = not sharding.is_fully_replicated
+        if split:
+            raise ValueError(
+                f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
+                "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the "
+                "compiler shards the work, and its per-example gradients of convolutions are wrong."
+            )
+
+
+def check_same_axes(params: PyTree, batch: PyTree) -> None:
+    """Raises an error if a parameter in `shard_map` does not vary like the examples.
+
+    The derivative with respect to this parameter would be the sum over devices; see
+    `sum_over_devices`.
+    """
+    batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if missing := batch_axes - _varying(leaf):
+            name = jax.tree_util.keystr(path) or "the parameter"
+            raise ValueError(
+                f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} does "
+                "not. Its derivative is the sum over devices before the clip, which would bound "
+                "sums of several examples. Call `dpoptax.clipped_grad(..., mesh=mesh, "
+                "axis_name=...)` outside `jax.shard_map` instead."
+            )
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    """Returns the manual axes that an array varies over, if `shard_map` tracks them."""
+    kind: Any = jax.typeof(x)
+    return kind.manual_axis_type.varying

@@ -1,0 +1,133 @@
+"""Computes sums over a batch in micro-batches, to save memory."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from optax import microbatching
+
+from dpoptax._gradients.clip import block_sums
+from dpoptax._support.jaxprs import equations
+from dpoptax._support.tree import PyTree
+
+# `xla_rewrites` has rules for these.
+_REWRITTEN = (lax.conv_general_dilated_p, lax.select_and_scatter_add_p)
+
+# `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
+BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+
+
+def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
+    """Computes `sums` in a loop over micro-batches, to save memory.
+
+        (Σ_k total_k, (aux_1, …, aux_n)),  where  total_k, aux_k = sums(batch_k, mask_k)
+
+    The result differs from `sums(batch, mask)` by rounding only. `clipped_grad` uses it for its
+    `microbatch_size`. Use it directly for sums without privacy, such as the gradient of a baseline.
+    Convolutions that XLA computes wrongly, or slowly in loops, are rewritten.
+
+    Privacy: as for `sums`, because nothing is clipped or noised here.
+
+    Args:
+      sums: `sums(batch, mask) -> (total, aux)`: a sum over the examples for which `mask`, (B,), is
+        True, and outputs with a row for each example, (B, …), or `None`. Every leaf of `batch` has
+        the examples as its leading axis.
+      microbatch_size: the number of examples computed at once; `None` for all. A batch that it does
+        not divide is padded with its first example, masked out.
+
+    Raises:
+      ValueError: `microbatch_size` is below 1.
+
+    >>> total = in_microbatches(lambda x, mask: (jnp.sum(x, where=mask), 2 * x), 2)
+    >>> total(jnp.array([1.0, 2.0, 3.0]), jnp.array([True, True, False]))
+    (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
+    """
+    check_microbatch_size(microbatch_size)
+    sums = _rewrite_for_xla(sums)  # also without micro-batches, as the whole step may be in a loop
+    if microbatch_size is None:
+        return sums
+
+    def run(batch: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
+        examples = mask.shape[0]
+        if microbatch_size >= examples:
+            return sums(batch, mask)
+        missing = -examples % microbatch_size
+        if missing:
+
+            def pad(x: jax.Array) -> jax.Array:
+                return jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])
+
+            batch = jax.tree.map(pad, batch)
+            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        # A plain sum reads and writes less than a compensated one.
+        few = len(mask) // microbatch_size <= block_sums.FLOAT_TOTALS
+        kinds = (
+            microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
+            microbatching.AccumulationType.CONCAT,
+        )
+        total, aux = microbatching.microbatch(
+            jax.jit(sums),  # traced once, for the shapes and for the loop
+            argnums=(0, 1),
+            microbatch_size=microbatch_size,
+            accumulator=kinds,
+            in_axes=(0, 0),
+        )(batch, mask)
+        return total, jax.tree.map(lambda x: x[:examples], aux)
+
+    return run
+
+
+def _rewrite_for_xla(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fun` with operations rewritten that XLA computes wrongly, or slowly on CPU."""
+    traced = jax.jit(fun)
+
+    def run(*args: PyTree) -> PyTree:
+        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
+        if not any(eqn.primitive in _REWRITTEN for eqn in equations(closed.jaxpr)):
+            return traced(*args)
+        from dpoptax._gradients.clipped_grad.xla_rewrites import evaluate_rewritten
+
+        results = evaluate_rewritten(closed, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return run
+
+
+def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
+    zeros = jax.tree.map(jnp.zeros_like, value)
+    return zeros, zeros
+
+
+def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
+    """Adds a part to the total, and carries the rounding error along.
+
+    The total of many parts then rounds as a single addition would.
+    """
+    del part
+    leaves = map(jax.tree.leaves, (*carry, value))
+    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
+    structure = jax.tree.structure(value)
+    total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
+    return total, lost
+
+
+_COMPENSATED_SUM = microbatching.Accumulator(
+    init=_zeros,
+    update=_add,
+    finalize=lambda carry: jax.tree.map(jnp.add, *carry),
+    aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
+)
+
+
+def check_microbatch_size(microbatch_size: int | None) -> None:
+    """Raises an error if the size is neither `None` nor a positive integer."""
+    if microbatch_size is None:
+        return
+    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
+        raise ValueError(
+            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Pass "
+            "`None` to compute all examples at once."
+        )

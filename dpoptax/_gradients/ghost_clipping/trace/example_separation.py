@@ -1,0 +1,249 @@
+"""Checks that a loss keeps examples separate when it is mapped over a batch.
+
+The contribution of an example must depend on that example only. `jax.vmap` guarantees this for all
+operations except a few, which define their own batching. These may appear in the loss, or in the
+derivative of a `jax.custom_vjp` or `jax.custom_jvp`. A program shows such a derivative only after
+differentiation, so the check differentiates it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from dpoptax._support.jaxprs import (
+    CUSTOM_DERIVATIVE_CALLS,
+    HIJAX_CALL,
+    PROGRAM_CALLS,
+    ZERO_DERIVATIVE_PRIMITIVES,
+    bind,
+    carries_gradient,
+    equations,
+    subprograms,
+    type_of,
+)
+
+# For a batch of such keys, JAX draws bits from the first key, by position in the batch.
+_POSITIONAL_KEYS = ("key<rbg>", "key<urbg>")
+_RANDOM_PRIMITIVES = ("random_bits", "random_fold_in", "random_split")
+# With these methods, a host function is called with one example at a time.
+_SEQUENTIAL_METHODS = ("sequential", "sequential_unrolled")
+# Effects of a `jax.Ref`. If a whole loss has them, the reference was created outside.
+_REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
+# `HIJAX_CALL` operations from these modules are part of JAX and keep examples separate.
+_JAX_MODULE = "jax._src.numpy."
+_JOINT_ON_TPU = ("eigh", "svd")
+# Equinox reduces a batch with these, to end a loop or to raise an error for all of its examples.
+_JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
+# The operations for which `check_separate` raises errors, in addition to host functions.
+_CHECKED = frozenset(
+    {
+        *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
+        "regularized_incomplete_beta", *_JOINT_ON_TPU, *_JOINT_REDUCTIONS, *_RANDOM_PRIMITIVES,
+    }
+)  # fmt: skip
+_CONSEQUENCE = (
+    "The contribution of an example would depend on the rest of its batch, and clipping would not "
+    "bound how much one example moves the sum."
+)
+
+
+# Whether each operand has a property.
+_Flags: TypeAlias = Sequence[bool]
+
+
+def may_mix(program: ClosedJaxpr) -> bool:
+    """Returns whether `check_separate` may find anything in a program.
+
+    It is false for most losses, which have only operations that `jax.vmap` maps.
+    """
+    return bool(program.effects) or any(map(_is_checked, equations(program.jaxpr)))
+
+
+def _is_checked(eqn: JaxprEqn) -> bool:
+    """Returns whether an operation has its own batching, or a derivative that may have one."""
+    name = eqn.primitive.name
+    outside = "callback" in name or "vmap_method" in eqn.params
+    return outside or name in _CHECKED
+
+
+def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:
+    """Raises a TypeError if a loss that is mapped over a batch may mix examples.
+
+    Args:
+      program: the traced loss.
+      shared: the number of leading operands that are parameters. They are the same for all
+        examples, and the loss is differentiated with respect to them.
+      derivatives: the order of the derivatives that are taken.
+    """
+    private = [i >= shared for i in range(len(program.jaxpr.invars))]
+    _check_program(program, private, [not own for own in private], derivatives)
+
+
+def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
+    if axes := sorted(named_axes(program.effects)):
+        raise TypeError(
+            f"`loss_fn` must not communicate over the axis {axes[0]!r} (psum, pmean, axis_index). "
+            f"{_CONSEQUENCE} Statistics of a batch, as in batch normalization, have no per-example "
+            "gradient."
+        )
+    if touches_reference(program.effects):
+        raise TypeError(
+            f"`loss_fn` must not read or write a `jax.Ref` from outside. {_CONSEQUENCE} Return the "
+            "values to keep, with has_aux=True."
+        )
+    _check_jaxpr(program.jaxpr, private, active, derivatives)
+
+
+def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
+    """Checks a program whose `private` operands depend on the example.
+
+    Its `active` operands depend on the parameters.
+    """
+    owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
+    flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
+    for eqn in program.eqns:
+        name = eqn.primitive.name
+        own = [not isinstance(v, Literal) and v in owned for v in eqn.invars]
+        flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
+        if any(own):
+            _check_operation(eqn, program)
+        if name == HIJAX_CALL and any(own + flows):
+            _check_hijax(eqn)
+        if name in CUSTOM_DERIVATIVE_CALLS and any(flows):
+            _check_derivative(eqn, own, flows, derivatives)
+        for inner in subprograms(eqn.params):
+            # The custom rule replaces the derivative of the inner program.
+            through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in flows]
+            # In other inner programs, any operand may reach any input.
+            called = name in PROGRAM_CALLS and len(inner.invars) == len(own)
+            flags = [(any(own), any(through))] * len(inner.invars)
+            given = list(zip(own, through, strict=True)) if called else flags
+            _check_jaxpr(inner, [o for o, _ in given], [f for _, f in given], derivatives)
+        if any(own):
+            owned.update(eqn.outvars)
+        if any(flows) and name not in ZERO_DERIVATIVE_PRIMITIVES:
+            flowing.update(v for v in eqn.outvars if carries_gradient(type_of(v)))
+
+
+def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags, derivatives: int) -> None:
+    """Checks the derivative of an operation. Cotangents are always private."""
+    if not derivatives:
+        return
+    operands = [jax.ShapeDtypeStruct(type_of(v).shape, type_of(v).dtype) for v in eqn.invars]
+    moved = [i for i, v in enumerate(eqn.invars) if active[i] and carries_gradient(type_of(v))]
+
+    def outputs(*operands: jax.Array) -> list[jax.Array]:
+        return [x for x in bind(eqn, operands) if carries_gradient(jax.typeof(x))]
+
+    def pulled(operands: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
+        def at(*chosen: jax.Array) -> list[jax.Array]:
+            new = dict(zip(moved, chosen, strict=True))
+            return outputs(*(new.get(i, x) for i, x in enumerate(operands)))
+
+        return list(jax.vjp(at, *(operands[i] for i in moved))[1](cotangents))
+
+    cotangents = jax.eval_shape(outputs, *operands)
+    program = jax.make_jaxpr(pulled)(operands, cotangents)
+    rest = [True] * len(cotangents)
+    _check_program(program, [*private, *rest], [*active, *rest], derivatives - 1)
+
+
+def named_axes(effects: Iterable[Any]) -> list[str]:
+    """Returns the mesh axes over which an operation or program communicates."""
+    return [str(e.name) for e in effects if type(e).__name__ == "NamedAxisEffect"]
+
+
+def has_positional_keys(eqn: JaxprEqn) -> bool:
+    """Returns whether an operation gets keys that depend on positions in a batch."""
+    return any(str(getattr(v.aval, "dtype", "")) in _POSITIONAL_KEYS for v in eqn.invars)
+
+
+def touches_reference(effects: Iterable[object]) -> bool:
+    """Returns whether the effects of a program read or write a `jax.Ref`."""
+    return any(type(effect).__name__ in _REFERENCE_EFFECTS for effect in effects)
+
+
+def _check_hijax(eqn: JaxprEqn) -> None:
+    kind = type(eqn.params["_prim"])
+    if not kind.__module__.startswith(_JAX_MODULE):
+        raise TypeError(
+            "`loss_fn` must not contain an operation of jax.experimental.hijax, got "
+            f"{kind.__name__}, whose rules for vmap and derivatives may mix examples. "
+            f"{_CONSEQUENCE} Write it with `jax.custom_vjp`, and leave the options jax_custom_vjp3 "
+            "and jax_remat3 off."
+        )
+
+
+def converges_jointly(name: str) -> bool:
+    """Returns whether a batch is iterated until its last example has converged.
+
+    Each additional iteration changes the last digits of all examples, by small terms for `betainc`
+    and by rotations for XLA's Jacobi eigenvalues on TPU.
+    """
+    if name == "regularized_incomplete_beta":
+        return jax.__version_info__ < (0, 12)
+    return name in _JOINT_ON_TPU and jax.default_backend() == "tpu"
+
+
+def converges_jointly_on_tpu(program: Jaxpr) -> bool:
+    """Returns whether a program would iterate a batch jointly if compiled for TPU."""
+    return any(eqn.primitive.name in _JOINT_ON_TPU for eqn in equations(program))
+
+
+def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:
+    """Raises an error if `jax.vmap` does not map an operation example by example."""
+    name = eqn.primitive.name
+    if name in _JOINT_REDUCTIONS:
+        _check_condition(eqn.outvars[0], program)
+    if name == "rng_bit_generator" or (name in _RANDOM_PRIMITIVES and has_positional_keys(eqn)):
+        raise TypeError(
+            "`loss_fn` must not draw random numbers with the generator 'rbg'. Under `jax.vmap` it "
+            f"uses the key of the first example and the position in the batch. {_CONSEQUENCE} Pass "
+            "a key from `jax.random.key(seed, impl='threefry2x32')` or "
+            "`dpoptax.random_key_from_os()`."
+        )
+    if converges_jointly(name):
+        raise TypeError(
+            f"`loss_fn` must not compute {name}, which this version of JAX on this platform "
+            f"iterates for all examples until the last one has converged. {_CONSEQUENCE} Write it "
+            "with a `jax.lax.while_loop`, which `jax.vmap` ends for each example separately. "
+            "JAX 0.12 supports betainc, and platforms other than TPU support eigenvalues and "
+            "singular values."
+        )
+    if name == "custom_vmap_call":
+        raise TypeError(
+            "`loss_fn` must not contain an operation with its own vmap rule (jax.custom_batching). "
+            f"{_CONSEQUENCE} Remove the rule, or compute per-example gradients in a loop and pass "
+            "them to `dpoptax.extend.clip_per_example`."
+        )
+    outside = "callback" in name or "vmap_method" in eqn.params
+    if outside and eqn.outvars and eqn.params.get("vmap_method") not in _SEQUENTIAL_METHODS:
+        raise TypeError(
+            f"`loss_fn` must not call a host function with a whole batch, got {name}. "
+            f"{_CONSEQUENCE} Call `jax.pure_callback` with vmap_method='sequential'."
+        )
+
+
+def _check_condition(joint: Var, program: Jaxpr) -> None:
+    """Raises an error if `equinox.error_if` reads a condition of a whole batch.
+
+    An error would be an output without noise. With "nan", one example makes all others NaN. With
+    "off", the condition is not read.
+    """
+    checks = [eqn for eqn in program.eqns if eqn.primitive.name == "custom_jvp_call"]
+    pairs = [
+        (v, w, eqn.params["call_jaxpr"].jaxpr)
+        for eqn in checks
+        for v, w in zip(eqn.invars, eqn.params["call_jaxpr"].jaxpr.invars, strict=True)
+    ]
+    if any(v is joint and any(w in e.invars for e in inner.eqns) for v, w, inner in pairs):
+        raise TypeError(
+            "`loss_fn` must not raise an error if an example is invalid (equinox.error_if, and "
+            "solvers of diffrax, optimistix and lineax). The error would reveal the example, and "
+            "with EQX_ON_ERROR=nan one example makes the gradients of its whole batch NaN. Pass "
+            "`throw=False` to the solver, or set the environment variable EQX_ON_ERROR=off before "
+            "Python starts. To leave out an example that fails, return "
+            "`jnp.where(valid, loss, 0.0)`."
+        )

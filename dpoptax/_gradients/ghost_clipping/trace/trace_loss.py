@@ -1,0 +1,131 @@
+"""Traces the loss of one example and checks it. All engines start here."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from dpoptax._gradients.clip.block_sums import WholeBatch
+from dpoptax._gradients.ghost_clipping.trace.check_loss import (
+    check_parameters,
+    check_scalar,
+    failure_note,
+    warn_of_constants,
+)
+from dpoptax._gradients.ghost_clipping.trace.example_separation import (
+    check_separate,
+    converges_jointly_on_tpu,
+    may_mix,
+)
+from dpoptax._gradients.points import GradientPoints
+from dpoptax._support.tree import PyTree
+
+
+class Examples(NamedTuple):
+    """Holds the examples that one device sums at once.
+
+    Attributes:
+      batch: the examples ξ_i, leaves (B, …).
+      mask: (B,), True for examples and False for padding.
+      keys: one key for each example, or `None`.
+      whole_batch: the batch of all micro-batches and devices; `None` for these examples only.
+    """
+
+    batch: PyTree
+    mask: jax.Array
+    keys: jax.Array | None = None
+    whole_batch: WholeBatch | None = None
+
+    @property
+    def whole(self) -> WholeBatch:
+        """Returns the batch of all micro-batches and devices."""
+        return self.whole_batch or WholeBatch(self.mask.shape[0])
+
+    @property
+    def inputs(self) -> list[jax.Array]:
+        """Returns the arrays that are passed to the loss along with the parameters."""
+        return jax.tree.leaves((self.batch, self.keys))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedLoss:
+    """Holds a loss and its checked program for one example.
+
+    Attributes:
+      loss_fn: `loss_fn(params, example[, key])`.
+      has_aux: whether it returns (loss, aux).
+      program: the program. Its first operands are the parameters.
+      parameters: the number of parameters.
+      result_tree: the structure of (loss, aux); aux is `None` without `has_aux`.
+    """
+
+    loss_fn: Callable[..., PyTree]
+    has_aux: bool
+    program: ClosedJaxpr
+    parameters: int
+    result_tree: jax.tree_util.PyTreeDef
+
+    def separate(self, mask: jax.Array) -> jax.Array:
+        """Returns the mask (B,), all False if the platform mixes examples.
+
+        For the default platform, an error is raised earlier. A program may be compiled for another
+        platform.
+        """
+        if not converges_jointly_on_tpu(self.program.jaxpr):
+            return mask
+        return lax.platform_dependent(mask, tpu=jnp.zeros_like, default=lambda mask: mask)
+
+    def aux(self, outputs: Sequence[jax.Array]) -> PyTree:
+        """Returns the auxiliary outputs of the flat outputs of the program."""
+        return jax.tree.unflatten(self.result_tree, outputs)[1]
+
+
+def trace_batch(
+    loss_fn: Callable[..., PyTree], points: GradientPoints, examples: Examples, *, has_aux: bool
+) -> TracedLoss:
+    """Traces a loss for one of the examples."""
+    example, key = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
+    )
+    params, has_tangent = points.points[0], points.tangent is not None
+    return trace_loss(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
+
+
+def trace_loss(
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    example: PyTree,
+    key: jax.Array | jax.ShapeDtypeStruct | None,
+    *,
+    has_aux: bool,
+    has_tangent: bool = False,
+) -> TracedLoss:
+    """Traces `loss_fn(params, example[, key])`.
+
+    Raises an error if the loss may mix examples, and warns of large constants. The arguments are
+    arrays or shape structs of one example. `key` is `None` for a loss without randomness.
+    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. The
+    gradient is then differentiated once more.
+    """
+    check_parameters(params)
+
+    def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
+        try:
+            out = loss_fn(params, example, *key)
+        except Exception as error:
+            error.add_note(failure_note(error, example, bool(key)))
+            raise
+        return out if has_aux else (out, None)
+
+    inputs = (example,) if key is None else (example, key)
+    program, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
+    parameters = len(jax.tree.leaves(params))
+    check_scalar(shapes, has_aux)
+    if may_mix(program):
+        check_separate(program, parameters, derivatives=2 if has_tangent else 1)
+    warn_of_constants(program)
+    return TracedLoss(loss_fn, has_aux, program, parameters, jax.tree.structure(shapes))

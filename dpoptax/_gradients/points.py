@@ -1,0 +1,348 @@
+"""Defines gradient points, and a transform that stores iterates for them."""
+
+import contextvars
+import dataclasses
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from dpoptax._gradients.linear_map import LinearMap, LinearMapState
+from dpoptax._support.serialization import register, serializable
+from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
+
+# One or several fixed weights, or a function of the step count that returns them.
+Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
+
+
+class Origin(NamedTuple):
+    """Describes how gradient points were computed, for checks while a step is traced.
+
+    Attributes:
+      rows: the mixing coefficients of iterates, as in `track_iterates`, without trailing zeros.
+      tangent_row: those for the direction of the Hessian-vector product; `None` without one.
+      reference: whether the state of `track_reference` was read.
+      linear_map: whether the state of `linear_map` was read.
+    """
+
+    rows: tuple[tuple[float, ...], ...] = ((1.0,),)
+    tangent_row: tuple[float, ...] | None = None
+    reference: bool = False
+    linear_map: bool = False
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientPoints:
+    """Holds the public points and weights at which per-example gradients are taken.
+
+    `dpoptax.clipped_grad` clips the per-example quantity
+
+        g(ξ) = Σ_j w_j ∇ℓ(x_j; ξ)  [+ ∇²ℓ(x_0; ξ) v],
+
+    a fixed linear combination of that example's gradients at released parameters. Its sensitivity
+    is the clipping bound, for any points and weights. With a linear map T, T g(ξ) is clipped,
+    summed and noised, and the release is mapped back. `dpoptax.gradient_points` returns instances.
+
+    Privacy: points and map must be computed from public values, such as released parameters, not
+    from data. Wrong values cost utility but not privacy.
+
+    Attributes:
+      points: the x_j, each shaped like the parameters.
+      weights: the w_j, scalars; Python floats or float32 arrays.
+      tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
+        point; `None` for none.
+      reference: public data for clip geometries that follow the run, or `None`; see
+        `ReferenceState`.
+      linear_map: T, for the parameters; `None` for the identity.
+      origin: how the points were computed, which methods check. `None` for points made by hand,
+        which are not checked. Static.
+    """
+
+    points: tuple[PyTree, ...]
+    weights: tuple[float | jax.Array, ...]
+    tangent: PyTree = None
+    reference: PyTree = None
+    linear_map: LinearMap | None = None
+    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+@serializable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrackIteratesState:
+    """Holds the state of `track_iterates`.
+
+    Attributes:
+      count: the number of updates so far, int32.
+      iterates: x_{t−1}, x_{t−2}, …, newest first, each shaped like the parameters.
+      weights: the weights of the next step's points, float32 of shape (points,).
+      tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
+      rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
+      tangent_row: those for the direction of the Hessian-vector product. Static.
+      directions: whether `iterates` are directions, zero for untrained parameters. Static.
+    """
+
+    count: jax.Array
+    iterates: tuple[PyTree, ...]
+    weights: jax.Array
+    tangent_weight: jax.Array | None
+    rows: tuple[tuple[float, ...], ...] = dataclasses.field(metadata={"static": True})
+    tangent_row: tuple[float, ...] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+    directions: bool = dataclasses.field(default=False, metadata={"static": True})
+
+
+@serializable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReferenceState:
+    """Holds public data for a clip that follows the run.
+
+    `gradient_points` finds it by its type.
+
+    Attributes:
+      reference: public data, computed only from releases.
+    """
+
+    reference: PyTree
+
+
+def track_iterates(
+    rows: Sequence[Sequence[float]],
+    weights: Sequence[float] | Callable[[jax.Array], ArrayLike],
+    *,
+    tangent_row: Sequence[float] | None = None,
+    tangent_weight: float | Callable[[jax.Array], ArrayLike] | None = None,
+) -> optax.GradientTransformation:
+    """Stores iterates for gradient points, and does not change updates.
+
+    With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i `rows[j][i]` x_{t−i}. The
+    clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ) + tangent_weight · ∇²ℓ(x_0; ξ) Σ_i tangent_row[i]
+    x_{t−i}. The iterates are the `params` passed to `update`, so they are correct for any learning
+    rate, schedule or weight decay. Before step k, x_0 replaces the missing iterates.
+    `dpoptax.gradient_points` finds the state in the optimizer's state.
+
+    Memory: k − 1 copies of the parameters. A step that donates parameters and optimizer state
+    should return the state first; otherwise `jax.jit` copies the parameters twice.
+
+    Privacy: the state holds only released parameters.
+
+    Args:
+      rows: the mixing weights, k per point: `rows[j][i]` is the weight of x_{t−i} in point j. If a
+        row sums to 1, the point is an affine combination of iterates.
+      weights: one weight per point, or a function of the step count that returns them (JAX
+        scalars).
+      tangent_row: k coefficients for the direction of the Hessian-vector product.
+      tangent_weight: the weight of the product, or a function of the step count.
+
+    Returns:
+      An `optax.GradientTransformation`; `update` needs `params`.
+
+    Raises:
+      ValueError: rows are empty or differ in length, there is not one weight per row, or only one
+        of the two tangent arguments is given.
+
+    >>> tx = track_iterates(rows=[(1.5, -0.5)], weights=[1.0])   # the look-ahead x + (x − x')/2
+    """
+    mixing = tuple(tuple(float(c) for c in row) for row in rows)
+    if not mixing or not mixing[0] or len({len(row) for row in mixing}) != 1:
+        raise ValueError(f"`rows` must be nonempty and of equal nonzero length, got {rows}.")
+    if not callable(weights) and len(weights) != len(mixing):
+        raise ValueError(f"`weights` must have one weight per row ({len(mixing)}), got {weights}.")
+    if (tangent_row is None) != (tangent_weight is None):
+        raise ValueError(
+            "`tangent_row` and `tangent_weight` must be given together, got "
+            f"tangent_row={tangent_row}, tangent_weight={tangent_weight}."
+        )
+    direction = None if tangent_row is None else tuple(float(c) for c in tangent_row)
+    if direction is not None and len(direction) != len(mixing[0]):
+        raise ValueError(
+            f"`tangent_row` must have {len(mixing[0])} coefficients, got {tangent_row}."
+        )
+
+    def scheduled(value: Weight, count: jax.Array) -> jax.Array:
+        now = value(count) if callable(value) else value
+        return jnp.asarray(now, jnp.float32)
+
+    def scheduled_tangent(count: jax.Array) -> jax.Array | None:
+        return None if tangent_weight is None else scheduled(tangent_weight, count)
+
+    def init_fn(params: PyTree) -> TrackIteratesState:
+        register()
+        count = jnp.zeros([], jnp.int32)
+        # Copies, because a donated state must not share buffers with the parameters.
+        iterates = tuple(
+            jax.tree.map(lambda p: jnp.array(p, copy=True), params) for _ in mixing[0][1:]
+        )
+        return TrackIteratesState(
+            count,
+            iterates,
+            scheduled(weights, count),
+            scheduled_tangent(count),
+            mixing,
+            direction,
+        )
+
+    def update_fn(
+        updates: PyTree, state: TrackIteratesState, params: PyTree = None
+    ) -> tuple[PyTree, TrackIteratesState]:
+        if params is None:
+            raise no_params("track_iterates")
+        wanted = _origin(state)[:2]
+        check_origin(updates, lambda origin: origin[:2] == wanted)
+        count = optax.safe_increment(state.count)
+        state = dataclasses.replace(
+            state,
+            count=count,
+            iterates=(params, *state.iterates)[: len(state.iterates)],
+            weights=scheduled(weights, count),
+            tangent_weight=scheduled_tangent(count),
+        )
+        return updates, state
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
+    """Returns the points at which this step takes per-example gradients.
+
+    The function finds the states of `track_iterates`, `track_reference` and `linear_map` in
+    `opt_state` by their types, at any depth. Without `track_iterates` the point is `params`, as in
+    DP-SGD.
+
+    Privacy: all points are computed from current and earlier parameters, which are public.
+
+    Args:
+      opt_state: the optimizer's state, or any pytree that contains it.
+      params: the current parameters x_t.
+
+    Returns:
+      `GradientPoints` for `dpoptax.clipped_grad`.
+
+    Raises:
+      ValueError: `opt_state` contains two states of one of these types. The message gives their
+        paths.
+
+    >>> import jax.numpy as jnp, optax
+    >>> params = {"w": jnp.ones(3)}
+    >>> len(gradient_points(optax.sgd(0.1).init(params), params).points)
+    1
+    """
+    state = find_state(opt_state, TrackIteratesState)
+    followed = find_state(opt_state, ReferenceState)
+    reference = None if followed is None else followed.reference
+    mapped = find_state(opt_state, LinearMapState)
+    linear_map = None if mapped is None else mapped.of(params)
+    origin = _origin(state)._replace(reference=followed is not None, linear_map=mapped is not None)
+    if state is None:
+        return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
+    iterates = (params, *state.iterates)
+    try:
+        points = tuple(_combine(row, iterates, state.directions) for row in state.rows)
+    except (TypeError, ValueError) as error:
+        error.add_note("The iterates in `opt_state` must have the structure of `params`.")
+        raise
+    tangent = None
+    if state.tangent_row is not None:
+        tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
+    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map, origin)
+
+
+def ensure_points(params: PyTree) -> GradientPoints:
+    """Returns `params` if it is `GradientPoints`, otherwise the single point `params`."""
+    if isinstance(params, GradientPoints):
+        return params
+    return GradientPoints((params,), (1.0,), origin=Origin())
+
+
+def is_unweighted(points: GradientPoints) -> bool:
+    """Returns whether there is a single point, with the number 1.0 as its weight."""
+    first = points.weights[0]
+    return len(points.weights) == 1 and isinstance(first, float) and first == 1.0
+
+
+def _origin(state: TrackIteratesState | None) -> Origin:
+    """Returns the origin of the points from a state of `track_iterates`."""
+
+    def stripped(row: tuple[float, ...]) -> tuple[float, ...]:
+        while row and row[-1] == 0.0:
+            row = row[:-1]
+        return row
+
+    if state is None:
+        return Origin()
+    tangent = None if state.tangent_row is None else stripped(state.tangent_row)
+    return Origin(tuple(map(stripped, state.rows)), tangent)
+
+
+# Weak references to the arrays of the last release, and the origin of its gradients. In a chain,
+# stages pass bare arrays, to which an origin cannot be attached.
+_last_release: contextvars.ContextVar[tuple[list[weakref.ref[jax.Array]], Origin | None]]
+_last_release = contextvars.ContextVar("last_release", default=([], None))
+
+
+def note_release(released: PyTree, origin: Origin | None) -> None:
+    """Records the origin of the gradients in a release, for `check_origin`."""
+    _last_release.set(([weakref.ref(x) for x in jax.tree.leaves(released)], origin))
+
+
+def check_origin(updates: PyTree, fits: Callable[[Origin], bool]) -> None:
+    """Raises an error if a release has gradients at points of another method.
+
+    A release is recognized by its arrays. Updates that another stage changed, and releases of
+    gradients at points made by hand, are not checked.
+    """
+    references, origin = _last_release.get()
+    arrays = [reference() for reference in references]
+    if origin is None or not all(any(x is y for y in arrays) for x in jax.tree.leaves(updates)):
+        return
+    if not fits(origin):
+        raise ValueError(
+            "The gradients must be taken at this method's points, otherwise it has no effect. Call "
+            "`grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)` with the state of "
+            "the whole chain. `dpoptax.clip_and_noise` supports only gradients at the parameters."
+        )
+
+
+def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
+    """Multiplies a gradient by weights of points.
+
+    The result is float32 or wider, unless all weights are 1.0. In bfloat16, large weights that
+    cancel, such as those of DiSK, would lose all precision.
+    """
+    if all(isinstance(w, float) and w == 1.0 for w in weights):
+        return value
+    return widen(value) * math.prod(weights)
+
+
+def _combine(
+    row: tuple[float, ...],
+    iterates: tuple[PyTree, ...],
+    directions: bool = False,
+    scale: jax.Array | None = None,
+) -> PyTree:
+    """Returns scale · Σ_i row[i] · iterates[i], leaf by leaf."""
+    if row[0] == 1.0 and not any(row[1:]) and scale is None:
+        return iterates[0]
+
+    def mix(*history: jax.Array) -> jax.Array:
+        total = sum(c * x for c, x in zip(row, history, strict=True) if c)
+        scaled = jnp.asarray(total if scale is None else scale * total)
+        return scaled.astype(history[0].dtype)
+
+    def node(*nodes: PyTree) -> PyTree:
+        *older, newest = nodes
+        # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
+        fixed = optax.tree.zeros_like(newest) if directions else newest
+        older = [fixed if is_masked(x) else x for x in older]
+        return jax.tree.map(mix, newest, *older)
+
+    newest, *older = iterates
+    return jax.tree.map(node, *older, newest, is_leaf=is_masked)

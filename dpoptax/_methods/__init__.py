@@ -1,1 +1,0 @@
-"""Transforms that are placed after the noise stage."""

@@ -1,1 +1,0 @@
-"""Provides noise stages, and the ledger in their state."""

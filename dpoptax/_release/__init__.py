@@ -1,0 +1,1 @@
+"""The only release: noise, its random bits, and the ledger."""

@@ -1,0 +1,246 @@
+"""Adds noise that is correlated across steps (the matrix mechanism)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._gradients.clip.clip import Clip, as_clip
+from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._release.correlated_fixed_point import add_correlated_noise, begin_buffers
+from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
+from dpoptax._release.random.keys import check_noise_key, fold_in
+from dpoptax._release.random.tree_noise import add_noise
+from dpoptax._release.release import check_same_clip, release
+from dpoptax._support.serialization import serializable
+from dpoptax._support.tree import PyTree
+from dpoptax.matrix._strategies import BandedToeplitz, Strategy
+
+
+@serializable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CorrelatedNoiseState:
+    """Holds the state of `correlated_noise`, including the ledger of its releases.
+
+    Attributes:
+      count: the number of noisy releases so far, int32.
+      key: the typed key that each step's key is folded from.
+      buffers: noise of earlier steps that later steps reuse; empty if the noise is redrawn. Keep it
+        as secret as the key: with either, an adversary can subtract the noise.
+      mechanism: the mechanism of each release, including its strategy. Static.
+      imprint: as in `GaussianNoiseState`.
+    """
+
+    count: jax.Array
+    key: jax.Array
+    buffers: PyTree
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
+    imprint: Imprint | None = None
+
+
+class _Noising(NamedTuple):
+    """Holds the functions that add one step's noise and update the buffers.
+
+    `init(params)` returns the first buffers. `add(clipped, state, step_key)` returns the noisy sum
+    and the next buffers.
+    """
+
+    init: Callable[[PyTree], PyTree]
+    add: Callable[[ClippedSum, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]]
+
+
+def correlated_noise(
+    strategy: Strategy,
+    *,
+    noise_multiplier: float,
+    batch_size: float,
+    key: jax.Array,
+    fixed_point_clip: Clip | float | None = None,
+) -> optax.GradientTransformation:
+    """Adds noise that is correlated across steps, instead of `gaussian_noise`.
+
+        release_t = (Σ_ξ clip(g(ξ)) + σ C (M⁻¹ Z)_t) / B,    Z_t ~ N(0, I)
+
+    M is the matrix of `strategy`, σ = `noise_multiplier`, C is the sensitivity of the clip, and B =
+    `batch_size`. Input: a `ClippedSum`. Output: a mean, in the dtype of `params` if `update` gets
+    them. Z_t is drawn with `fold_in(key, t)`. With one band this is `gaussian_noise`.
+
+    Later steps cancel part of the earlier noise. A single release is noisier than with independent
+    noise, mostly at high frequencies. Follow it with `dpoptax.low_pass` or no filter, but not with
+    methods that assume white noise (`adaptive_kalman`, `adam_bc`).
+
+    Privacy: the run is one Gaussian mechanism. Its cost depends on the steps in which an example
+    can participate. Pass `strategy.under(sampler)` to
+    `dpoptax.accounting.calibrate_noise_multiplier`. This function and
+    `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
+
+    By default this holds for real numbers, as in `gaussian_noise`. With `fixed_point_clip` it holds
+    for every bit of all releases (docs/developers/fixed-point.md), for a `BandedToeplitz` under a
+    `CyclicPoissonSampler` whose cycle is at least as long as its bands. Coefficients are then
+    rounded to multiples of 2⁻¹¹ of the first. To cover rounding, the noise grows to at most
+    σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.
+
+    Memory: bands − 1 float32 copies of the parameters, or one per buffer. A strategy with a banded
+    inverse (`dpoptax.matrix.BandedInverseToeplitz`) needs no copies: each step draws Z_{t−1},
+    Z_{t−2}, … again from their keys, one draw per band.
+
+    Args:
+      strategy: a strategy from `dpoptax.matrix`.
+      noise_multiplier: σ, relative to the clipping bound, for columns of norm 1. 0 adds no noise.
+      batch_size: B, the expected number of examples.
+      key: a key from `jax.random.key`. Keep it secret: with it an adversary can subtract the noise.
+      fixed_point_clip: the geometry of every released sum, for noise in fixed point; `None` for
+        floating point. All steps have the same grid, because later steps reuse earlier noise. A
+        number C means `l2_clip(C)`.
+
+    Raises:
+      TypeError: `strategy` is not a `Strategy`, or in fixed point not a `BandedToeplitz`; or as in
+        `gaussian_noise`. At `update`: a sum was not clipped by `fixed_point_clip`.
+      ValueError: as in `gaussian_noise`. At `update`: the buffers were cast or belong to other
+        parameters; or, in fixed point, the accumulated noise may exceed int32.
+      ImportError: jax_privacy is not installed.
+
+    Source: Denisov et al., "Improved Differential Privacy for SGD via Optimal Private Linear
+    Operators on Adaptive Streams", 2022; Choquette-Choo et al., "(Amplified) Banded Matrix
+    Factorization", 2023.
+
+    >>> import dpoptax
+    >>> strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
+    >>> key = jax.random.key(0)
+    >>> tx = correlated_noise(strategy, noise_multiplier=1.0, batch_size=32, key=key)
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(
+            f"`strategy` must be a strategy from `dpoptax.matrix`, such as `BandedToeplitz`, got "
+            f"{strategy!r}."
+        )
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
+    key = check_noise_key(key)
+    if fixed_point_clip is not None:
+        if not isinstance(strategy, BandedToeplitz):
+            raise TypeError(
+                "`strategy` must be a `dpoptax.matrix.BandedToeplitz` for noise in fixed point, "
+                f"got {strategy!r}. Otherwise leave out `fixed_point_clip`."
+            )
+        clip = as_clip(fixed_point_clip)
+        sensitivity = clip.sensitivity
+        mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
+        noising = _fixed_point_noise(strategy, mechanism, clip)
+    else:
+        noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
+
+    def init_fn(params: PyTree) -> CorrelatedNoiseState:
+        return CorrelatedNoiseState(**begin(mechanism, key, params), buffers=noising.init(params))
+
+    def update_fn(
+        updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, CorrelatedNoiseState]:
+        def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
+            _check_buffers(state.buffers, jax.eval_shape(noising.init, clipped.sum))
+            noisy, buffers = noising.add(clipped, state, step_key)
+            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers
+
+        released, (_, buffers), state = release(
+            updates, state, params, mechanism, noisy_mean, on_grid=mechanism.fixed_point
+        )
+        return released, dataclasses.replace(state, buffers=buffers)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
+    """Raises an error if buffers have another dtype or belong to other parameters."""
+    for buffer, own in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
+        if buffer.dtype != own.dtype:
+            raise ValueError(
+                f"The buffers of the correlated noise must be {own.dtype}, got {buffer.dtype}. "
+                "The state was cast. The rounding would leave part of the earlier noise "
+                "uncanceled and reveal the sums. Do not cast this state."
+            )
+        if buffer.shape != own.shape:
+            raise ValueError(
+                f"The buffers of the correlated noise must have shape {own.shape}, got "
+                f"{buffer.shape}. The state belongs to other parameters. Pass the state of these "
+                "parameters, or start a new run with `tx.init` and another key, and account for "
+                "both runs."
+            )
+
+
+def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
+    """Returns functions that add a banded strategy's noise in integers."""
+
+    def add(
+        clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        check_same_clip(clipped, clip, "clip")
+        if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
+            return clipped.sum, state.buffers
+        return add_correlated_noise(clipped, strategy, mechanism, state.buffers, step_key)
+
+    return _Noising(lambda params: begin_buffers(strategy, params), add)
+
+
+def _scaled(
+    init: Callable[[PyTree], PyTree],
+    noise: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]],
+) -> _Noising:
+    """Returns functions that add σC times the noise of `noise`."""
+
+    def add(
+        clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        unscaled, buffers = noise(_zeros(clipped.sum), state, step_key)
+        # Scaling after the matrix uses this step's sensitivity even if the clip changed.
+        stddev = state.mechanism.noise_multiplier * clipped.clip.sensitivity
+        return jax.tree.map(lambda s, z: s + stddev * z, clipped.sum, unscaled), buffers
+
+    return _Noising(lambda params: init(_zeros(params)), add)
+
+
+def _zeros(like: PyTree) -> PyTree:
+    return optax.tree.zeros_like(like, dtype=jnp.float32)  # keeps the sharding
+
+
+def _buffering(strategy: Strategy) -> _Noising:
+    """Computes (M⁻¹ Z)_t from Z_t and buffers of earlier steps."""
+    with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
+        noising = strategy.noising_matrix()
+
+    def next_fn(
+        zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        white = add_noise(zeros, 1.0, step_key)
+        # By default, GPUs and TPUs round the factors of products to 8 or 11 bits. The coefficients
+        # would then differ from those in the accounting, and part of the earlier noise would not
+        # cancel.
+        with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
+            noise, buffers = noising.multiply_next(white, state.buffers)
+        return noise, buffers
+
+    return _scaled(noising.init_multiply, next_fn)
+
+
+def _redrawing(weights: tuple[float, ...]) -> _Noising:
+    """Computes (M⁻¹ Z)_t = Σ_i w_i Z_{t−i}, drawing each Z again from its step's key.
+
+    Unrolling the loop would compile every draw and could hold all draws in memory.
+    """
+
+    def next_fn(
+        zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        del step_key
+
+        def add(i: jax.Array, total: PyTree) -> PyTree:
+            white = add_noise(zeros, 1.0, fold_in(state.key, state.count - i))
+            weight = jnp.asarray(weights, jnp.float32)[i]
+            return jax.tree.map(lambda x, z: x + weight * z, total, white)
+
+        steps = jnp.minimum(state.count + 1, len(weights))
+        return jax.lax.fori_loop(0, steps, add, zeros), ()
+
+    return _scaled(lambda zeros: (), next_fn)

@@ -1,0 +1,338 @@
+"""Records releases in the state of a noise stage (the ledger)."""
+
+import dataclasses
+import math
+import numbers
+import zlib
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+from dpoptax._gradients.clip.checksum import mixed
+from dpoptax._pricing.noise_schedule import Phases
+from dpoptax._release.random.keys import fold_in, two_words
+from dpoptax._support.serialization import register, serializable
+from dpoptax._support.tree import PyTree, check_arrays
+
+if TYPE_CHECKING:
+    from dpoptax.matrix._strategies import Strategy
+
+# Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
+# flushed to zero although the sum is not.
+_MIN_STDDEV = 2.0**-100
+# A repeated step must get the same noise as before. Raise the version of a name if its algorithm
+# changes.
+_DRAWN = {False: "box_muller_spread/1", True: "discrete_gaussian/1"}  # by `fixed_point`
+# Reasons for refused releases, one bit each.
+CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
+# The largest count in an int32. Beyond it, the count and the noise would repeat.
+_MAX_RELEASES = np.iinfo(np.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """Describes one noisy release for the accountant. Static and hashable.
+
+    Attributes:
+      noise_multiplier: σ, the standard deviation of the noise divided by the sensitivity of the
+        sum; the smallest σ of a schedule.
+      batch_size: B, the expected number of examples in a sum.
+      unproven: the reason why no (ε, δ) may be stated for the release; `None` if it has a proof.
+      strategy: the correlation of the noise across releases, a `dpoptax.matrix.Strategy`; `None`
+        for independent noise.
+      fixed_point: whether the noise consists of integers. The price is the same, but a repeated
+        step has other noise.
+      sensitivity: C of all sums, if all steps have the same grid, as for correlated noise of
+        integers; `None` if each sum has its own.
+      schedule: the first release of each phase and its σ; `None` for a constant σ.
+    """
+
+    noise_multiplier: float
+    batch_size: float
+    unproven: str | None = None
+    strategy: "Strategy | None" = None
+    fixed_point: bool = False
+    sensitivity: float | None = None
+    schedule: Phases | None = None
+
+    @property
+    def checkpoint_key(self) -> str:
+        """A versioned text that identifies the release, except for σ and B.
+
+        The imprint stores its checksum. So its form is part of the format of checkpoints: a new
+        field adds a line if it is set, and changes nothing otherwise. Messages are left out.
+        """
+        optional = {
+            "unproven": self.unproven is not None or None,
+            "strategy": self.strategy and self.strategy.checkpoint_key,
+            "sensitivity": self.sensitivity and float(self.sensitivity).hex(),
+            "schedule": self.schedule
+            and " ".join(f"{first}:{float(sigma).hex()}" for first, sigma in self.schedule),
+        }
+        lines = [f"{name} {value}" for name, value in optional.items() if value is not None]
+        return "\n".join(["mechanism/1", f"noise {_DRAWN[self.fixed_point]}", *lines])
+
+
+@serializable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Imprint:
+    """Holds a copy of a ledger's mechanism and key in arrays, for checkpoints.
+
+    Attributes:
+      values: σ and B as the words of a float64, and a checksum of `Mechanism.checkpoint_key`,
+        uint32 of shape (5,).
+      key: a fingerprint of the key that does not reveal it, uint32 of shape (2,).
+      refused: the reasons for refused releases, one bit each, uint32; 0 for none.
+      check: a checksum of the fields above and of the count, uint32.
+    """
+
+    values: jax.Array
+    key: jax.Array
+    refused: jax.Array
+    check: jax.Array
+
+
+class LedgerState(Protocol):
+    """Declares the fields that the state of every noise stage has."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def count(self) -> jax.Array: ...
+    @property
+    def key(self) -> jax.Array: ...
+    @property
+    def mechanism(self) -> Mechanism: ...
+    @property
+    def imprint(self) -> Imprint | None: ...
+
+
+State = TypeVar("State", bound=LedgerState)
+
+
+class Beginning(TypedDict):
+    """Holds the fields of a `LedgerState` before any release."""
+
+    count: jax.Array
+    key: jax.Array
+    mechanism: Mechanism
+    imprint: Imprint
+
+
+def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
+    """Returns the fields of a noise stage's state before any release.
+
+    Raises:
+      TypeError: a leaf of `params` is not an array.
+      ValueError: several hosts share `params` but have different keys.
+    """
+    register()
+    check_arrays(params)
+    _check_hosts(key, params)
+    count = jnp.zeros([], jnp.int32)
+    values = jnp.asarray(_values(mechanism))
+    return {
+        "count": count,
+        "key": _copy_key(key),
+        "mechanism": mechanism,
+        "imprint": _signed(count, values, _fingerprint(key), jnp.zeros([], jnp.uint32)),
+    }
+
+
+def replace_key(state: State, key: jax.Array) -> State:
+    """Returns a stage's state with another key, for a separate run."""
+    imprint = imprint_of(state)
+    signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
+    return dataclasses.replace(state, key=key, imprint=signed)
+
+
+def check_state(state: LedgerState, mechanism: Mechanism) -> None:
+    """Raises an error if types, shapes or static fields of `state` do not match."""
+    check_imprint(state)
+    if state.mechanism != mechanism:
+        raise ValueError(
+            f"The state was made for {state.mechanism}, but this noise stage is {mechanism}. Pass "
+            "the state to the chain that made it, or start a new run with `tx.init` and account "
+            "for both runs."
+        )
+
+
+def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
+    """Returns the reasons to refuse a release, including earlier reasons.
+
+    The reasons are bits of a uint32; 0 for none.
+
+    Args:
+      state: the state before the release.
+      mechanism: the stage's mechanism.
+      intact: whether the clipped sum is unchanged since it was sealed.
+    """
+    found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
+    return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
+
+
+def refusals_so_far(state: LedgerState) -> int:
+    """Returns the bits of the reasons to refuse further releases, 0 for none."""
+    found = _read_refusals(
+        state.count, state.key, imprint_of(state), _values(state.mechanism), np.bool_(True)
+    )
+    return int(found)
+
+
+def _refusals(
+    count: jax.Array, key: jax.Array, imprint: Imprint, values: np.ndarray, intact: jax.Array
+) -> jax.Array:
+    sound = {
+        CHANGED_SUM: intact,
+        OTHER_MECHANISM: jnp.all(imprint.values == values),
+        OTHER_KEY: jnp.all(imprint.key == _fingerprint(key)),
+        EDITED: imprint.check == _check(count, imprint.values, imprint.key, imprint.refused),
+    }
+    found = imprint.refused
+    for bit, fine in sound.items():
+        found |= jnp.where(fine, 0, bit).astype(jnp.uint32)
+    return found
+
+
+# Compiled once for all mechanisms. Without `jit`, every operation would be compiled.
+_read_refusals = jax.jit(_refusals)
+
+
+def count_release(state: State, refused: jax.Array) -> State:
+    """Returns the state after a release, counted even if it was refused."""
+    return _counted(state, optax.safe_increment(state.count), refused)
+
+
+def count_releases(state: State, count: int, refused: int) -> State:
+    """Returns the state after `count` releases, for replaying a run elsewhere."""
+    return _counted(state, jnp.int32(count), jnp.uint32(refused))
+
+
+def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
+    imprint = imprint_of(state)
+    signed = _signed(count, imprint.values, imprint.key, refused)
+    return dataclasses.replace(state, count=count, imprint=signed)
+
+
+def is_ledger(x: object) -> TypeGuard[LedgerState]:
+    """Returns whether `x` is the state of a noise stage."""
+    return isinstance(getattr(x, "mechanism", None), Mechanism)
+
+
+def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
+    """Returns both numbers, or raises an error that names the invalid one."""
+    for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
+        if not isinstance(value, numbers.Real):
+            raise TypeError(
+                f"`{name}` must be a Python number, got {value!r}. The accounting needs it before "
+                "`jit`."
+            )
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(
+            f"`noise_multiplier` must be finite and non-negative, got {noise_multiplier}."
+        )
+    if not (math.isfinite(batch_size) and batch_size > 0):
+        raise ValueError(
+            f"`batch_size` must be positive, got {batch_size}. Pass the expected number of "
+            "examples, or of users, per step."
+        )
+    return float(noise_multiplier), batch_size
+
+
+def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
+    """Raises an error if the noise on a sum is too small for float32."""
+    stddev = mechanism.noise_multiplier * sensitivity
+    if 0.0 < stddev < _MIN_STDDEV:
+        raise ValueError(
+            f"`noise_multiplier` times the sensitivity must be at least {_MIN_STDDEV:.3g}, got "
+            f"{mechanism.noise_multiplier} * {sensitivity} = {stddev:.3g}. Smaller noise may be "
+            "flushed to zero in float32. Scale up the loss and the clipping bound."
+        )
+
+
+def _check_hosts(key: jax.Array, params: PyTree) -> None:
+    """Raises an error if hosts would add different noise to the same sum.
+
+    The sum would be released once per host, but the ledger would count one release.
+    """
+    shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
+    if not any(shared) or isinstance(key, jax.core.Tracer):
+        return
+    own = np.asarray(_fingerprint(key))
+    if not np.all(multihost_utils.process_allgather(own) == own):
+        raise ValueError(
+            "All hosts of a run must have the same key. With different keys, each host would "
+            "release the same sum with different noise, and the ledger would count one release. "
+            "Make the key from the same seed on all hosts, or draw it on one host and share it "
+            "with `jax.experimental.multihost_utils.broadcast_one_to_all`."
+        )
+
+
+def _is_local(x: jax.Array) -> bool:
+    return isinstance(x, jax.core.Tracer) or x.is_fully_addressable
+
+
+def _copy_key(key: jax.Array) -> jax.Array:
+    """Copies a key, so that donating a state does not delete the key in the closure."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jnp.array(key, copy=True)
+    data = jnp.array(jax.random.key_data(key), copy=True)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+
+
+def imprint_of(state: LedgerState) -> Imprint:
+    """Returns the imprint of a noise stage's state, or raises an error if it has none."""
+    imprint = getattr(state, "imprint", None)
+    if not isinstance(imprint, Imprint):
+        raise ValueError(
+            "The noise state has no imprint of its mechanism, as in earlier versions of dpoptax. "
+            "The noise of its releases cannot be verified. Finish the run with the version that "
+            "started it, or start a new run from its parameters with `tx.init` and account for "
+            "both runs."
+        )
+    return imprint
+
+
+def check_imprint(state: LedgerState) -> None:
+    """Raises an error if a ledger's arrays have changed their dtypes."""
+    imprint = imprint_of(state)
+    kinds = {
+        "count": (state.count, jnp.int32),
+        **{f.name: (getattr(imprint, f.name), jnp.uint32) for f in dataclasses.fields(imprint)},
+    }
+    for name, (array, want) in kinds.items():
+        if jnp.result_type(array) != want:
+            raise ValueError(
+                f"The ledger's `{name}` must be {jnp.dtype(want)}, got {jnp.result_type(array)}. "
+                "The state was averaged or cast. Average only parameters, and leave the "
+                "optimizer's state unchanged."
+            )
+
+
+def _values(mechanism: Mechanism) -> np.ndarray:
+    both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
+    rest = zlib.crc32(mechanism.checkpoint_key.encode())
+    return np.append(both.view(np.uint32), np.uint32(rest))
+
+
+def _fingerprint(key: jax.Array) -> jax.Array:
+    # No step has this key: runs have fewer steps, and the trainer's `step_keys` uses 2³² − 1.
+    return two_words(fold_in(key, 2**32 - 2))
+
+
+def _signed(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> Imprint:
+    return Imprint(values, key, refused, _check(count, values, key, refused))
+
+
+def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> jax.Array:
+    words = jnp.concatenate(
+        [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
+    )
+    # Mixing each word with its place makes the checksum depend on the order of words.
+    places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    return jnp.sum(mixed(words ^ places), dtype=jnp.uint32)

@@ -1,0 +1,142 @@
+"""Draws, checks and derives noise keys."""
+
+import os
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax._release.random import chacha20, threefry
+from dpoptax._release.random.check_key import check_key
+from dpoptax._support.marks import NOISE, mark
+
+Generator = Literal["threefry", "chacha20"]
+
+_IMPL = "threefry2x32"
+
+
+def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
+    """Returns a key of random bits from the operating system.
+
+    `jax.random.key(seed)` gives one of 2³² keys unless 64-bit types are enabled. An adversary can
+    try all of them, or find the seed in a config, and subtract the noise. A key from this function
+    cannot be guessed, and a run with it cannot be repeated. The optimizer's state contains the key,
+    so keep checkpoints as secret as the data.
+
+    The key determines the generator of the noise:
+
+    - "threefry": a typed JAX key of 64 bits. It does not resist a search of 2⁶⁴ keys. Threefry-2x32
+      is not a cryptographic generator: no break of its 20 rounds is known, but it was designed for
+      simulation and has had little cryptanalysis.
+    - "chacha20": 256 bits, uint32 of shape (8,), for ChaCha20, the cipher of TLS. Unless it is
+      broken, the noise is indistinguishable from independent noise, even with all data and all
+      releases. `gaussian_noise`, `adaptive_gaussian_noise`, `correlated_noise` and `clip_and_noise`
+      support it, in float32 or fixed point. Drawing takes about four times as long. Compilation
+      takes a second, once for all small parameters and once per shape of large ones.
+
+    Args:
+      generator: "threefry" or "chacha20".
+
+    Raises:
+      ValueError: the generator is unknown.
+      RuntimeError: there are several processes, and each would draw another key.
+
+    Source: for ChaCha20, RFC 8439, 2018.
+
+    >>> key = random_key_from_os()
+    >>> key.shape, str(jax.random.key_impl(key))
+    ((), 'threefry2x32')
+    >>> random_key_from_os("chacha20").shape
+    (8,)
+    """
+    if generator not in get_args(Generator):
+        raise ValueError(f"`generator` must be one of {get_args(Generator)}, got {generator!r}.")
+    words = 2 if generator == "threefry" else chacha20.KEY_WORDS
+    if jax.process_count() > 1:
+        key = "bits" if generator == "chacha20" else "jax.random.wrap_key_data(bits)"
+        raise RuntimeError(
+            f"`random_key_from_os` must be called in a single process, got {jax.process_count()} "
+            "processes, and each would draw another key. For one run on all processes, draw it "
+            "once: `bits = jax.experimental.multihost_utils.broadcast_one_to_all("
+            f"np.frombuffer(os.urandom({4 * words}), np.uint32))`, `key = {key}`. For separate "
+            "runs, omit the broadcast."
+        )
+    bits = jnp.asarray(np.frombuffer(os.urandom(4 * words), np.uint32))
+    return jax.random.wrap_key_data(bits, impl=_IMPL) if generator == "threefry" else bits
+
+
+def check_noise_key(key: object) -> jax.Array:
+    """Returns a key for noise: a typed threefry key, or the words of a ChaCha20 key."""
+    if isinstance(key, jax.Array | np.ndarray) and key.ndim == 1 and _is_chacha20(key):
+        return jnp.asarray(key)
+    return check_threefry_key(key)
+
+
+def check_threefry_key(key: object) -> jax.Array:
+    """Returns a typed threefry key, or raises an error."""
+    checked = check_key(key)
+    if str(jax.random.key_impl(checked)) != _IMPL:
+        raise TypeError(
+            f"`key` must be a threefry key, got one of {jax.random.key_impl(checked)!r}. Use "
+            f"`dpoptax.random_key_from_os()` or `jax.random.key(seed, impl={_IMPL!r})`."
+        )
+    return checked
+
+
+def generator_of(key: jax.Array) -> Generator:
+    """Returns the generator that a noise key belongs to."""
+    return "chacha20" if _is_chacha20(key) else "threefry"
+
+
+def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
+    """Derives a key for a number, using the key's generator."""
+    if _is_chacha20(key):
+        return chacha20.fold_in(key, number)
+    return jax.random.fold_in(key, number)
+
+
+def marked_as_noise(key: jax.Array) -> jax.Array:
+    """Marks a key as the key of a release."""
+    if _is_chacha20(key):
+        return mark(key, NOISE)
+    words = mark(jax.random.key_data(key), NOISE)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+
+
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns a key for each number (n,), along a leading axis.
+
+    For threefry they are `jax.random.split(key, N)[numbers]`, for every N, without a gather.
+    """
+    return (chacha20 if _is_chacha20(key) else threefry).split(key, numbers)
+
+
+def two_words(key: jax.Array) -> jax.Array:
+    """Returns two 32-bit words that do not reveal the key they are derived from."""
+    if _is_chacha20(key):
+        return chacha20.fold_in(key, 0)[:2]
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def words_of(key: jax.Array) -> bytes:
+    """Returns the bits of a key of either generator, which are secret."""
+    return np.asarray(key if _is_chacha20(key) else jax.random.key_data(key)).tobytes()
+
+
+def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
+    """Returns two 32-bit words for each stream at every place.
+
+    Different streams have different words. There are at most eight streams. `key` is one key, or
+    keys that broadcast against the places.
+    """
+    if _is_chacha20(key):
+        return chacha20.noise_words(key, places, streams[0], 2 * len(streams))
+    words = jax.random.key_data(key)
+    high, low = words[..., 0], words[..., 1]
+    return [word for s in streams for word in threefry.threefry(high, low, places, stream=s)]
+
+
+def _is_chacha20(key: jax.Array | np.ndarray) -> bool:
+    return key.dtype == np.uint32 and key.shape[-1:] == (chacha20.KEY_WORDS,)

@@ -1,0 +1,87 @@
+"""Computes threefry-2x32 with 20 rounds, unrolled."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpoptax._support.xla import materialize
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_KEY_PARITY = 0x1BD11BDA
+
+
+def threefry(
+    key_high: jax.Array, key_low: jax.Array, counters: jax.Array, *, stream: int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """Hashes 64-bit counters whose high word is `stream`.
+
+    `jax.random` hashes only counters with high word 0, except for arrays of more than 2³² elements.
+    """
+    schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
+    high = jnp.broadcast_to(key_high + np.uint32(stream), counters.shape)
+    low = counters + key_low
+    # Five blocks of four rounds, each followed by an injection of the key.
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            high += low
+            low = rotated(low, rotation) ^ high
+        high += schedule[(block + 1) % 3]
+        low += schedule[(block + 2) % 3] + np.uint32(block + 1)
+    return high, low
+
+
+def rotated(words: jax.Array, bits: int) -> jax.Array:
+    """Rotates 32-bit words to the left."""
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
+
+
+def places(
+    shape: tuple[int, ...],
+    strides: Sequence[int] | None = None,
+    out_sharding: jax.sharding.NamedSharding | None = None,
+) -> jax.Array:
+    """Numbers the elements in row-major order, or with the given strides.
+
+    The sum of iotas along each axis can be sharded over devices. Beyond 2³² elements, some would
+    get the same number, and so the same noise.
+    """
+    strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    size = math.prod(shape)
+    if size > 2**32:
+        raise ValueError(
+            f"A parameter must have at most 2³² numbers to get noise, got {size}. Split it into "
+            "two."
+        )
+    numbers = jnp.uint32(0)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        if axis == 0 or size > 1:  # axis 0 sets the shape
+            along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
+            numbers += np.uint32(stride if size > 1 else 0) * along
+    return numbers
+
+
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns a key for each number, (n,).
+
+    The bits are those of `jax.random.fold_in`, which takes longer to compile on CPU.
+    """
+
+    def reference(data: jax.Array) -> jax.Array:
+        keys = jax.vmap(lambda number: jax.random.fold_in(_typed(data), number))
+        return jax.random.key_data(keys(jnp.asarray(numbers, jnp.uint32)))
+
+    def unrolled(data: jax.Array) -> jax.Array:
+        words = threefry(data[0], data[1], jnp.asarray(numbers, jnp.uint32))
+        # In a kernel with another hash, these operations would take LLVM minutes to compile.
+        return materialize(jnp.stack(words, axis=-1), jnp.integer)
+
+    data = jax.random.key_data(key)
+    return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
+
+
+def _typed(data: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl="threefry2x32")

@@ -1,0 +1,154 @@
+"""Reads the ledgers of an optimizer's state."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax._release.ledger import (
+    CHANGED_SUM,
+    EDITED,
+    OTHER_KEY,
+    OTHER_MECHANISM,
+    TOO_MANY,
+    LedgerState,
+    Mechanism,
+    check_imprint,
+    imprint_of,
+    is_ledger,
+    refusals_so_far,
+)
+from dpoptax._release.random.keys import Generator, generator_of, words_of
+from dpoptax._support.tree import PyTree, strip_variables
+
+_REASONS = {
+    CHANGED_SUM: "the clipped sum was changed before it reached the noise stage (for example "
+    "scaled, added to another sum, or given another clip or reference), so the clipping bound does "
+    "not hold; or its rows were selected for another release",
+    OTHER_MECHANISM: "its arrays belong to another mechanism, because they were restored into a "
+    "chain with another noise multiplier, schedule, batch size or strategy",
+    OTHER_KEY: "its key is not the key that it was created with",
+    EDITED: "its integers are inconsistent, because it was edited or averaged with another state",
+    TOO_MANY: "it can count at most 2³¹ − 1 releases, and later releases would reuse noise",
+}
+
+
+class Ledger(NamedTuple):
+    """Describes the releases of one noise stage, as Python values.
+
+    Attributes:
+      mechanism: the `Mechanism` of each release.
+      releases: the number of releases.
+      generator: the random generator of the noise, determined by the key: "threefry" or "chacha20".
+    """
+
+    mechanism: Mechanism
+    releases: int
+    generator: Generator = "threefry"
+
+
+def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
+    """Returns the ledger of every noise stage in an optimizer's state, in tree order.
+
+    The function reads the arrays from the device, and compares them with each other and with the
+    mechanisms in the state's structure. An empty tuple means that no stage in the state adds noise.
+
+    Args:
+      opt_state: an optimizer's state, or any pytree that contains it, such as a restored
+        checkpoint.
+
+    Raises:
+      TypeError: the state is traced, as inside `jit`.
+      ValueError: a ledger refused a release, with the reason; arrays belong to another mechanism,
+        key or ledger; two stages have the same key; the state has a leading axis of several runs,
+        as with `vmap` (see `dpoptax.accounting.guarantee`); or it is from a version without
+        imprints.
+    """
+    states = _states_in(opt_state)
+    found: dict[bytes, int] = {}
+    for i, state in enumerate(states):
+        check_imprint(state)
+        if isinstance(state.count, jax.core.Tracer):
+            raise TypeError(
+                "The ledger must be concrete, got a traced state. Call `ledgers` and "
+                "`epsilon_spent` outside `jit`, with the state that the step returned."
+            )
+        if jnp.shape(state.count) != ():
+            raise ValueError(
+                f"The ledger's count must be a scalar, got shape {jnp.shape(state.count)}. These "
+                "are the states of several runs, whose privacy costs add up. Price them together "
+                "with `dpoptax.accounting.guarantee(..., same_batches=...)`."
+            )
+        _raise_refusals(state)
+        key = np.asarray(imprint_of(state).key).tobytes()
+        if key in found:
+            raise ValueError(
+                f"Noise stages {found[key]} and {i} of the state must have different keys. Their "
+                "noise is the same and cancels in the difference of their releases, which are "
+                "therefore not private. Start a new run with keys from `jax.random.split`."
+            )
+        found[key] = i
+    return tuple(
+        Ledger(state.mechanism, int(state.count), generator_of(state.key)) for state in states
+    )
+
+
+def _states_in(opt_state: PyTree) -> list[LedgerState]:
+    """Returns the states of noise stages, with variables of `nnx` as arrays."""
+    leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
+    return [leaf for leaf in leaves if is_ledger(leaf)]
+
+
+def key_fingerprints(opt_state: PyTree) -> frozenset[str]:
+    """Returns the fingerprints of the noise keys of all stages, to compare runs."""
+    # Imported here because it imports dp_accounting, which reading a ledger does not need.
+    from dpoptax._pricing.privacy_event import key_fingerprint
+
+    return frozenset(key_fingerprint(words_of(state.key)) for state in _states_in(opt_state))
+
+
+def is_ensemble(opt_state: PyTree) -> bool:
+    """Returns whether the ledgers have a leading axis for the runs of an ensemble."""
+    return any(jnp.ndim(state.count) for state in _states_in(opt_state))
+
+
+def runs_of(opt_state: PyTree) -> list[PyTree]:
+    """Returns the state of each run, given by the leading axis of all arrays."""
+    states = _states_in(opt_state)
+    for state in states:
+        check_imprint(state)
+    shapes = {jnp.shape(state.count) for state in states}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise ValueError(
+            "The ledgers of an ensemble must have one leading axis over its runs, got counts of "
+            f"shapes {sorted(shapes)}. For one run, use `dpoptax.accounting.epsilon_spent`."
+        )
+    return [
+        [jax.tree.map(lambda x, i=i: x[i], state) for state in states]
+        for i in range(next(iter(shapes))[0])
+    ]
+
+
+def _raise_refusals(state: LedgerState) -> None:
+    bits = refusals_so_far(state)
+    if not bits:
+        return
+    reasons = [reason for bit, reason in _REASONS.items() if bits & bit]
+    if bits & OTHER_MECHANISM:
+        sigma, size = np.asarray(imprint_of(state).values)[:4].view(np.float64)
+        mechanism = state.mechanism
+        same = (sigma, size) == (mechanism.noise_multiplier, mechanism.batch_size)
+        reasons.append(
+            "both have the same noise multiplier and batch size, so the schedule, strategy or kind "
+            f"of noise differs from the chain's: {mechanism.checkpoint_key!r}"
+            if same
+            else f"the arrays have noise_multiplier={sigma:g}, batch_size={size:g}, but the chain "
+            f"has noise_multiplier={mechanism.noise_multiplier:g}, "
+            f"batch_size={mechanism.batch_size:g}"
+        )
+    raise ValueError(
+        f"This noise state has no valid epsilon: {'; '.join(reasons)}. All releases since are NaN. "
+        "Go back to the last valid state and the chain that made it, or start a new run with "
+        "`tx.init` and account for both runs."
+    )

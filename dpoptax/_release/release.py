@@ -1,0 +1,136 @@
+"""Releases clipped sums, in the same way for all noise stages."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._gradients.points import note_release
+from dpoptax._release.ledger import (
+    Mechanism,
+    State,
+    check_scale,
+    check_state,
+    count_release,
+    refusals,
+)
+from dpoptax._release.random.keys import fold_in, marked_as_noise
+from dpoptax._support.marks import RELEASE, mark
+from dpoptax._support.tree import PyTree, kind_of
+
+Extra = TypeVar("Extra")
+
+
+def release(
+    updates: PyTree,
+    state: State,
+    params: PyTree,
+    mechanism: Mechanism,
+    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Extra]],
+    *,
+    on_grid: bool = False,
+    belongs: Callable[[ClippedSum], jax.Array] | None = None,
+) -> tuple[PyTree, tuple[PyTree, Extra], State]:
+    """Checks a clipped sum, adds a stage's noise, and counts the release.
+
+    If the sum was changed after sealing, or the state does not belong to the run, the release is
+    NaN. The new state records the reason for `ledgers`.
+
+    Args:
+      updates: the argument of `update`, which must be a `ClippedSum`.
+      state: the stage's state before the release.
+      params: the parameters, for the dtypes of the result, or `None`.
+      mechanism: the stage's mechanism.
+      noisy_mean: maps the clipped sum and the step's key to the noisy mean and an extra value.
+      on_grid: whether the noise is for sums of integers on a grid.
+      belongs: returns whether the sum's rows were selected for this release. `None` except for the
+        stage whose price includes the selection.
+
+    Returns:
+      The release; the pair of the mean before decoding and the extra value; and the next state.
+    """
+    clipped = check_clipped_sum(updates)
+    if clipped.grid is not None and not on_grid:
+        raise TypeError(
+            f"The clipped sum is on grid={clipped.grid}, but this stage adds noise in floating "
+            "point. Use `dpoptax.gaussian_noise(..., fixed_point=True)`, or omit `grid` in "
+            "`dpoptax.clipped_grad`."
+        )
+    if clipped.clip.selects != (belongs is not None):
+        raise TypeError(
+            f"The clipped sum was made with {clipped.clip}. Row selection and gradient noise are "
+            "one release and must be priced together. Use `dpoptax.tables.row_selecting_noise` "
+            "and `row_selecting_clip` only with each other."
+        )
+    if clipped.unmasked and clipped.examples != mechanism.batch_size:
+        raise ValueError(
+            f"Without a mask, the batch must have batch_size={mechanism.batch_size:g} rows, got "
+            f"{clipped.examples}. Padding would count as examples, and the stated epsilon would "
+            "not hold. Pass the sampler's mask to `grad_fn` or to the `update` of "
+            f"`clip_and_noise`, or `mask=jnp.ones({clipped.examples}, bool)` if every row is an "
+            "example."
+        )
+    check_scale(mechanism, clipped.clip.sensitivity)
+    check_state(state, mechanism)
+    intact = is_intact(clipped)
+    if belongs is not None:
+        intact &= belongs(clipped)
+    refused = mark_released(refusals(state, mechanism, intact), mechanism)
+    clipped = dataclasses.replace(clipped, sum=_refuse_derivatives(clipped.sum))
+    mean, beside = noisy_mean(clipped, marked_as_noise(fold_in(state.key, state.count)))
+    mean = mark_released(_nan_where(refused != 0, mean), mechanism)
+    decoded = clipped.decode(mean)
+    released = mean if decoded is mean else _nan_where(refused != 0, decoded)
+    if params is not None:
+        released = _in_dtypes_of(params, released)
+    note_release(released, clipped.origin)
+    return released, (mean, beside), count_release(state, refused)
+
+
+def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
+    """Marks arrays as released by a mechanism, if it has a guarantee."""
+    private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
+    return mark(tree, RELEASE) if private else tree
+
+
+def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
+    """Raises an error if a sum was not clipped by the stage's geometry."""
+    if clipped.clip != clip:
+        raise TypeError(
+            f"The clipped sum was made with {clipped.clip}, but this stage was made with {clip}. "
+            f"Pass the same `{name}` to both."
+        )
+
+
+@jax.custom_jvp
+def _refuse_derivatives(total: PyTree) -> PyTree:
+    return total
+
+
+@_refuse_derivatives.defjvp
+def _refuse_jvp(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
+    raise TypeError(
+        "The noise stage must not be differentiated. Noise is a constant, so the derivative of a "
+        "release is that of the clipped sum, private data without noise. Stop the gradient: "
+        "`tx.update(jax.lax.stop_gradient(grads), opt_state, params)`."
+    )
+
+
+def _in_dtypes_of(params: PyTree, released: PyTree) -> PyTree:
+    try:
+        return jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+    except (AttributeError, ValueError) as error:
+        raise TypeError(
+            f"`params` must have the structure of the gradients, got {kind_of(params)}. An "
+            "optimizer with its own parameters goes around the chain, as in "
+            "`optax.lookahead(optax.chain(noise, optimizer), …)`, in a loop that takes gradients "
+            "at `dpoptax.gradient_points(opt_state, params.fast)`."
+        ) from error
+
+
+def _nan_where(refused: jax.Array, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.where(refused, jnp.full((), jnp.nan, x.dtype), x), tree)

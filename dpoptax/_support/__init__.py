@@ -1,0 +1,1 @@
+"""Helpers for pytrees, traced programs, the compiler, figures and stored states."""

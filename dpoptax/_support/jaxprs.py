@@ -1,0 +1,93 @@
+"""Names the primitives that call programs, and runs equations.
+
+Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, and share these
+functions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeGuard, cast
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from dpoptax._support.tree import PyTree
+
+INLINED_CALLS = frozenset({"closed_call", "core_call", "jit", "pjit"})
+"""Primitives that only call a program, which a reader may inline."""
+
+REMATERIALIZED_CALLS = frozenset({"checkpoint", "remat", "remat2"})
+"""Primitives of `jax.checkpoint`."""
+
+CUSTOM_DERIVATIVE_CALLS = frozenset(
+    {
+        "custom_jvp_call", "custom_lin", "custom_transpose_call", "custom_vjp_call",
+        "custom_vjp_call_jaxpr", "linear_call",
+    }
+)  # fmt: skip
+"""Primitives with user-defined derivatives, which may be nonlinear in the cotangent."""
+
+PROGRAM_CALLS = frozenset(
+    {
+        *INLINED_CALLS, *REMATERIALIZED_CALLS, "custom_jvp_call", "custom_vjp_call",
+        "custom_vjp_call_jaxpr", "custom_vmap_call", "eval_jaxpr",
+    }
+)  # fmt: skip
+"""Primitives that call one program with their operands, in order, and return its results."""
+
+HIJAX_CALL = "call_hi_primitive"
+"""The primitive of hijax operations, whose vmap and derivative rules are not visible."""
+
+
+ZERO_DERIVATIVE_PRIMITIVES = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
+"""Primitives whose derivatives are zero by definition, although they return floats."""
+
+
+def carries_gradient(aval: ShapedArray) -> bool:
+    """Returns whether a value of this type can have a nonzero gradient."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact) and aval.size > 0
+
+
+def type_of(atom: Var | Literal) -> ShapedArray:
+    """Returns the type of an array in a trace."""
+    return cast(ShapedArray, atom.aval)
+
+
+def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many are the carry."""
+    if "num_consts" in eqn.params:  # before jax 0.12
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Returns the results of an equation on these operands."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*operands, **params)
+    return tuple(out) if eqn.primitive.multiple_results else (out,)
+
+
+def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
+    """Returns the programs among the parameters of an equation."""
+
+    def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
+        return hasattr(x, "eqns")
+
+    found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
+    return [open_jaxpr(x) for x in found if is_program(x)]
+
+
+def equations(program: Jaxpr) -> Iterator[JaxprEqn]:
+    """Yields the equations of a program and of all programs inside it."""
+    for eqn in program.eqns:
+        yield eqn
+        for inner in subprograms(eqn.params):
+            yield from equations(inner)
+
+
+def open_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    """Returns a program without its constants."""
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program

@@ -1,0 +1,46 @@
+"""Marks arrays in a program for `dpoptax.information_flow`.
+
+The marks show where examples enter and leave a clipped sum, and the outputs of noise stages. They
+have no effect on a compiled program.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from dpoptax._support.tree import PyTree
+
+EXAMPLES = "dpoptax.examples"
+"""Marks a batch and its mask at the input of a clipped sum, one row per example."""
+
+CLIPPED = "dpoptax.clipped"
+"""Marks values that each of these examples changes by a bounded amount."""
+
+UNCLIPPED = "dpoptax.unclipped"
+"""Marks other values of the examples, such as their losses."""
+
+VOUCHED = "dpoptax.vouched"
+"""Marks values that the caller of `trust_clipped` declares to be clipped."""
+
+NOISE = "dpoptax.noise"
+"""Marks the key from which all noise of a release is drawn."""
+
+RELEASE = "dpoptax.release"
+"""Marks values that have the guarantee of a noise stage."""
+
+SELECTED = "dpoptax.selected"
+"""Marks a first part of a release, and its key. The noise stage counts it later."""
+
+COUNTED = "dpoptax.counted"
+"""Marks the rest of that release. The noise stage counts both parts as one."""
+
+FOLDED = "dpoptax_folded_key"
+"""The name of the function that folds a number into a ChaCha20 key."""
+
+
+def mark(tree: PyTree, name: str) -> PyTree:
+    """Marks arrays with a name and their rank.
+
+    `jax.vmap` increases the rank of the arrays, but not the recorded rank.
+    """
+    return jax.tree.map(lambda x: checkpoint_name(x, f"{name}/{jnp.ndim(x)}"), tree)

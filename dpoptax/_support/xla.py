@@ -1,0 +1,162 @@
+"""Works around XLA: materializes arrays, hides numbers, stacks small arrays."""
+
+import functools
+import re
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._support.tree import Tree
+
+# Leaves with at most this many entries are stacked with others of the same shape. Measured by hand
+# on one x86 CPU.
+_STACKED_ENTRIES = 2**16
+# Compute capability of the first GPUs with TF32, those of the Ampere generation.
+_TF32_CAPABILITY = 8.0
+
+
+def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
+    """Returns the sharding of an array to combine with `x`; `None` if XLA infers it.
+
+    Under explicit mesh axes, an array without it would be computed completely on every device.
+    """
+    sharding = jax.typeof(x).sharding
+    return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def is_for_one_device(x: jax.Array) -> bool:
+    """Returns whether all of `x` is on one device in the traced program.
+
+    The type of an array contains its mesh, even if the axes are automatic and the type does not
+    show the sharding. In `shard_map` over all axes, `x` is the part of one device.
+    """
+    kind: Any = jax.typeof(x)
+    mesh = jax.sharding.get_abstract_mesh() if kind.sharding.mesh.empty else kind.sharding.mesh
+    return mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual
+
+
+def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
+    """Groups the indices of small leaves of the same shape and dtype, for stacking.
+
+    Separate code for each leaf takes long to compile. Large and sharded leaves are not grouped,
+    because stacking copies them.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        stacked = leaf.size <= _STACKED_ENTRIES and out_sharding(leaf) is None
+        groups.setdefault((leaf.shape, leaf.dtype) if stacked else i, []).append(i)
+    return list(groups.values())
+
+
+def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
+    """Returns `tree` with its arrays of dtype `kind` computed and stored once.
+
+    A norm and the sum that it bounds must read the same numbers. XLA may compute an array again in
+    each kernel that reads it, with different rounding. If terms cancel, the two results may have
+    nothing in common. On TPU an optimization barrier prevents this. On CPU and GPU, barriers are
+    removed before fusion, but the result of a loop is stored. So a loop with zero iterations is
+    used there. A barrier hides the zero while XLA simplifies loops.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
+    # Outside of a trace, each operation runs separately and stores its result.
+    if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
+        return tree
+    with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
+        stored = lax.platform_dependent(
+            [leaves[i] for i in places],
+            cpu=_after_empty_loop,
+            tpu=lax.optimization_barrier,
+            default=lambda arrays: _after_empty_loop(arrays, change=lax.neg),
+        )
+    for i, x in zip(places, stored, strict=True):
+        leaves[i] = x
+    found: Tree = jax.tree.unflatten(structure, leaves)
+    return found
+
+
+def store_integers(integers: jax.Array) -> jax.Array:
+    """Returns integers that are stored, except on GPU.
+
+    XLA would otherwise compute them again in each kernel that reads them, and compile that.
+    """
+    if not isinstance(integers, jax.core.Tracer):
+        return integers
+    found: jax.Array = lax.platform_dependent(
+        integers,
+        cpu=lambda x: materialize(x, jnp.integer),
+        default=lax.optimization_barrier,
+    )
+    return found
+
+
+def _after_empty_loop(
+    arrays: list[jax.Array], change: Callable[[jax.Array], jax.Array] = lax.optimization_barrier
+) -> list[jax.Array]:
+    """Passes arrays through a loop of zero iterations.
+
+    XLA removes a loop whose body does not change its carry. On CPU, a barrier hides this, and
+    compiles faster than a real `change`.
+    """
+    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
+    _, kept = lax.while_loop(
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, list(map(change, carry[1]))),
+        (jnp.zeros_like(never), arrays),
+    )
+    return kept
+
+
+def rounds_products(device: jax.Device) -> bool:
+    """Returns whether products of float32 round their operands by default on this device.
+
+    TPUs round them to bfloat16, and NVIDIA GPUs since Ampere to TF32.
+    """
+    if device.platform == "tpu":
+        return True
+    # A number such as "8.0". AMD's GPUs have names, such as "gfx942".
+    capability = getattr(device, "compute_capability", "")
+    return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _TF32_CAPABILITY
+
+
+def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Rounds an array to a narrower dtype, once for all readers.
+
+    In kernels that it fuses with a reader, XLA on GPU drops a conversion to a dtype and back. It
+    keeps `reduce_precision`.
+    """
+    kind = jnp.finfo(dtype)
+    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+
+
+def opaque_integers(numbers: Sequence[int]) -> list[jax.Array]:
+    """Returns numbers as int32 scalars that XLA cannot fold as constants on CPU.
+
+    Elsewhere they are constants, because a GPU asks the host at each iteration of a loop.
+    """
+    known = lambda: [jnp.int32(n) for n in numbers]  # noqa: E731
+    found: list[jax.Array] = lax.platform_dependent(
+        cpu=lambda: _after_empty_loop(known()), default=known
+    )
+    return found
+
+
+def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
+    """Returns the slices of each stack, at indices that XLA cannot fold.
+
+    XLA fuses a slice with its readers, and compiles a kernel for each constant index. If indices
+    are read from memory, one kernel serves all slices of a shape.
+    """
+    sizes = [stack.shape[0] for stack in stacks]
+    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
+        return [list(jnp.unstack(stack)) for stack in stacks]
+    places = opaque_integers(range(max(sizes)))
+    part = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
+    return [
+        [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
+        for x, n in zip(stacks, sizes, strict=True)
+    ]

@@ -1,0 +1,277 @@
+"""Runs the commands of the command line and prints their results."""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from dpoptax.training import named_configs
+from dpoptax.training.cli.options import (
+    AuditArguments,
+    SuggestArguments,
+    TrainArguments,
+    configs_by_name,
+)
+from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.errors import ConfigError
+
+# Each command imports its own modules, so that it starts quickly.
+
+
+def _train(arguments: list[str]) -> int:
+    from dpoptax.training.loop import train_and_evaluate
+    from dpoptax.training.run import records
+
+    _check_method("train", arguments)
+    path, config = _config_of("train", arguments)
+    given = tyro.cli(
+        TrainArguments,
+        default=TrainArguments(config=config, workdir=tyro.MISSING),
+        args=arguments[1:],
+        prog=f"dpoptax train {path}",
+        description=f"Train the config of {path}. Every field can be overridden.",
+    )
+    if given.config.method.private and given.config.seed is not None:
+        warnings.warn(
+            "`seed` can be read in the config or the command, and the noise follows from it. Omit "
+            "it to draw a seed from the operating system.",
+            stacklevel=2,
+        )
+    summary = train_and_evaluate(given.config, given.workdir).summary
+    if summary["stopped_by_budget"]:
+        print(
+            f"Stopped by the budget: step {summary['steps'] + 1} of {summary['steps_requested']} "
+            f"would exceed ε = {given.config.epsilon:g}."
+        )
+    spent = "without a proven guarantee" if summary["unproven"] else "not private"
+    if summary["private"]:
+        epsilon = records.epsilon_text(summary["epsilon"])
+        spent = f"({epsilon}, {records.delta_text(summary['delta'])})-differentially private"
+        spent += " for each user" * (summary["unit"] == "user")
+        if summary["assumed_secret"]:
+            spent += " if the seed stays secret and no other run uses it"
+    reached = ", ".join(
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in summary.items()
+        if name.startswith("test_")
+    )
+    if "test_perplexity" in summary:
+        reached = f"test perplexity {summary['test_perplexity']:.2f}"
+    elif "test_accuracy" in summary:
+        reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
+    print(
+        f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
+        f"{given.workdir}"
+    )
+    return 0
+
+
+def _configs(arguments: list[str]) -> int:
+    if arguments:
+        raise ConfigError(f"`dpoptax configs` takes no arguments, got {' '.join(arguments)}.")
+    print(named_configs.listing())
+    return 0
+
+
+def _plan(arguments: list[str]) -> int:
+    from dpoptax.training.run import planning
+    from dpoptax.training.run.phases import Phases, say
+
+    _check_method("plan", arguments)
+    paths, rest = _paths_first(arguments)
+    if "--suggest" in rest:
+        return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
+    configs = configs_by_name([Path(path) for path in paths or [_config_of("plan", arguments)[0]]])
+    if len(configs) > 1:
+        if rest:
+            raise ConfigError(
+                f"Options need one run, but {' '.join(paths)} names {len(configs)} runs. Pass "
+                "FILE:NAME before the options."
+            )
+        table, refused = planning.table(configs, progress=True)
+        print(table)
+        if refused:
+            raise ConfigError("\n".join(map(str, refused)))
+        return 0
+    (name, config), *_ = configs.items()
+    config = tyro.cli(
+        type(config),
+        default=config,
+        args=rest,
+        prog=f"dpoptax plan {paths[0]}",
+        description=f"Compute the cost of {paths[0]}. Every field can be overridden.",
+    )
+    with Phases(say)("plan"):
+        cost = planning.plan_run(config, attacks=True)
+    print(planning.text(name, cost))
+    return 0
+
+
+def _suggest(paths: list[str], options: list[str]) -> int:
+    from dpoptax import accounting
+    from dpoptax.training.run import planning
+
+    known: dict[str, Any] = {}
+    if paths:
+        _, config = _config_of("plan --suggest", paths)
+        known = {
+            "dataset_size": config.data().shapes(config.unit).units,
+            "epsilon": config.epsilon,
+            "delta": config.delta,
+            "examples": config.batch_size * config.steps,
+        }
+    needed = dict.fromkeys(("dataset_size", "epsilon", "delta"), tyro.MISSING)
+    known = needed | {name: value for name, value in known.items() if value is not None}
+    given = tyro.cli(
+        SuggestArguments,
+        default=SuggestArguments(**known),
+        args=options,
+        prog="dpoptax plan --suggest",
+        description="Suggest batch size, steps and noise for a compute budget.",
+    )
+    examples = given.examples
+    if given.flops is not None:
+        if given.params is not None:
+            cost = 6 * given.params * given.tokens
+        elif paths:
+            planned = planning.plan_run(config)
+            cost = (planned.flops or 0.0) / planned.rows
+        else:
+            raise ConfigError(
+                "`--flops` needs the operations for one example. Pass --params and --tokens, or a "
+                "config."
+            )
+        examples = given.flops / cost
+    if examples is None:
+        raise ConfigError(
+            "`dpoptax plan --suggest` needs a compute budget. Pass --examples or --flops."
+        )
+    suggestion = accounting.suggest_plan(
+        dataset_size=given.dataset_size,
+        epsilon=given.epsilon,
+        delta=given.delta,
+        examples=examples,
+    )
+    print(suggestion)
+    if given.figure is not None:
+        suggestion.plot(given.figure)
+    return 0
+
+
+def _compare(arguments: list[str]) -> int:
+    from dpoptax.training.cli.search_options import CompareArguments, with_data
+    from dpoptax.training.search.compare import compare, table
+
+    _check_method("compare", arguments)
+    given = tyro.cli(
+        CompareArguments,
+        args=arguments,
+        prog="dpoptax compare",
+        description="Train several configs at one ε and compare them: a table and a figure.",
+    )
+    configs = with_data(configs_by_name(given.configs), given)
+    print(table(compare(configs, given.comparison)))
+    print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
+    return 0
+
+
+def _sweep(arguments: list[str]) -> int:
+    from dpoptax.training.cli.search_options import SweepArguments, with_data
+    from dpoptax.training.search import sweep
+
+    _check_method("sweep", arguments)
+    given = tyro.cli(
+        SweepArguments,
+        args=arguments,
+        prog="dpoptax sweep",
+        description="Train many settings of configs. The ε of the best covers the choice.",
+    )
+    configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
+    if given.dry_run:
+        print("\n".join(sweep.dry_run(configs, chosen)))
+        return 0
+    results = sweep.run_sweep(configs, chosen)
+    print(sweep.table(results))
+    if results.result is not None:
+        accuracy = 100 * results.result["test_accuracy"]
+        print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")
+    return 0
+
+
+def _audit(arguments: list[str]) -> int:
+    try:
+        from dpoptax.training import audit
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`dpoptax audit` needs {error.name}, which is not installed. Run: pip install "
+            "'dpoptax[audit,train]'"
+        ) from error
+    _check_method("audit", arguments)
+    paths, options = _paths_first(arguments)
+    jobs = [
+        tyro.cli(
+            AuditArguments,
+            default=AuditArguments(config=load_config(path)),
+            args=options,
+            prog=f"dpoptax audit {path}",
+            description=f"Audit the training of {path}. Every field can be overridden.",
+        )
+        for path in paths or [_config_of("audit", arguments)[0]]
+    ]
+    rows = [
+        row
+        for job in jobs
+        for row in audit.audit_config(
+            job.config, trials=job.trials, confidence=job.confidence, progress=True
+        )
+    ]
+    print(audit.table(rows))
+    confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
+    print(f"\nEach bound alone holds with {confidence:g} % confidence, at δ = {delta:g}.")
+    print("\n".join(audit.notes(rows)))
+    return 1 if any(row.violated for row in rows) else 0
+
+
+def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Splits arguments into those before the first option and the rest."""
+    paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    return paths, arguments[len(paths) :]
+
+
+def _check_method(command: str, arguments: list[str]) -> None:
+    """Raises a ConfigError if the options include --method."""
+    if any(argument.partition("=")[0] == "--method" for argument in arguments):
+        raise ConfigError(
+            f"`dpoptax {command}` has no option --method. Set the method in the config file, for "
+            "example TrainConfig(method=Disk(kappa=0.7, gamma=0.5))."
+        )
+
+
+def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
+    path = arguments[0]
+    if path.startswith("-"):
+        raise ConfigError(
+            f"The first argument of `dpoptax {command}` must be the path of a config, got "
+            f"{path!r}. Put options after the path."
+        )
+    paths, _ = _paths_first(arguments)
+    if len(paths) > 1:
+        raise ConfigError(
+            f"`dpoptax {command}` takes one config, got {len(paths)}: {', '.join(paths)}. Use "
+            "`dpoptax compare` to train several configs."
+        )
+    return path, load_config(path)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "configs": _configs,
+    "plan": _plan,
+    "compare": _compare,
+    "sweep": _sweep,
+    "audit": _audit,
+}
+"""The commands by name. Each takes the remaining arguments and returns the exit code."""
