@@ -208,16 +208,6 @@ def test_hand_made_points_are_not_checked():
     step(state, batch)
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap", "recompute"])
-def test_a_fixed_weight_multiplies_the_gradient(method):
-    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(w * x)), 100.0, method=method)
-    params, batch = jnp.linspace(0.1, 0.5, 3), jnp.ones((4, 3))
-    once, twice = (
-        grad_fn(dpoptax.GradientPoints((params,), (weight,)), batch).sum for weight in (1.0, 2.0)
-    )
-    np.testing.assert_allclose(twice, 2.0 * once, rtol=1e-5)
-
-
 def test_accumulate_refuses_parts_at_different_points():
     params, batch = jnp.ones(3), jnp.ones((4, 3))
     state = dpoptax.disk().init(params)
