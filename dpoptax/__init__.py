@@ -31,6 +31,7 @@ from dpoptax._release.adaptive import adaptive_gaussian_noise as adaptive_gaussi
 from dpoptax._release.correlated import correlated_noise as correlated_noise
 from dpoptax._release.gaussian import clip_and_noise as clip_and_noise
 from dpoptax._release.gaussian import gaussian_noise as gaussian_noise
+from dpoptax._release.information_flow.information_flow import information_flow as information_flow
 from dpoptax._release.random.keys import random_key_from_os as random_key_from_os
 from dpoptax._release.read_ledger import ledgers as ledgers
 from dpoptax.filters._disk import disk as disk
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from dpoptax import tables as tables
     from dpoptax import users as users
     from dpoptax.accounting._privacy_plan import PrivacyPlan as PrivacyPlan
-    from dpoptax.auditing._information_flow.information_flow import (
-        information_flow as information_flow,
-    )
 
     __version__: str
 
@@ -65,10 +63,6 @@ _LAZY = (
     "tables",
     "users",
 )
-_HOMES = {
-    "PrivacyPlan": "dpoptax.accounting._privacy_plan",
-    "information_flow": "dpoptax.auditing._information_flow.information_flow",
-}
 
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
@@ -76,8 +70,8 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
     def __getattr__(name: str) -> Any:
         if name == "__version__":
             return importlib.import_module("importlib.metadata").version("dpoptax")
-        if name in _HOMES:
-            return getattr(importlib.import_module(_HOMES[name]), name)
+        if name == "PrivacyPlan":
+            return importlib.import_module("dpoptax.accounting._privacy_plan").PrivacyPlan
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
         shelves = ("contrib", "extend") if not name.startswith("_") else ()
@@ -90,4 +84,4 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
 def __dir__() -> list[str]:
     imported = {"Any", "TYPE_CHECKING", "importlib"}
-    return sorted({*globals(), *_LAZY, *_HOMES} - imported)
+    return sorted({*globals(), *_LAZY, "PrivacyPlan"} - imported)

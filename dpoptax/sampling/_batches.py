@@ -1,6 +1,5 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
-import concurrent.futures
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -90,8 +89,9 @@ def example_loader(
 
 def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     """Yields `load(step)` for each step in order, computed in a thread one step ahead."""
-    # The class is looked up here, because its module is loaded on first use.
-    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:
+    from concurrent.futures import ThreadPoolExecutor  # `import dpoptax` needs no threads
+
+    with ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:
         pending = None
         for step in steps:
             ahead = pool.submit(load, step)
