@@ -1,4 +1,7 @@
-"""Works around XLA: materializes arrays, hides numbers, stacks small arrays."""
+"""Works around XLA: materializes arrays, hides numbers, stacks small arrays.
+
+docs/developers/jax-internals.md lists the workarounds with their tests.
+"""
 
 import functools
 import re
@@ -129,6 +132,7 @@ def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     In kernels that it fuses with a reader, XLA on GPU drops a conversion to a dtype and back. It
     keeps `reduce_precision`.
     """
+    # https://github.com/openxla/xla/issues/41605; `xla_allow_excess_precision` permits it.
     kind = jnp.finfo(dtype)
     return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 

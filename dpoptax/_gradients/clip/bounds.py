@@ -160,6 +160,7 @@ def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
 def largest_entry(x: jax.Array) -> jax.Array:
     """Returns max |x| of each example, (B,) float32; inf if an entry is not finite."""
     # `max` alone is not enough: for some shapes, XLA's maximum on CPU drops NaN.
+    # https://github.com/openxla/xla/issues/21461
     magnitude = jnp.abs(x)
     largest = jnp.where(magnitude <= jnp.finfo(x.dtype).max, magnitude, jnp.inf)
     return jnp.max(largest, axis=tuple(range(1, x.ndim)), initial=0.0).astype(jnp.float32)
