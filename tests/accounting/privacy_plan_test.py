@@ -253,7 +253,11 @@ POISSON = sampling.PoissonSampler(1000, 50, seed=0)
         ({"sampler": POISSON, "dataset_size": 9}, ValueError, "`dataset_size` must be"),
         ({"sampler": POISSON, "seed": 3}, ValueError, "`seed` must be None"),
         ({"sampler": "poisson"}, TypeError, "`sampler` must be a sampler"),
-        ({"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10, 0))}, TypeError, "as `strategy`"),
+        (
+            {"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10, seed=0))},
+            TypeError,
+            "as `strategy`",
+        ),
         ({"sampler": dict}, TypeError, "`sampler` must make a sampler"),
         ({"sampler": sampling.ShuffledSampler}, ValueError, "no privacy event"),
         ({"accountant": "gdp"}, ValueError, "accountant"),
