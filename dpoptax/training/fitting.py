@@ -1,6 +1,7 @@
 """Trains any loss, parameters and optimizer under a privacy plan."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType
 
 import dpoptax
 from dpoptax.accounting import Guarantee
@@ -22,7 +24,7 @@ from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step, optimizer_digest, program_digest
+from dpoptax.training.run.step import Step, on_one_device, optimizer_digest, program_digest
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
 
@@ -53,13 +55,14 @@ class FitResult:
 
 
 def fit(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[..., Any] | None,
     params: Any,
     data: streaming.Source,
     plan: dpoptax.PrivacyPlan,
     *,
     optimizer: optax.GradientTransformation = optax.adam(1e-3),  # noqa: B008
-    clip: dpoptax.Clip | float = 1.0,
+    clip: dpoptax.Clip | float | None = None,
+    grad_fn: Callable[..., Any] | None = None,
     frozen: Any = None,
     users: UserTable | None = None,
     has_aux: bool = False,
@@ -101,7 +104,18 @@ def fit(
         two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
         in it. It must not add noise.
-      clip: as for `clipped_grad`.
+      clip: as for `clipped_grad`; by default 1.0.
+      grad_fn: a function from `clipped_grad`, or any other that returns a `ClippedSum`, for options
+        that `fit` does not have:
+
+            fit(None, params, data, plan, grad_fn=clipped_grad(loss_fn, 1.0, method="recompute"))
+
+        `loss_fn` must then be None, and `has_aux` and `microbatch_size` be left out. `clip` is
+        needed only if it is an `adaptive_clip`, and for correlated noise in fixed point. Give
+        `clipped_grad` the same `mesh`, with automatic axes; the run then resumes on as many
+        devices only. `fit` calls `grad_fn(points, batch, mask)`. If it requires a keyword `key`, it
+        also gets `key` and `ids`, and with `frozen`, the keyword `frozen`. With `users`, the loss
+        is that of `dpoptax.users.per_user_loss`. With `fixed_point`, `clipped_grad` needs `grid`.
       frozen: arrays that `loss_fn` uses and that are not trained, such as pretrained weights. They
         are an argument of the compiled step, and placed like `params`.
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
@@ -128,8 +142,8 @@ def fit(
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: an argument is out of range; the data do not fit the plan or are not finite; one
-        step exceeds the budget; or `workdir` holds another run.
+      ValueError: an argument is out of range, or conflicts with `grad_fn`; the data do not fit the
+        plan or are not finite; one step exceeds the budget; or `workdir` holds another run.
       OSError: a checkpoint cannot be written or read.
 
     >>> import dpoptax, jax.numpy as jnp, optax
@@ -144,13 +158,17 @@ def fit(
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"`optimizer` must be an optax transformation, got {optimizer!r}.")
-    if clip is None:
-        raise TypeError("`clip` must be a `Clip` or the clipping bound, got None.")
+    if grad_fn is None:
+        clip = 1.0 if clip is None else clip
+    else:
+        _check_unused(loss_fn=loss_fn, has_aux=has_aux or None, microbatch_size=microbatch_size)
+        _check_automatic(mesh)
     eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
     for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    random, place = takes_key(loss_fn), inputs.devices_of(mesh)
+    random = _requires_key(grad_fn) if grad_fn is not None else takes_key(loss_fn)
+    place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
     with phases("data"):
@@ -196,6 +214,7 @@ def fit(
             has_aux=has_aux,
             microbatch_size=microbatch_size,
             param_specs=inputs.param_specs(params),
+            grad_fn=grad_fn,
         )
         job = Job(
             name="training",
@@ -211,9 +230,7 @@ def fit(
             program=lambda args: {
                 "`users`": digest_of(None if users is None else vars(users)),
                 "`optimizer`": optimizer_digest(optimizer, args[0][0]),
-                "`clip`": digest_of(clip),
-                "`microbatch_size`": str(microbatch_size),
-                "`loss_fn`, with everything that it closes over,": program_digest(step, args),
+                **_gradient_digests(step, args, place),
             },
             begin=lambda read, params: first_state(seeds.noise_key_of(key, read), params),
             exact=fixed_point,
@@ -228,6 +245,54 @@ def fit(
     state = course.state
     guarantee = plan.guarantee(state.opt_state)
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
+
+
+def _check_unused(**arguments: Any) -> None:
+    """Raises if an argument is given that `grad_fn` replaces."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must not be given with `grad_fn`, got {value!r}. Pass it to "
+                "`dpoptax.clipped_grad`, which makes `grad_fn`."
+            )
+
+
+def _check_automatic(mesh: jax.sharding.Mesh | None) -> None:
+    """Raises if a mesh has explicit axes, which a given gradient and the step would not share."""
+    if mesh is not None and set(mesh.axis_types) != {AxisType.Auto}:
+        raise ValueError(
+            f"`mesh` must have automatic axes with `grad_fn`, got {mesh}. Make it by "
+            "`jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,))`."
+        )
+
+
+def _requires_key(grad_fn: Callable[..., Any]) -> bool:
+    """Returns whether a given gradient requires the keyword `key`.
+
+    Raises:
+        TypeError: `grad_fn` is not a function.
+    """
+    if not callable(grad_fn):
+        raise TypeError(
+            f"`grad_fn` must be a function from `dpoptax.clipped_grad`, got {grad_fn!r}."
+        )
+    key = inspect.signature(grad_fn).parameters.get("key")
+    return key is not None and key.default is key.empty
+
+
+def _gradient_digests(step: Step, args: Any, place: devices.Devices) -> dict[str, str]:
+    """Returns digests of the gradient, and of the whole step with everything it closes over."""
+    if step.grad_fn is None:
+        return {
+            "`clip`": digest_of(step.clip),
+            "`microbatch_size`": str(step.microbatch_size),
+            "`loss_fn`, with everything that it closes over,": program_digest(step, args),
+        }
+    if place.mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
+        shared = place.mesh.shape["data"]
+        args = on_one_device(args, -(-len(args[2]) // shared) * shared)
+    digest = program_digest(step, args)
+    return {"`grad_fn`, with everything that it closes over,": digest}
 
 
 def _metrics(
