@@ -69,7 +69,6 @@ def fit(
     microbatch_size: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    fixed_point: bool = False,
     budget: float | None = None,
     evaluate: Callable[[Any], Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
@@ -115,7 +114,7 @@ def fit(
         `clipped_grad` the same `mesh`, with automatic axes; the run then resumes on as many
         devices only. `fit` calls `grad_fn(points, batch, mask)`. If it requires a keyword `key`, it
         also gets `key` and `ids`, and with `frozen`, the keyword `frozen`. With `users`, the loss
-        is that of `dpoptax.users.per_user_loss`. With `fixed_point`, `clipped_grad` needs `grid`.
+        is that of `dpoptax.users.per_user_loss`. `grid` may be `plan.grid(clip)`.
       frozen: arrays that `loss_fn` uses and that are not trained, such as pretrained weights. They
         are an argument of the compiled step, and placed like `params`.
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
@@ -125,7 +124,6 @@ def fit(
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call, with the same `key`.
       key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
-      fixed_point: whether the guarantee holds for every bit of the parameters.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -177,11 +175,11 @@ def fit(
         steps = plan.steps if budget is None else plan.steps_within(budget)
 
     workdir = None if workdir is None else Path(workdir)
-    options: dict[str, Any] = {"log": log, "progress": progress, "exact": fixed_point}
+    options: dict[str, Any] = {"log": log, "progress": progress, "exact": plan.fixed_point}
     with open_context(workdir, place, phases, **options) as context:
         if context.begun is not None:
             assert workdir is not None
-            plan, key = _continued(plan, key, fixed_point, context.begun, workdir)
+            plan, key = _continued(plan, key, context.begun, workdir)
         elif plan.sampler.seed is None:
             plan = _seeded(plan, devices.fresh_seed(bits=128))
         key = dpoptax.random_key_from_os() if key is None else key
@@ -189,7 +187,7 @@ def fit(
         assert seed is not None
 
         def chain_with(key: jax.Array) -> optax.GradientTransformation:
-            stages = [plan.noise(key, fixed_point=fixed_point, clip=clip), optimizer]
+            stages = [plan.noise(key, clip=clip), optimizer]
             if random:
                 stages.insert(1, step_keys(seeds.random_key(key)))
             return optax.chain(*stages)
@@ -224,7 +222,7 @@ def fit(
             data=data,
             users=users,
             evaluate=_metrics(evaluate),
-            fields=_fields(plan, fixed_point),
+            fields=_fields(plan),
             secrets={"seed": seed.hex() if isinstance(seed, bytes) else seed, "key": _words(key)},
             fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
             program=lambda args: {
@@ -233,7 +231,7 @@ def fit(
                 **_gradient_digests(step, args, place),
             },
             begin=lambda read, params: first_state(seeds.noise_key_of(key, read), params),
-            exact=fixed_point,
+            exact=plan.fixed_point,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
         )
@@ -322,7 +320,6 @@ def _metrics(
 def _continued(
     plan: dpoptax.PrivacyPlan,
     key: jax.Array | None,
-    fixed_point: bool,
     record: Record,
     workdir: Path,
 ) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
@@ -331,7 +328,7 @@ def _continued(
     Raises:
         ValueError: The plan or the key belongs to another run.
     """
-    resume.check_same_fields(_fields(plan, fixed_point), record, workdir)
+    resume.check_same_fields(_fields(plan), record, workdir)
     if key is not None and _words(key) != record["key"]:
         raise ValueError(
             f"`key` must be the key of the run in {workdir}, got another one. Omit it to continue "
@@ -360,7 +357,7 @@ def _words(key: jax.Array) -> list[int]:
     return words
 
 
-def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
+def _fields(plan: dpoptax.PrivacyPlan) -> dict[str, Any]:
     """Returns values that must not change when a run resumes, except seed and key."""
     noise = plan.noise_multiplier
     fields = dataclasses.asdict(plan.sampler) | {
@@ -368,7 +365,7 @@ def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
         "noise_multiplier": dict(noise) if isinstance(noise, Mapping) else noise,
         "strategy": None if plan.strategy is None else repr(plan.strategy),
         "steps": None if plan.strategy is None else plan.steps,
-        "fixed_point": fixed_point,
+        "fixed_point": plan.fixed_point,
     }
     del fields["seed"]
     found: dict[str, Any] = records.plain(fields)

@@ -292,7 +292,7 @@ def test_fixed_point_noise_by_cipher_resumes(tmp_path):
     def loss_fn(params, example, key):
         return linear_loss(params, example) * jax.random.uniform(key)
 
-    exact = {"loss_fn": loss_fn, "fixed_point": True}
+    exact = {"loss_fn": loss_fn, "plan": make_plan(fixed_point=True)}
     key = dpoptax.random_key_from_os("chacha20")
     first = quiet(key=key, workdir=tmp_path, **exact)
     (release,) = first.guarantee.releases
@@ -381,7 +381,7 @@ class TestResuming:
                 "`noise_multiplier` must be 2.0, .* got 3.0",
             ),
             ({"plan": make_plan(batch_size=13)}, "`batch_size` must be 12, .* got 13"),
-            ({"fixed_point": True}, "`fixed_point` must be False, .* got True"),
+            ({"plan": make_plan(fixed_point=True)}, "`fixed_point` must be False, .* got True"),
             ({"data": (X + 1, Y)}, "training examples.* must be those of the first"),
             ({"optimizer": optax.adam(2e-2)}, "`optimizer` must be the same as in the first 5"),
             (
