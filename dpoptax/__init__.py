@@ -31,9 +31,9 @@ from dpoptax._release.adaptive import adaptive_gaussian_noise as adaptive_gaussi
 from dpoptax._release.correlated import correlated_noise as correlated_noise
 from dpoptax._release.gaussian import clip_and_noise as clip_and_noise
 from dpoptax._release.gaussian import gaussian_noise as gaussian_noise
+from dpoptax._release.information_flow.information_flow import information_flow as information_flow
 from dpoptax._release.random.keys import random_key_from_os as random_key_from_os
 from dpoptax._release.read_ledger import ledgers as ledgers
-from dpoptax.auditing._information_flow.information_flow import information_flow as information_flow
 from dpoptax.filters._disk import disk as disk
 from dpoptax.filters._doppler import doppler as doppler
 from dpoptax.filters._kalman import adaptive_kalman as adaptive_kalman

@@ -16,8 +16,8 @@ from dpoptax._gradients.track_reference import track_reference as track_referenc
 from dpoptax._release.adaptive import CountedGradient as CountedGradient
 from dpoptax._release.fixed_point import fixed_point_grid as fixed_point_grid
 from dpoptax._release.gaussian import noise_stddev as noise_stddev
+from dpoptax._release.information_flow.information_flow import InformationFlow as InformationFlow
+from dpoptax._release.information_flow.information_flow import Shown as Shown
 from dpoptax._release.ledger import Mechanism as Mechanism
 from dpoptax._release.read_ledger import Ledger as Ledger
-from dpoptax.auditing._information_flow.information_flow import InformationFlow as InformationFlow
-from dpoptax.auditing._information_flow.information_flow import Shown as Shown
 from dpoptax.filters._lp_adam import scale_by_lp_adam as scale_by_lp_adam

@@ -3,9 +3,12 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Optional, Protocol, TypeAlias
 
 import dp_accounting as dpa
+
+if TYPE_CHECKING:
+    from dpoptax.sampling._base import Unit
 
 _FINGERPRINT_BYTES = 16
 _SHARED_SEED = (
@@ -19,6 +22,12 @@ _SHARED_KEY = (
     "the difference of their releases, so no ε holds for both. Take a new key from "
     "`dpoptax.random_key_from_os()` for each run. If both events are of one run, pass only the "
     "later one, which includes the earlier one."
+)
+_TWO_UNITS = (
+    "All of the events must have the same unit, got 'example' and 'user'. An example-level price "
+    "does not cover all records of a user. A user-level price does not cover one changed record of "
+    "a user, which replaces that user by another. Draw users in every run, or examples in every "
+    "run."
 )
 
 
@@ -35,10 +44,13 @@ class PrivacyEvent:
     A fingerprint is a 128-bit hash by SHAKE-256. It does not reveal a random seed or key, but
     anyone can test guesses such as `seed=0`. Do not publish it.
 
+    Composing events of two units raises an error. An event without a unit counts for any unit.
+
     Attributes:
       dp_event: the event of dp_accounting. Noise multipliers are relative to the clipping bound.
       seeds: fingerprints of the seeds of the samplers that drew the batches.
       keys: fingerprints of the noise keys.
+      unit: "example" or "user", the unit of the releases; None if the event was priced by hand.
 
     >>> import dp_accounting, dpoptax
     >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
@@ -49,6 +61,7 @@ class PrivacyEvent:
     dp_event: dpa.DpEvent
     seeds: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
     keys: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+    unit: Optional["Unit"] = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dp_event, dpa.DpEvent):
@@ -93,28 +106,41 @@ def composed(event: PrivacyEvent, others: Sequence[PrivacyEvent]) -> PrivacyEven
     """Returns the event composed with others on the same data.
 
     Raises:
-      ValueError: two of the events have the same seed or the same noise key.
+      ValueError: two of the events have the same seed, the same noise key or different units.
     """
     if not others:
         return event
     events = (event, *others)
-    seeds, keys = joined_fingerprints(events)
-    return PrivacyEvent(dpa.ComposedDpEvent([each.dp_event for each in events]), seeds, keys)
+    return joined(dpa.ComposedDpEvent([each.dp_event for each in events]), events)
 
 
-def joined_fingerprints(
-    events: Sequence[PrivacyEvent],
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the seeds and keys of events, after the check that no two events share one."""
+def joined(together: dpa.DpEvent, events: Sequence[PrivacyEvent]) -> PrivacyEvent:
+    """Returns the event `together` of all `events`, with their seeds, keys and unit.
+
+    Raises:
+      ValueError: two of the events have the same seed, the same noise key or different units.
+    """
     found = []
     for name, message in (("keys", _SHARED_KEY), ("seeds", _SHARED_SEED)):
         each = [getattr(event, name) for event in events]
-        together: frozenset[str] = frozenset().union(*each)
-        if len(together) < sum(map(len, each)):
+        union: frozenset[str] = frozenset().union(*each)
+        if len(union) < sum(map(len, each)):
             raise ValueError(message)
-        found.append(together)
+        found.append(union)
     keys, seeds = found
-    return seeds, keys
+    return PrivacyEvent(together, seeds, keys, common_unit(events))
+
+
+def common_unit(events: Sequence[PrivacyEvent]) -> Optional["Unit"]:
+    """Returns the unit of all events that have one, or None.
+
+    Raises:
+      ValueError: two of the events have different units.
+    """
+    units = {event.unit for event in events if event.unit is not None}
+    if len(units) > 1:
+        raise ValueError(_TWO_UNITS)
+    return units.pop() if units else None
 
 
 def seed_fingerprint(seed: int | bytes) -> str:

@@ -64,7 +64,8 @@ def calibrate_noise_multiplier(
     design, others = make_design(sampling_probability, sampler), other_events(also)
 
     def event(factor: float) -> dpa.DpEvent:
-        run = PrivacyEvent(design.event(scaled(relative, factor), steps), design.seeds)
+        priced = design.event(scaled(relative, factor), steps)
+        run = PrivacyEvent(priced, design.seeds, unit=design.unit)
         return composed(run, others).dp_event
 
     relative = checked_phases({0: 1.0} if schedule is None else schedule)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import dp_accounting as dpa
 
@@ -14,6 +14,7 @@ from dpoptax._pricing.privacy_event import seed_fingerprint
 if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
     from dpoptax.sampling import Sampler
+    from dpoptax.sampling._base import Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Design:
       dataset_size: N, or None if it is unknown.
       independent_steps: whether the steps can be priced one by one.
       seeds: the fingerprint of the sampler's seed, if it has one.
+      unit: "example" or "user", or None if it is unknown.
     """
 
     at: Callable[[float, int], dpa.DpEvent]
@@ -33,6 +35,7 @@ class Design:
     dataset_size: int | None = None
     independent_steps: bool = True
     seeds: frozenset[str] = frozenset()
+    unit: Optional["Unit"] = None
 
     def event(self, noise_multiplier: float | Phases, steps: int) -> dpa.DpEvent:
         """Returns the event of `steps` steps with a checked multiplier."""
@@ -83,6 +86,7 @@ def make_design(
             sampler.dataset_size,
             sampler.independent_steps,
             seeds_of(sampler),
+            getattr(getattr(sampler, "sampler", sampler), "unit", None),
         )
     probability = number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:

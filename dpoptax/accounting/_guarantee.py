@@ -101,6 +101,8 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "event", privacy_event(self.event))
+        if self.event.unit not in (None, self.unit):
+            raise ValueError(f"`unit` must be the event's, {self.event.unit!r}, got {self.unit!r}.")
 
     def epsilon(self, delta: float) -> float:
         """Returns ε at a δ in (0, 1); warns if δ is 1/N or more."""

@@ -95,7 +95,7 @@ class PrivacyPlan:
       TypeError: `sampler` is neither a sampler nor makes one.
       ValueError: an argument is missing, out of range, given twice, or differs from the sampler's;
         no σ spends `epsilon`; the sampler has no event, or none for the strategy in fixed point; or
-        its seed is also that of an event of `also`.
+        its seed is also that of an event of `also`, or its unit is another one.
 
     >>> import dpoptax, jax, optax
     >>> plan = dpoptax.PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)

@@ -62,14 +62,14 @@ def guarantee(
         once for all runs.
 
     Raises:
-      ValueError: the run and an event of `also`, or two of these, have the same sampler seed or
-        noise key; `opt_state` has no ledger, a ledger that refused a release, or one with arrays of
-        another mechanism; two noise stages or runs have the same key; a mechanism has no privacy
-        proof; the sampler has another batch size, has no event for this noise (correlated noise in
-        fixed point needs a `CyclicPoissonSampler` whose cycle is as long as its bands), or has
-        another strategy; correlated noise is combined with another noise stage; stages with
-        different numbers of releases shared the batches of a sampler with dependent steps; or
-        `same_batches` is missing for an ensemble.
+      ValueError: the run and an event of `also`, or two of these, have the same sampler seed, the
+        same noise key or different units; `opt_state` has no ledger, a ledger that refused a
+        release, or one with arrays of another mechanism; two noise stages or runs have the same
+        key; a mechanism has no privacy proof; the sampler has another batch size, has no event for
+        this noise (correlated noise in fixed point needs a `CyclicPoissonSampler` whose cycle is as
+        long as its bands), or has another strategy; correlated noise is combined with another noise
+        stage; stages with different numbers of releases shared the batches of a sampler with
+        dependent steps; or `same_batches` is missing for an ensemble.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
@@ -86,7 +86,8 @@ def guarantee(
 
     def event(most: int | None = None) -> PrivacyEvent:
         spent = spent_event(readings, sampler, same_batches=same_batches, most=most)
-        return composed(PrivacyEvent(spent, seeds_of(sampler), readings.keys), others)
+        run = PrivacyEvent(spent, seeds_of(sampler), readings.keys, sampler.unit)
+        return composed(run, others)
 
     ledgers = [ledger for run in readings.runs for ledger in run]
     in_turns = same_batches is False and len(ledgers) > 1 and not readings.ensemble
@@ -127,7 +128,7 @@ def planned_guarantee(
 
     Raises:
       ValueError: an argument is out of range; the sampler has no event; or its seed is also that
-        of an event of `also`.
+        of an event of `also`, or its unit is another one.
 
     >>> planned = planned_guarantee(noise_multiplier=1.1, sampling_probability=0.01, steps=1000)
     >>> round(planned.epsilon(1e-5), 2), planned.epsilon_curve([0, 500, 1000], 1e-5).round(2)
@@ -144,7 +145,8 @@ def planned_guarantee(
         strategy, sampler = repr(sampler.strategy), sampler.sampler
 
     def event(count: int) -> PrivacyEvent:
-        return composed(PrivacyEvent(design.event(multiplier, count), design.seeds), others)
+        priced = design.event(multiplier, count)
+        return composed(PrivacyEvent(priced, design.seeds, unit=design.unit), others)
 
     return Guarantee(
         event=event(steps),

@@ -24,7 +24,8 @@ from dpoptax._pricing import events as _events
 from dpoptax._pricing.privacy_event import (
     Composable,
     PrivacyEvent,
-    joined_fingerprints,
+    common_unit,
+    joined,
     privacy_event,
 )
 
@@ -40,7 +41,8 @@ def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
 
     Raises:
       TypeError: a trial is not an event, e.g. an ε.
-      ValueError: `trials` is empty, or two trials have the same seed or noise key.
+      ValueError: `trials` is empty, or two trials have the same seed, the same noise key or
+        different units.
 
     >>> from dpoptax import accounting
     >>> one = accounting.PrivacyEvent(dpa.GaussianDpEvent(10.0))
@@ -51,7 +53,7 @@ def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
     counts = collections.Counter(_events.hashable(each.dp_event) for each in given)
     events = [dpa.SelfComposedDpEvent(event, count) for event, count in counts.items()]
     together = events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
-    return PrivacyEvent(together, *joined_fingerprints(given))
+    return joined(together, given)
 
 
 def best_of_random(
@@ -72,8 +74,8 @@ def best_of_random(
 
     Raises:
       TypeError: a candidate is not an event, e.g. an ε.
-      ValueError: `candidates` is empty, `mean` is below 1, `distribution` is unknown, or a
-        candidate has a seed or a noise key.
+      ValueError: `candidates` is empty, `mean` is below 1, `distribution` is unknown, a candidate
+        has a seed or a noise key, or two candidates have different units.
 
     Source: Papernot and Steinke, "Hyperparameter tuning with Rényi differential privacy" (2022),
     Theorems 2 and 6, as implemented in dp_accounting.
@@ -95,7 +97,8 @@ def best_of_random(
     events = tuple(dict.fromkeys(_events.hashable(each.dp_event) for each in given))
     worst = events[0] if len(events) == 1 else _events.WorstOfDpEvent(events)
     shape = SHAPES[distribution]
-    return PrivacyEvent(dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=shape))
+    selected = dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=shape)
+    return PrivacyEvent(selected, unit=common_unit(given))
 
 
 def draw_number(mean: float, distribution: str, seed: int) -> int:

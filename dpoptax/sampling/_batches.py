@@ -1,7 +1,6 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
@@ -90,6 +89,8 @@ def example_loader(
 
 def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     """Yields `load(step)` for each step in order, computed in a thread one step ahead."""
+    from concurrent.futures import ThreadPoolExecutor  # `import dpoptax` needs no threads
+
     with ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:
         pending = None
         for step in steps:

@@ -141,7 +141,9 @@ def fit(
     Raises:
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of range, or conflicts with `grad_fn`; the data do not fit the
-        plan or are not finite; one step exceeds the budget; or `workdir` holds another run.
+        plan or are not finite; one step exceeds the budget; `workdir` holds another run; or, with
+        `workdir`, a step calls a host function, such as `jax.pure_callback`, whose changes could
+        not be detected.
       OSError: a checkpoint cannot be written or read.
 
     >>> import dpoptax, jax.numpy as jnp, optax

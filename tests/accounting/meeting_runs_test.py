@@ -14,6 +14,7 @@ from scipy import stats
 import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
 from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
+from dpoptax.users import UserTable, per_user_loss
 from tests.helpers import after_releases, event_epsilon
 
 DELTA = 1e-5
@@ -230,6 +231,56 @@ def test_event_converts_both_ways():
         accounting.PrivacyEvent(3)
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3.0"):
         accounting.epsilon_spent(state, sampler, DELTA, also=[3.0])
+
+
+class TestUnits:
+    """A price for one example does not cover a user, and one for a user does not cover a change."""
+
+    TABLE = UserTable(np.arange(1000) // 10, 10, seed=1)
+
+    def plan_of_unit(self, unit, **options):
+        if unit == "example":
+            return plan_of(None, **options)
+        sampler = self.TABLE.sampler(sampling.PoissonSampler, batch_size=5)
+        return plan_of(None, dataset_size=None, batch_size=None, sampler=sampler, **options)
+
+    @pytest.mark.parametrize("units", [("user", "example"), ("example", "user")])
+    def test_events_of_two_units_are_refused(self, units):
+        one, other = map(self.plan_of_unit, units)
+        released = one.guarantee(state_of(one))
+        for also in (one.guarantee(), released, released.event):
+            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
+                dataclasses.replace(other, also=[also])
+            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
+                accounting.guarantee(state_of(other, KEYS[1]), other.sampler, also=[also])
+            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
+                accounting.selection.all_of([other.guarantee(), also])
+        planned = [one.guarantee(), other.guarantee()]
+        with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
+            accounting.selection.best_of_random(planned, mean=3, distribution="geometric")
+
+    @pytest.mark.parametrize("unit", ["user", "example"])
+    def test_events_of_one_unit_keep_it(self, unit):
+        plan = self.plan_of_unit(unit)
+        priced_by_hand = dpa.GaussianDpEvent(8.0)
+        both = dataclasses.replace(plan, also=[plan.guarantee(), priced_by_hand])
+        assert both.guarantee().event.unit == both.guarantee().unit == unit
+        trials = accounting.selection.all_of([priced_by_hand, plan.guarantee()])
+        assert accounting.Guarantee(trials, unit=unit).unit == unit
+        other = {"user": "example", "example": "user"}[unit]
+        with pytest.raises(ValueError, match=f"`unit` must be the event's, '{unit}', got"):
+            accounting.Guarantee(trials, unit=other)
+
+    def test_example_of_a_user_moves_the_sum_by_twice_the_bound(self):
+        """Shows why a price for users does not cover one example more or less."""
+        clipped = dpoptax.clipped_grad(per_user_loss(lambda p, x: jnp.sum(p * x)), 1.0)
+        records = np.array([[[1.0], [-3.0]]], np.float32)
+
+        def total(weights):
+            user = (records, np.array([weights], bool))
+            return float(clipped(jnp.zeros(1), user, np.ones(1, bool)).sum[0])
+
+        assert total([True, False]) - total([True, True]) == pytest.approx(2, abs=1e-4)
 
 
 def proven_epsilon(present, absent, delta):

@@ -322,7 +322,7 @@ def test_family_bounds_need_claim_with_a_family(full_batch_audit):
     assert [bound.method for bound in without.bounds] == ["one threshold"]
 
 
-def test_fixed_size_price_is_not_attained():
+def test_fixed_size_price_is_attained():
     """Checks the worst gradients on a line by quadrature, for one of two records at σ = 1."""
     event = sampling.FixedSizeSampler(2, 1, seed=0).dp_event(1.0, 1)
     relation = checks.relation_named("replace-one")
@@ -334,7 +334,7 @@ def test_fixed_size_price_is_not_attained():
     for odds, priced in zip(np.exp(epsilons[:40:4]), deltas[:40:4], strict=True):
         excess = np.maximum(drawn[:, :, None] - odds * drawn[:, None, :], 0)
         worst = excess.sum(axis=-1).max() * step
-        assert worst < 0.75 * priced
+        assert 0.98 < worst / priced <= 1.001
 
 
 def test_refuses_canary_that_overflows_its_dtype():
@@ -372,7 +372,7 @@ def test_audit_runs_have_different_keys_and_seeds():
     def seeds_of_runs(seed):
         seeds.clear()
         game = auditing.canary_gradient(
-            games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed)
+            games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed=seed)
         )
         _replay.Runs(game, "last-iterate", KEY)._replay(jax.random.split(KEY, 20), True)
         assert len(set(seeds)) == 20

@@ -19,14 +19,15 @@ from dpoptax._gradients.clip import accumulate as accumulate_module
 from dpoptax._gradients.clip import block_sums, bounds, limits
 from dpoptax._gradients.clip.bounds import NormBounds, Piece, Scales
 from dpoptax._gradients.clip.limits import Limits, PartNorms
-from dpoptax._gradients.ghost_clipping.norms import cotangents, factor_products, pulled_back_norms
+from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     FactoredGradients,
-    MeasuredTerm,
     Segment,
 )
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
+from dpoptax._gradients.ghost_clipping.transformed import cotangents, pulled_back_norms
+from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
 from tests.clip.rounding_interpreter import largest
 
 C = 0.3

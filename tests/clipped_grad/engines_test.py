@@ -112,7 +112,7 @@ def test_only_the_chosen_engine_is_imported(method):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     parts = {
-        m.split(".")[2]
+        m.split(".")[3]
         for m in done.stdout.split()
         if m.startswith("dpoptax._gradients.ghost_clipping.")
     }

@@ -161,7 +161,7 @@ def test_threshold_test_distinguishes_neighbors():
         (
             lambda: dpoptax.contrib.geodp(1.0, noise_multiplier=1, batch_size=1, key=0),
             TypeError,
-            "`key` must .* got 0",
+            "`key` must be a random key, not a seed",
         ),
         (lambda: dpoptax.contrib.hyperspherical_clip(1.0), ValueError, "Exactly one"),
         (

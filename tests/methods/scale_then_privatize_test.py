@@ -166,7 +166,10 @@ def test_zero_or_non_finite_releases_leave_scales_at_one():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("each", "row"), ("b2", 1.0), ("eps", 0.0), ("power", 0.0), ("stddev", -1.0), ("every", 0)],
+    [
+        *(("each", "row"), ("b2", 1.0), ("eps", 0.0), ("eps", 9e-5), ("power", 0.0)),
+        *(("power", 1.5), ("stddev", -1.0), ("every", 0)),
+    ],
 )
 def test_refuses_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"`{name}` must be"):

@@ -125,7 +125,7 @@ def test_refuses_masking_the_noise():
         ),
         ({"batch_size": 0}, ValueError, "`batch_size` must .* got 0"),
         ({"batch_size": None}, TypeError, "`batch_size` must .* got None"),
-        ({"key": 0}, TypeError, "`key` must .* got 0"),
+        ({"key": 0}, TypeError, "`key` must be a random key, not a seed"),
         ({"key": None}, TypeError, "`key` must .* got None"),
     ],
 )

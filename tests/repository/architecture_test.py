@@ -18,7 +18,7 @@ ORDER = (
     "_gradients.track_reference", "_gradients.gradient_map", "_gradients",
     "_release", "filters", "contrib", "accounting", "sampling._batches",
     "accounting._privacy_plan", "tables", "users",
-    "auditing._information_flow", "auditing", "extend", "dpoptax",
+    "_release.information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
     "training",

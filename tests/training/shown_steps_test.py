@@ -170,6 +170,46 @@ class TestNoiseBelongsToProgramAndData:
         np.testing.assert_array_equal(again.params, first.params)
         assert noise_key(again) == noise_key(first)
 
+    def test_host_functions_are_refused_in_a_folder(self, tmp_path):
+        """Two functions look alike, and two copies of a run would add one noise to two sums."""
+        row = jax.ShapeDtypeStruct((3,), np.float32)
+
+        def outside(params, x):
+            moved = jax.pure_callback(lambda x: -x, row, x, vmap_method="sequential")
+            return loss_fn(params, moved)
+
+        with pytest.raises(ValueError, match="must not call host functions .* got pure_callback"):
+            train(tmp_path, loss=outside)
+        assert not list((tmp_path / "checkpoints").iterdir())
+        train(None, loss=outside, steps=1)
+
+        def printing(params, x):
+            jax.debug.callback(lambda: None)
+            return loss_fn(params, x)
+
+        train(tmp_path, loss=printing, steps=1)
+
+    def test_other_draws_are_refused(self, tmp_path):
+        def sampler(reverse):
+            class Own(dpoptax.sampling.PoissonSampler):
+                dp_event = dpoptax.sampling.PoissonSampler.dp_event
+
+                def sample(self, step):
+                    drawn = super().sample(step)
+                    return drawn._replace(indices=N - 1 - drawn.indices) if reverse else drawn
+
+            return Own(N, 10, seed=3)
+
+        def fitted(reverse, steps):
+            plan = {"steps": steps, "noise_multiplier": 2.0, "sampler": sampler(reverse)}
+            plan = dpoptax.PrivacyPlan(**plan, accountant="rdp")
+            return fit(loss_fn, np.zeros(3), X, plan, workdir=tmp_path, progress=False)
+
+        fitted(False, 2)
+        with pytest.raises(ValueError, match="`sampler`, with its draws, must be the same"):
+            fitted(True, 3)
+        assert fitted(False, 3).steps == 3
+
     def test_initial_parameters_change_the_noise(self, tmp_path):
         plan = dpoptax.PrivacyPlan(
             dataset_size=N, batch_size=10, steps=1, noise_multiplier=2.0, seed=3

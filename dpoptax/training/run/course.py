@@ -14,6 +14,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.fingerprints import tree_digest
 from dpoptax.training.run import records, resume
 from dpoptax.training.run.context import Context, Record
+from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
@@ -130,6 +131,7 @@ class Course:
         program, hashed = dict[str, str](), ""
         if checkpoints is not None:
             program = job.program(on_one_device(arguments, job.plan.sampler.padded_size))
+            program["`sampler`, with its draws,"] = digest_of(job.plan.sampler.sample(0))
         if checkpoints is not None or jax.process_count() > 1:
             hashed = job.fingerprint()
         compared = {"data": hashed, "program": program, "arithmetic": arithmetic}

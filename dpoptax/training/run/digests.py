@@ -27,6 +27,9 @@ def digest_of(value: Any) -> str:
     """Returns the SHA-256 of a traced program, of settings, or of a tree of both.
 
     Functions count by their names. Trace them to include their operations.
+
+    Raises:
+        ValueError: A program calls a host function, whose operations and data are unknown.
     """
     return hashlib.sha256(_Reader().text(value).encode()).hexdigest()
 
@@ -92,6 +95,13 @@ class _Reader:
 
         lines = [declared(jaxpr.constvars), declared(jaxpr.invars)]
         for eqn in jaxpr.eqns:
+            if "callback" in eqn.primitive.name and eqn.outvars:
+                raise ValueError(
+                    "A run with a `workdir` must not call host functions in its steps, got "
+                    f"{eqn.primitive.name}. Nothing shows whether the function or its data have "
+                    "changed, and two sums would get the same noise. Compute its values before "
+                    "the run and pass them as data, or omit `workdir`."
+                )
             params = {name: each for name, each in eqn.params.items() if name not in _UNUSED}
             inputs = " ".join(map(variable, eqn.invars))
             lines.append(

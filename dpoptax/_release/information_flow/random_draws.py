@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from dpoptax.auditing._information_flow.derivations import Derivations, ProgramPath
+from dpoptax._release.information_flow.derivations import Derivations, ProgramPath
 
 
 class _NoiseDraw(NamedTuple):

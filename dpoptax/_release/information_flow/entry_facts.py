@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from dpoptax._release.information_flow.derivations import Derivations
 from dpoptax._support.jaxprs import type_of
-from dpoptax.auditing._information_flow.derivations import Derivations
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
+from dpoptax._release.information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
+from dpoptax._release.information_flow.example_axes import ExampleAxes
+from dpoptax._release.information_flow.selections import Selection
 from dpoptax._support.marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
-from dpoptax.auditing._information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
-from dpoptax.auditing._information_flow.example_axes import ExampleAxes
-from dpoptax.auditing._information_flow.selections import Selection
 
 
 class Content(enum.Flag):

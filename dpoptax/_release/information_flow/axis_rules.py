@@ -18,7 +18,7 @@ from dpoptax._gradients.ghost_clipping.trace.example_separation import (
     has_positional_keys,
     named_axes,
 )
-from dpoptax.auditing._information_flow.example_axes import AxisDigit, ExampleAxes
+from dpoptax._release.information_flow.example_axes import AxisDigit, ExampleAxes
 
 
 def result_axes(

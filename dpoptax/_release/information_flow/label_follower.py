@@ -11,18 +11,16 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._pricing.checks import is_hashable
-from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
-from dpoptax._support.marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
-from dpoptax.auditing._information_flow import axis_rules, example_axes
-from dpoptax.auditing._information_flow.derivations import Derivations, ProgramPath
-from dpoptax.auditing._information_flow.entry_facts import (
+from dpoptax._release.information_flow import axis_rules, example_axes
+from dpoptax._release.information_flow.derivations import Derivations, ProgramPath
+from dpoptax._release.information_flow.entry_facts import (
     UNKNOWN_FACTS,
     clamped_rows,
     indices_are_unique,
     is_integer,
     result_entries,
 )
-from dpoptax.auditing._information_flow.labels import (
+from dpoptax._release.information_flow.labels import (
     EMPTY_LABEL,
     PRIVATE_DATA,
     Content,
@@ -31,10 +29,12 @@ from dpoptax.auditing._information_flow.labels import (
     condition_label,
     join_labels,
 )
-from dpoptax.auditing._information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
-from dpoptax.auditing._information_flow.random_draws import NoiseDraws
-from dpoptax.auditing._information_flow.selections import RowSelections
-from dpoptax.auditing._information_flow.source_lines import source_line, type_text
+from dpoptax._release.information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
+from dpoptax._release.information_flow.random_draws import NoiseDraws
+from dpoptax._release.information_flow.selections import RowSelections
+from dpoptax._release.information_flow.source_lines import source_line, type_text
+from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
+from dpoptax._support.marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
 
 # Operations that return their operands.
 _IDENTITY_PRIMITIVES = {

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._gradients.ghost_clipping.explain import format_table
+from dpoptax._release.information_flow.entry_facts import DISTINCT_FACTS
+from dpoptax._release.information_flow.example_axes import LEADING_AXIS
+from dpoptax._release.information_flow.label_follower import LARGE_SIZE, LabelFollower
+from dpoptax._release.information_flow.labels import Content, Label, shown_kind
+from dpoptax._release.information_flow.source_lines import source_of_result, type_text
 from dpoptax._support.serialization import key_to_data
 from dpoptax._support.tree import PyTree, nnx_kinds
-from dpoptax.auditing._information_flow.entry_facts import DISTINCT_FACTS
-from dpoptax.auditing._information_flow.example_axes import LEADING_AXIS
-from dpoptax.auditing._information_flow.label_follower import LARGE_SIZE, LabelFollower
-from dpoptax.auditing._information_flow.labels import Content, Label, shown_kind
-from dpoptax.auditing._information_flow.source_lines import source_of_result, type_text
 
 
 @dataclasses.dataclass(frozen=True)

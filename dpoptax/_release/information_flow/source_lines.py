@@ -10,7 +10,7 @@ from jax.extend.source_info_util import summarize
 from dpoptax._support.jaxprs import subprograms
 
 # Lines in these folders are not a user's own.
-_LIBRARY_FOLDERS = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
+_LIBRARY_FOLDERS = str(pathlib.Path(__file__).parents[2]), str(pathlib.Path(optax.__file__).parent)
 _FRAME_LIMIT = 100
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Hashable, Sequence
 
 from jax.extend.core import JaxprEqn
 
-from dpoptax.auditing._information_flow.derivations import Derivations, LoopCarry
-from dpoptax.auditing._information_flow.entry_facts import UNKNOWN_FACTS
-from dpoptax.auditing._information_flow.example_axes import ExampleAxes, LoopTurn, mesh_axes
-from dpoptax.auditing._information_flow.labels import Label, join_labels
+from dpoptax._release.information_flow.derivations import Derivations, LoopCarry
+from dpoptax._release.information_flow.entry_facts import UNKNOWN_FACTS
+from dpoptax._release.information_flow.example_axes import ExampleAxes, LoopTurn, mesh_axes
+from dpoptax._release.information_flow.labels import Label, join_labels
 
 AxesMove = Callable[[ExampleAxes, LoopTurn], ExampleAxes | None]
 """Maps example axes on the way into a turn of a loop, or out of it."""

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable
 from typing import TypeAlias
 
-from dpoptax.auditing._information_flow.derivations import Derivations, ProgramPath
+from dpoptax._release.information_flow.derivations import Derivations, ProgramPath
 
 Selection: TypeAlias = tuple[Hashable, ProgramPath]
 """The number of a release's key, and the loops and branches around the selection."""
