@@ -87,11 +87,11 @@ def install() -> None:
         phases.stepped()
 
     course_type.advance = stepping
-    # Evaluation is a phase inside of `evaluate`.
+    # Evaluation is a phase inside of `_show`.
     for owner, name in (
         (Bar, "update"),
         (Bar, "set_postfix_str"),
-        (Course, "evaluate"),
+        (Course, "_show"),
         (Course, "progress"),
         (RunPlan, "bounds"),
     ):

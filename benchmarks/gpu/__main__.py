@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
         collect(given.bundle)
         return {}
-    # For peaks of memory, and for torch in a process of its own.
+    # For peaks of memory, and for torch in a separate process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     return _run(given)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What a machine with Python 3.12, JAX, optax, flax, chex, orbax, NumPy, SciPy and torch lacks:
+# Wheels that are missing next to Python, JAX, optax, flax, chex, orbax, NumPy, SciPy and torch:
 # dp-accounting, jax-privacy, and what both need. The versions are those of this environment.
 INSTALLED = (
     "dp-accounting", "dm-tree", "wrapt", "jax-privacy", "pydantic", "pydantic-core",

@@ -1,6 +1,6 @@
 """Measures Opacus next to the plain step of torch: `python -m benchmarks.gpu.torch_steps REQUEST`.
 
-This runs in a process of its own, since torch and JAX would share the memory of the device.
+This runs in a separate process, since torch and JAX would share the memory of the device.
 """
 
 import importlib.util

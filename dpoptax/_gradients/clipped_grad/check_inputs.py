@@ -10,6 +10,7 @@ from dpoptax._support.tree import PyTree
 
 
 def check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:
+    """Returns the records' numbers as an array, or raises if they do not fit the key and batch."""
     if (ids is None) != (key is None):
         given, missing = ("key", "ids") if ids is None else ("ids", "key")
         raise ValueError(
