@@ -22,10 +22,12 @@ from dpoptax._pricing.privacy_event import (
 )
 from dpoptax._release.adaptive import QuantileClip, adaptive_gaussian_noise
 from dpoptax._release.correlated import correlated_noise
+from dpoptax._release.fixed_point import fixed_point_grid
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.random.keys import check_noise_key, words_of
 from dpoptax._release.random.shake256 import SEED_BYTES
 from dpoptax.accounting._statement import claim_text, multipliers_text
+from dpoptax.matrix._participation import Participation
 from dpoptax.matrix._strategies import Strategy
 from dpoptax.sampling import PoissonSampler, Sampler
 from dpoptax.sampling._batches import Batch, example_loader, read_ahead
@@ -33,7 +35,6 @@ from dpoptax.sampling._batches import Batch, example_loader, read_ahead
 if TYPE_CHECKING:
     from dpoptax._gradients.clip.clip import Clip
     from dpoptax._support.tree import PyTree
-    from dpoptax.matrix._participation import Participation
     from dpoptax.users import UserTable
 
 
@@ -66,6 +67,7 @@ class PrivacyPlan:
       noise_multiplier: σ, or a schedule from the first step of each phase to its σ, read-only.
       delta: δ of the target and of the statement.
       strategy: the strategy of correlated noise; None for independent noise.
+      fixed_point: whether the guarantee holds for every bit of a release.
       accountant: "pld", "rdp" or "monte_carlo".
       also: the events of other releases on the same data.
 
@@ -83,6 +85,8 @@ class PrivacyPlan:
         `dataset_size`, `batch_size` and `seed`. An object from `UserTable.sampler` draws users.
       seed: the seed of the sampler, for one run. By default, each run draws its own.
       strategy: a strategy of `dpoptax.matrix`.
+      fixed_point: whether the guarantee holds for every bit of a release. `noise`, `grid` and
+        `dpoptax.training.fit` follow.
       accountant: as for `accounting.guarantee`.
       also: as for `accounting.guarantee`, such as the guarantee of an earlier run. `epsilon`
         includes these events.
@@ -90,8 +94,8 @@ class PrivacyPlan:
     Raises:
       TypeError: `sampler` is neither a sampler nor makes one.
       ValueError: an argument is missing, out of range, given twice, or differs from the sampler's;
-        no σ spends `epsilon`; the sampler has no event; or its seed is also that of an event of
-        `also`, or its unit is another one.
+        no σ spends `epsilon`; the sampler has no event, or none for the strategy in fixed point; or
+        its seed is also that of an event of `also`, or its unit is another one.
 
     >>> import dpoptax, jax, optax
     >>> plan = dpoptax.PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)
@@ -113,6 +117,7 @@ class PrivacyPlan:
     noise_multiplier: float | Mapping[int, float]
     delta: float
     strategy: Strategy | None
+    fixed_point: bool
     accountant: Accountant
     also: tuple[PrivacyEvent, ...]
 
@@ -129,6 +134,7 @@ class PrivacyPlan:
         sampler: Sampler | Callable[..., Sampler] = PoissonSampler,
         seed: int | bytes | None = None,
         strategy: Strategy | None = None,
+        fixed_point: bool = False,
         accountant: Accountant = "pld",
         also: Sequence[Composable] = (),
     ) -> None:
@@ -148,6 +154,8 @@ class PrivacyPlan:
             raise ValueError(
                 "`strategy` must be None under a schedule: correlated noise has one multiplier."
             )
+        if fixed_point and isinstance(priced, Participation):
+            priced.check_fixed_point()
         also = other_events(also)
         if epsilon is not None:
             if delta is None:
@@ -172,6 +180,7 @@ class PrivacyPlan:
             "noise_multiplier": noise_multiplier,
             "delta": delta,
             "strategy": strategy,
+            "fixed_point": fixed_point,
             "accountant": accountant,
             "also": also,
         }
@@ -190,7 +199,7 @@ class PrivacyPlan:
         return self.steps * self.sampler.sampling_probability
 
     def noise(
-        self, key: "jax.Array", *, fixed_point: bool = False, clip: "Clip | float | None" = None
+        self, key: "jax.Array", *, clip: "Clip | float | None" = None
     ) -> optax.GradientTransformation:
         """Returns the noise transform, the first transform of the chain.
 
@@ -199,7 +208,6 @@ class PrivacyPlan:
 
         Args:
           key: from `dpoptax.random_key_from_os`; a new one for each run.
-          fixed_point: whether the guarantee holds for every bit of a release.
           clip: the clip of all sums. Required for an `adaptive_clip`, and for correlated noise in
             fixed point.
 
@@ -229,16 +237,16 @@ class PrivacyPlan:
                 noise_multiplier=self.noise_multiplier,
                 batch_size=batch_size,
                 key=key,
-                fixed_point=fixed_point,
+                fixed_point=self.fixed_point,
             )
         if self.strategy is None:
             return gaussian_noise(
                 noise_multiplier=self.noise_multiplier,
                 batch_size=batch_size,
                 key=key,
-                fixed_point=fixed_point,
+                fixed_point=self.fixed_point,
             )
-        if fixed_point and clip is None:
+        if self.fixed_point and clip is None:
             raise ValueError(
                 "`clip` must be the clip of all sums for correlated noise in fixed point, got None."
             )
@@ -248,7 +256,25 @@ class PrivacyPlan:
             noise_multiplier=self.noise_multiplier,
             batch_size=batch_size,
             key=key,
-            fixed_point_clip=clip if fixed_point else None,
+            fixed_point_clip=clip if self.fixed_point else None,
+        )
+
+    def grid(self, clip: "Clip | float") -> float | None:
+        """Returns `grid` for `clipped_grad`, with which sums in fixed point are exact.
+
+        It is None without `fixed_point`. See `dpoptax.extend.fixed_point_grid`.
+
+        Raises:
+          ValueError: the noise multiplier is 0.
+
+        >>> run = {"dataset_size": 100, "batch_size": 10, "steps": 5, "noise_multiplier": 1.0}
+        >>> PrivacyPlan(**run).grid(1.0), PrivacyPlan(**run, fixed_point=True).grid(1.0) == 2**-18
+        (None, True)
+        """
+        if not self.fixed_point:
+            return None
+        return fixed_point_grid(
+            clip, noise_multiplier=self.noise_multiplier, batch_size=self.sampler.batch_size
         )
 
     def new_run(self) -> "PrivacyPlan":
@@ -402,7 +428,8 @@ class PrivacyPlan:
                 _stddevs([sigma / batch_size for _, sigma in stage.phases])
                 if self.strategy is None
                 else f", correlated by {self.strategy}"
-            ),
+            )
+            + (", in fixed point" if self.fixed_point else ""),
             "privacy": claim_text(
                 planned.stated_epsilon, self.delta, sampler.unit, sampler.neighboring_relation
             ),
@@ -410,7 +437,7 @@ class PrivacyPlan:
         return "\n".join(["PrivacyPlan", *(f"  {name:7}  {text}" for name, text in lines.items())])
 
 
-def _priced(sampler: Sampler, strategy: Strategy | None) -> "Sampler | Participation":
+def _priced(sampler: Sampler, strategy: Strategy | None) -> Sampler | Participation:
     """Returns the sampler for the accounting, with the strategy if there is one."""
     return sampler if strategy is None else strategy.under(sampler)
 

@@ -7,7 +7,7 @@ from dpoptax._pricing.checks import Accountant, check_accountant, check_delta, i
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, composed, other_events
 from dpoptax.accounting._design import checked_noise, make_design, seeds_of
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
-from dpoptax.accounting._spent import read_ledgers, spent_event
+from dpoptax.accounting._spent import drawing_sampler, read_ledgers, spent_event
 from dpoptax.matrix._participation import Participation
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def guarantee(
     opt_state: "PyTree",
-    sampler: "Sampler",
+    sampler: "Sampler | Participation",
     *,
     delta: float | None = None,
     accountant: Accountant = "pld",
@@ -45,7 +45,8 @@ def guarantee(
     Args:
       opt_state: contains the state of at least one noise stage. It may be a restored checkpoint or
         an `nnx.Optimizer`.
-      sampler: the sampler that drew the batches. Its batch size must be that of the ledgers.
+      sampler: the sampler that drew the batches, also as `strategy.under(sampler)`. Batch size and
+        strategy must be those of the ledgers.
       delta: δ of the statement. By default, the largest power of ten below 1/N, at most 1e-5.
       accountant: "pld", "rdp" or "monte_carlo".
       same_batches: for several noise stages, True (the default) if every step updated all of them
@@ -66,9 +67,9 @@ def guarantee(
         release, or one with arrays of another mechanism; two noise stages or runs have the same
         key; a mechanism has no privacy proof; the sampler has another batch size, has no event for
         this noise (correlated noise in fixed point needs a `CyclicPoissonSampler` whose cycle is as
-        long as its bands), or is a strategy with a sampler; correlated noise is combined with
-        another noise stage; stages with different numbers of releases shared the batches of a
-        sampler with dependent steps; or `same_batches` is missing for an ensemble.
+        long as its bands), or has another strategy; correlated noise is combined with another noise
+        stage; stages with different numbers of releases shared the batches of a sampler with
+        dependent steps; or `same_batches` is missing for an ensemble.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
@@ -81,6 +82,7 @@ def guarantee(
     """
     check_accountant(accountant)
     readings, others = read_ledgers(opt_state), other_events(also)
+    sampler = drawing_sampler(sampler, readings)
 
     def event(most: int | None = None) -> PrivacyEvent:
         spent = spent_event(readings, sampler, same_batches=same_batches, most=most)
@@ -158,7 +160,7 @@ def planned_guarantee(
 
 def epsilon_spent(
     opt_state: "PyTree",
-    sampler: "Sampler",
+    sampler: "Sampler | Participation",
     delta: float,
     *,
     same_batches: bool | None = None,

@@ -55,9 +55,29 @@ def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
     return LedgerReadings((found,), ensemble=False, keys=key_fingerprints(opt_state))
 
 
+def drawing_sampler(sampler: "Sampler | Participation", readings: LedgerReadings) -> "Sampler":
+    """Returns the sampler that drew the batches, without a strategy.
+
+    Raises:
+      TypeError: `sampler` is not a sampler.
+      ValueError: the strategy of `sampler` is not that of the ledgers.
+    """
+    check_sampler(sampler)
+    if not isinstance(sampler, Participation):
+        return sampler
+    strategies = {ledger.mechanism.strategy for run in readings.runs for ledger in run}
+    if strategies != {sampler.strategy}:
+        raise ValueError(
+            f"`sampler` must have the strategy of the noise stage, {[*strategies]}, got "
+            f"{sampler.strategy}. Pass the sampler that drew the batches; the ledgers hold the "
+            "strategy."
+        )
+    return sampler.sampler
+
+
 def spent_event(
     readings: LedgerReadings,
-    sampler: "Sampler",
+    sampler: "Sampler | Participation",
     *,
     same_batches: bool | None = None,
     noise: float = 1.0,
@@ -72,7 +92,7 @@ def spent_event(
       noise: a factor on all noise multipliers, to price the run with other noise.
       most: if given, only this many first releases of each ledger count.
     """
-    runs = readings.runs
+    runs, sampler = readings.runs, drawing_sampler(sampler, readings)
     if most is not None:
         runs = tuple(
             tuple(ledger._replace(releases=min(ledger.releases, most)) for ledger in run)
@@ -97,12 +117,6 @@ def _event(
     found: "Sequence[Ledger]", sampler: "Sampler", *, same_batches: bool, noise: float = 1.0
 ) -> dpa.DpEvent:
     """Returns the event of the releases of several ledgers."""
-    check_sampler(sampler)
-    if isinstance(sampler, Participation):
-        raise ValueError(
-            f"`sampler` must be a sampler without a strategy, got {sampler}. The ledgers hold the "
-            "strategy; pass `strategy.under(sampler).sampler`."
-        )
     for mechanism in (ledger.mechanism for ledger in found):
         if mechanism.unproven is not None:
             raise ValueError(

@@ -117,7 +117,7 @@ def suggest_plan(
     examples: float,
     min_steps: int = 100,
     max_excess: float = 0.1,
-    accountant: Accountant = "rdp",
+    accountant: Accountant = "pld",
 ) -> PlanSuggestion:
     """Suggests a batch size, steps and a noise multiplier for a compute budget.
 
@@ -145,8 +145,8 @@ def suggest_plan(
         ordinary training. `dpoptax plan --suggest` counts the operations of a private step.
       min_steps: the least number of steps that suffices for the training.
       max_excess: the largest excess of σ/B over its limit that does not justify a larger batch.
-      accountant: as for `calibrate_noise_multiplier`. "rdp" takes seconds. "pld", which
-        `PrivacyPlan` uses for its noise, takes minutes and needs less noise.
+      accountant: as for `calibrate_noise_multiplier`. "pld" takes about ten seconds. "rdp" takes
+        one, and needs more noise.
 
     Raises:
       ValueError: an argument is out of range, or `calibrate_noise_multiplier` raises it.
@@ -154,7 +154,8 @@ def suggest_plan(
     Source: McKenna et al., "Scaling laws for differentially private language models", 2025: the
     loss depends on the noise-batch ratio, besides model and steps.
 
-    >>> print(suggest_plan(dataset_size=50_000, epsilon=3.0, delta=1e-6, examples=2_500_000))
+    >>> budget = {"dataset_size": 50_000, "epsilon": 3.0, "delta": 1e-6, "examples": 2_500_000}
+    >>> print(suggest_plan(**budget, accountant="rdp"))
             B       T  epochs       σ       σ/B  excess
        16,384     152   49.81   6.787  0.000414   2.3 %
         8,192     305   49.97   4.854  0.000593   3.2 %

@@ -78,18 +78,18 @@ def singular_value_shrinkage(
 def james_stein(
     stddev: float,
     *,
-    per_leaf: bool = True,
+    per_leaf: bool = False,
     decay: float = 0.0,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """Shrinks each layer's noisy gradient by the positive-part James–Stein factor.
+    """Shrinks the noisy gradient by the positive-part James–Stein factor.
 
         g ↦ max(0, 1 − (d − 2) τ²/‖g‖²) g
 
     for d > 2 coordinates; fewer coordinates are unchanged. For every true gradient, the expected
     squared error is smaller than that of g. With `decay`, it shrinks the running mean with its own
     τ, as in `singular_value_shrinkage`; otherwise τ = `stddev`. The factor is about 1 if the signal
-    outweighs the noise, and small for layers that are mostly noise.
+    outweighs the noise, and small if the gradient is mostly noise.
 
     Input and output: privatized mean gradients with white noise, as from `gaussian_noise`. Privacy:
     post-processing, at no cost. Memory: one copy of the parameters with `decay`, none without.
@@ -107,7 +107,7 @@ def james_stein(
     Source: James and Stein, "Estimation with quadratic loss", 1961; Baranchik, 1964, for the
     positive part.
 
-    >>> tx = james_stein(1.0)
+    >>> tx = james_stein(1.0, per_leaf=True)
     >>> loud, quiet = jnp.full(102, 10.0), jnp.full(102, 0.5)
     >>> [float(x[0]) for x in tx.update([loud, quiet], tx.init([loud, quiet]))[0]]
     [9.90..., 0.0]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # are imported when a sampler is priced.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PoissonSampler(CutSampler):
     """Draws every record in every step with probability B/N, independently.
 
@@ -89,7 +89,7 @@ class PoissonSampler(CutSampler):
         return {**super().describe(), "overflow_probability": self.overflow_probability}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FixedSizeSampler(Sampler):
     """Draws exactly B of the N records in every step, without replacement.
 
@@ -132,7 +132,7 @@ class FixedSizeSampler(Sampler):
         return events.noisy_sum_event(noise_multiplier, steps, sampled)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShuffledSampler(Sampler):
     """Draws each record once per epoch, in a new random order.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SMALL = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomAllocationSampler(ChainSampler):
     """Draws each record in exactly k of every T = ⌈k N/B⌉ steps, chosen uniformly.
 

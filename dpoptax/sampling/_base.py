@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -50,6 +50,8 @@ class Sample(NamedTuple):
 class Sampler(abc.ABC):
     """Draws the batch of each step and computes the privacy event of the draws.
 
+    All arguments except `dataset_size` and `batch_size` are keywords.
+
     Attributes:
       dataset_size: N, the number of records. With `dpoptax.users`, a record is a user.
       batch_size: B, the expected number of records in a step; the divisor of the noisy sum.
@@ -65,9 +67,10 @@ class Sampler(abc.ABC):
 
     dataset_size: int
     batch_size: int
+    _: KW_ONLY
     seed: int | bytes | None = field(default=None, repr=False)  # secret, so not in messages
     multiple_of: int = 1
-    unit: Unit = field(default="example", kw_only=True)
+    unit: Unit = "example"
 
     neighboring_relation: ClassVar[str]
     # What states the law of the draws: a class that draws in its own way defines one of each.

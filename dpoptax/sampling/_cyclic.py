@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CyclicPoissonSampler(Sampler):
     """Draws Poisson samples from `cycle_length` groups of records that take turns.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupedPoissonSampler(Sampler):
     """Draws each record independently, with a probability that depends on its group.
 

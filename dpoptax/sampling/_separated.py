@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LEVELS = 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MinSeparationSampler(ChainSampler):
     """Draws each record with probability p, unless drawn in the last b − 1 steps.
 

@@ -1,6 +1,7 @@
 """Trains any loss, parameters and optimizer under a privacy plan."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType
 
 import dpoptax
 from dpoptax.accounting import Guarantee
@@ -22,7 +24,7 @@ from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step, optimizer_digest, program_digest
+from dpoptax.training.run.step import Step, on_one_device, optimizer_digest, program_digest
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
 
@@ -53,20 +55,20 @@ class FitResult:
 
 
 def fit(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[..., Any] | None,
     params: Any,
     data: streaming.Source,
     plan: dpoptax.PrivacyPlan,
     *,
     optimizer: optax.GradientTransformation = optax.adam(1e-3),  # noqa: B008
-    clip: dpoptax.Clip | float = 1.0,
+    clip: dpoptax.Clip | float | None = None,
+    grad_fn: Callable[..., Any] | None = None,
     frozen: Any = None,
     users: UserTable | None = None,
     has_aux: bool = False,
     microbatch_size: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    fixed_point: bool = False,
     budget: float | None = None,
     evaluate: Callable[[Any], Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
@@ -101,7 +103,18 @@ def fit(
         two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
         in it. It must not add noise.
-      clip: as for `clipped_grad`.
+      clip: as for `clipped_grad`; by default 1.0.
+      grad_fn: a function from `clipped_grad`, or any other that returns a `ClippedSum`, for options
+        that `fit` does not have:
+
+            fit(None, params, data, plan, grad_fn=clipped_grad(loss_fn, 1.0, method="recompute"))
+
+        `loss_fn` must then be None, and `has_aux` and `microbatch_size` be left out. `clip` is
+        needed only if it is an `adaptive_clip`, and for correlated noise in fixed point. Give
+        `clipped_grad` the same `mesh`, with automatic axes; the run then resumes on as many
+        devices only. `fit` calls `grad_fn(points, batch, mask)`. If it requires a keyword `key`, it
+        also gets `key` and `ids`, and with `frozen`, the keyword `frozen`. With `users`, the loss
+        is that of `dpoptax.users.per_user_loss`. `grid` may be `plan.grid(clip)`.
       frozen: arrays that `loss_fn` uses and that are not trained, such as pretrained weights. They
         are an argument of the compiled step, and placed like `params`.
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
@@ -111,7 +124,6 @@ def fit(
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call, with the same `key`.
       key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
-      fixed_point: whether the guarantee holds for every bit of the parameters.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -128,9 +140,10 @@ def fit(
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: an argument is out of range; the data do not fit the plan or are not finite; one
-        step exceeds the budget; `workdir` holds another run; or, with `workdir`, a step calls a
-        host function, such as `jax.pure_callback`, whose changes could not be detected.
+      ValueError: an argument is out of range, or conflicts with `grad_fn`; the data do not fit the
+        plan or are not finite; one step exceeds the budget; `workdir` holds another run; or, with
+        `workdir`, a step calls a host function, such as `jax.pure_callback`, whose changes could
+        not be detected.
       OSError: a checkpoint cannot be written or read.
 
     >>> import dpoptax, jax.numpy as jnp, optax
@@ -145,13 +158,17 @@ def fit(
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"`optimizer` must be an optax transformation, got {optimizer!r}.")
-    if clip is None:
-        raise TypeError("`clip` must be a `Clip` or the clipping bound, got None.")
+    if grad_fn is None:
+        clip = 1.0 if clip is None else clip
+    else:
+        _check_unused(loss_fn=loss_fn, has_aux=has_aux or None, microbatch_size=microbatch_size)
+        _check_automatic(mesh)
     eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
     for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    random, place = takes_key(loss_fn), inputs.devices_of(mesh)
+    random = _requires_key(grad_fn) if grad_fn is not None else takes_key(loss_fn)
+    place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
     with phases("data"):
@@ -160,11 +177,11 @@ def fit(
         steps = plan.steps if budget is None else plan.steps_within(budget)
 
     workdir = None if workdir is None else Path(workdir)
-    options: dict[str, Any] = {"log": log, "progress": progress, "exact": fixed_point}
+    options: dict[str, Any] = {"log": log, "progress": progress, "exact": plan.fixed_point}
     with open_context(workdir, place, phases, **options) as context:
         if context.begun is not None:
             assert workdir is not None
-            plan, key = _continued(plan, key, fixed_point, context.begun, workdir)
+            plan, key = _continued(plan, key, context.begun, workdir)
         elif plan.sampler.seed is None:
             plan = _seeded(plan, devices.fresh_seed(bits=128))
         key = dpoptax.random_key_from_os() if key is None else key
@@ -172,7 +189,7 @@ def fit(
         assert seed is not None
 
         def chain_with(key: jax.Array) -> optax.GradientTransformation:
-            stages = [plan.noise(key, fixed_point=fixed_point, clip=clip), optimizer]
+            stages = [plan.noise(key, clip=clip), optimizer]
             if random:
                 stages.insert(1, step_keys(seeds.random_key(key)))
             return optax.chain(*stages)
@@ -197,6 +214,7 @@ def fit(
             has_aux=has_aux,
             microbatch_size=microbatch_size,
             param_specs=inputs.param_specs(params),
+            grad_fn=grad_fn,
         )
         job = Job(
             name="training",
@@ -206,18 +224,16 @@ def fit(
             data=data,
             users=users,
             evaluate=_metrics(evaluate),
-            fields=_fields(plan, fixed_point),
+            fields=_fields(plan),
             secrets={"seed": seed.hex() if isinstance(seed, bytes) else seed, "key": _words(key)},
             fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
             program=lambda args: {
                 "`users`": digest_of(None if users is None else vars(users)),
                 "`optimizer`": optimizer_digest(optimizer, args[0][0]),
-                "`clip`": digest_of(clip),
-                "`microbatch_size`": str(microbatch_size),
-                "`loss_fn`, with everything that it closes over,": program_digest(step, args),
+                **_gradient_digests(step, args, place),
             },
             begin=lambda read, params: first_state(seeds.noise_key_of(key, read), params),
-            exact=fixed_point,
+            exact=plan.fixed_point,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
         )
@@ -229,6 +245,54 @@ def fit(
     state = course.state
     guarantee = plan.guarantee(state.opt_state)
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
+
+
+def _check_unused(**arguments: Any) -> None:
+    """Raises if an argument is given that `grad_fn` replaces."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must not be given with `grad_fn`, got {value!r}. Pass it to "
+                "`dpoptax.clipped_grad`, which makes `grad_fn`."
+            )
+
+
+def _check_automatic(mesh: jax.sharding.Mesh | None) -> None:
+    """Raises if a mesh has explicit axes, which a given gradient and the step would not share."""
+    if mesh is not None and set(mesh.axis_types) != {AxisType.Auto}:
+        raise ValueError(
+            f"`mesh` must have automatic axes with `grad_fn`, got {mesh}. Make it by "
+            "`jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,))`."
+        )
+
+
+def _requires_key(grad_fn: Callable[..., Any]) -> bool:
+    """Returns whether a given gradient requires the keyword `key`.
+
+    Raises:
+        TypeError: `grad_fn` is not a function.
+    """
+    if not callable(grad_fn):
+        raise TypeError(
+            f"`grad_fn` must be a function from `dpoptax.clipped_grad`, got {grad_fn!r}."
+        )
+    key = inspect.signature(grad_fn).parameters.get("key")
+    return key is not None and key.default is key.empty
+
+
+def _gradient_digests(step: Step, args: Any, place: devices.Devices) -> dict[str, str]:
+    """Returns digests of the gradient, and of the whole step with everything it closes over."""
+    if step.grad_fn is None:
+        return {
+            "`clip`": digest_of(step.clip),
+            "`microbatch_size`": str(step.microbatch_size),
+            "`loss_fn`, with everything that it closes over,": program_digest(step, args),
+        }
+    if place.mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
+        shared = place.mesh.shape["data"]
+        args = on_one_device(args, -(-len(args[2]) // shared) * shared)
+    digest = program_digest(step, args)
+    return {"`grad_fn`, with everything that it closes over,": digest}
 
 
 def _metrics(
@@ -258,7 +322,6 @@ def _metrics(
 def _continued(
     plan: dpoptax.PrivacyPlan,
     key: jax.Array | None,
-    fixed_point: bool,
     record: Record,
     workdir: Path,
 ) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
@@ -267,7 +330,7 @@ def _continued(
     Raises:
         ValueError: The plan or the key belongs to another run.
     """
-    resume.check_same_fields(_fields(plan, fixed_point), record, workdir)
+    resume.check_same_fields(_fields(plan), record, workdir)
     if key is not None and _words(key) != record["key"]:
         raise ValueError(
             f"`key` must be the key of the run in {workdir}, got another one. Omit it to continue "
@@ -296,7 +359,7 @@ def _words(key: jax.Array) -> list[int]:
     return words
 
 
-def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
+def _fields(plan: dpoptax.PrivacyPlan) -> dict[str, Any]:
     """Returns values that must not change when a run resumes, except seed and key."""
     noise = plan.noise_multiplier
     fields = dataclasses.asdict(plan.sampler) | {
@@ -304,7 +367,7 @@ def _fields(plan: dpoptax.PrivacyPlan, fixed_point: bool) -> dict[str, Any]:
         "noise_multiplier": dict(noise) if isinstance(noise, Mapping) else noise,
         "strategy": None if plan.strategy is None else repr(plan.strategy),
         "steps": None if plan.strategy is None else plan.steps,
-        "fixed_point": fixed_point,
+        "fixed_point": plan.fixed_point,
     }
     del fields["seed"]
     found: dict[str, Any] = records.plain(fields)

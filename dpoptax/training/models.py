@@ -224,7 +224,7 @@ def example_loss(model: nn.Module, frozen: Params = None) -> Callable[..., jax.A
     return loss
 
 
-def takes_key(loss_fn: Callable[..., Any]) -> bool:
+def takes_key(loss_fn: Callable[..., Any] | None) -> bool:
     """Returns whether a loss requires a third positional argument.
 
     Raises:

@@ -16,7 +16,12 @@ def batches_page(*, trials: int = 16, seeds: int = 10, epochs: int = EPOCHS) -> 
     split = split_digits()
     size = len(split.private[1])
     suggestion = accounting.suggest_plan(
-        dataset_size=size, epsilon=EPSILON, delta=DELTA, examples=epochs * size, min_steps=25
+        dataset_size=size,
+        epsilon=EPSILON,
+        delta=DELTA,
+        examples=epochs * size,
+        min_steps=25,
+        accountant="rdp",
     )
     rows = []
     for option in Bar(suggestion.options, "batches", unit="batch size"):

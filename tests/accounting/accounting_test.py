@@ -1,6 +1,7 @@
 """Tests of privacy accounting against published values, closed forms and numerical integration."""
 
 import functools
+import inspect
 import math
 import warnings
 from types import SimpleNamespace
@@ -1025,3 +1026,15 @@ def test_refuses_sampler_of_wrong_type(wrong):
         accounting.epsilon_spent(tx.init(jnp.zeros(2)), wrong, 1e-5)
     with pytest.raises(TypeError, match="`sampler` must be the sampler that draws the batches"):
         accounting.epsilon(sampler=wrong, **run)
+
+
+def test_every_public_function_has_one_default_accountant():
+    """A plan and the functions of `accounting` price by the same accountant by default."""
+    public = [dpoptax.PrivacyPlan, *(f for f in vars(accounting).values() if callable(f))]
+    defaults = {
+        f.__name__: inspect.signature(f).parameters["accountant"].default
+        for f in public
+        if "accountant" in inspect.signature(f).parameters
+    }
+    assert {"suggest_plan", "guarantee", "calibrate_noise_multiplier"} < defaults.keys()
+    assert set(defaults.values()) == {"pld"}

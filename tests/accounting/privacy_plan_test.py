@@ -7,6 +7,7 @@ import pickle
 import secrets
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import dp_accounting as dpa
 import jax
@@ -165,14 +166,15 @@ def test_supports_correlated_noise():
     sigma = accounting.calibrate_noise_multiplier(epsilon=0.5, delta=1e-5, steps=20, sampler=priced)
     assert plan.noise_multiplier == sigma
     for fixed_point in (False, True):
-        tx = plan.noise(jax.random.key(0), fixed_point=fixed_point, clip=CLIP)
+        run = dataclasses.replace(plan, fixed_point=fixed_point)
+        tx = run.noise(jax.random.key(0), clip=CLIP)
         (ledger,) = dpoptax.ledgers(state := state_of(tx, 2))
         assert ledger.mechanism.strategy == STRATEGY
         assert ledger.mechanism.fixed_point == fixed_point
         assert plan.guarantee(state).epsilon(1e-5) < plan.epsilon
     assert f"correlated by {STRATEGY}" in str(plan)
     with pytest.raises(ValueError, match="`clip` must be the clip of all sums"):
-        plan.noise(jax.random.key(0), fixed_point=True)
+        run.noise(jax.random.key(0))
     with pytest.raises(ValueError, match="`strategy` must be None under a schedule"):
         dpoptax.PrivacyPlan(**options, noise_multiplier={0: 2.0, 1: 1.0})
     with pytest.raises(ValueError, match="no ε is known"):
@@ -180,9 +182,24 @@ def test_supports_correlated_noise():
 
 
 def test_supports_fixed_point_noise():
-    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0)
-    state = state_of(plan.noise(jax.random.key(0), fixed_point=True), 1)
-    assert "for every bit of a release" in str(plan.guarantee(state))
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0, fixed_point=True)
+    assert "in fixed point" in str(plan)
+    tx = plan.noise(jax.random.key(0))
+    assert "for every bit of a release" in str(plan.guarantee(state_of(tx, 1)))
+    # Sums on the plan's grid fit its noise, and no others.
+    batch, mask = jnp.ones((64, 3)), jnp.ones(64, bool)
+    for grid, refused in ((plan.grid(CLIP), False), (plan.grid(CLIP) / 2, True)):
+        grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), CLIP, grid=grid)
+        clipped, params = grad_fn(jnp.zeros(3), batch, mask), jnp.zeros(3)
+        with pytest.raises(ValueError, match="`grid` .* must be") if refused else nullcontext():
+            tx.update(clipped, tx.init(params), params)
+    assert dataclasses.replace(plan, fixed_point=False).grid(CLIP) is None
+    turns = SAMPLERS["cyclic"](1000, 500, seed=0, cycle_length=2)
+    wide = dpoptax.matrix.BandedToeplitz((1.0, 0.5, 0.2))
+    with pytest.raises(ValueError, match="Correlated noise in fixed point must have"):
+        dpoptax.PrivacyPlan(
+            sampler=turns, steps=4, strategy=wide, noise_multiplier=9.0, fixed_point=True
+        )
 
 
 def test_unit_is_user_if_sampler_draws_users():
@@ -253,7 +270,11 @@ POISSON = sampling.PoissonSampler(1000, 50, seed=0)
         ({"sampler": POISSON, "dataset_size": 9}, ValueError, "`dataset_size` must be"),
         ({"sampler": POISSON, "seed": 3}, ValueError, "`seed` must be None"),
         ({"sampler": "poisson"}, TypeError, "`sampler` must be a sampler"),
-        ({"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10, 0))}, TypeError, "as `strategy`"),
+        (
+            {"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10, seed=0))},
+            TypeError,
+            "as `strategy`",
+        ),
         ({"sampler": dict}, TypeError, "`sampler` must make a sampler"),
         ({"sampler": sampling.ShuffledSampler}, ValueError, "no privacy event"),
         ({"accountant": "gdp"}, ValueError, "accountant"),

@@ -8,7 +8,13 @@ import dpoptax
 from dpoptax import accounting
 from dpoptax.training.cli.main import main
 
-GIVEN = {"dataset_size": 5000, "epsilon": 2.0, "delta": 1e-5, "examples": 200_000}
+GIVEN = {
+    "dataset_size": 5000,
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "examples": 200_000,
+    "accountant": "rdp",  # fast
+}
 
 
 @pytest.fixture(scope="module")

@@ -372,7 +372,7 @@ def test_audit_runs_have_different_keys_and_seeds():
     def seeds_of_runs(seed):
         seeds.clear()
         game = auditing.canary_gradient(
-            games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed)
+            games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed=seed)
         )
         _replay.Runs(game, "last-iterate", KEY)._replay(jax.random.split(KEY, 20), True)
         assert len(set(seeds)) == 20

@@ -89,7 +89,10 @@ def test_james_stein_matches_positive_part_estimator(per_leaf, decay):
 
 def test_does_not_shrink_few_coordinates():
     g = [jnp.array([0.1, -0.1]), jnp.array(0.2), jnp.zeros((0, 3)), jnp.zeros(2)]
-    for tx in (dpoptax.contrib.james_stein(1.0), dpoptax.contrib.singular_value_shrinkage(1.0)):
+    for tx in (
+        dpoptax.contrib.james_stein(1.0, per_leaf=True),
+        dpoptax.contrib.singular_value_shrinkage(1.0),
+    ):
         (out,) = _run(tx, [g])
         jax.tree.map(np.testing.assert_array_equal, out, g)
 
@@ -257,7 +260,7 @@ def test_shrinks_pure_noise_and_keeps_ledger():
     params = {"w": jnp.zeros((30, 20)), "b": jnp.zeros(20)}
     for tx in (
         dpoptax.contrib.singular_value_shrinkage(stddev),
-        dpoptax.contrib.james_stein(stddev),
+        dpoptax.contrib.james_stein(stddev, per_leaf=True),
         dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=0.0),
     ):
         chain = optax.chain(dpoptax.gaussian_noise(**release, key=jax.random.key(0)), tx)

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 STEPS, RECORDS, BATCH = 120, 1438, 64
 SMOOTH = dpoptax.filters.preset("momentum")
 INDEPENDENT = matrix.BandedToeplitz((1.0,))
-POISSON = matrix.CyclicPoissonSampler(RECORDS, BATCH, 0)
+POISSON = matrix.CyclicPoissonSampler(RECORDS, BATCH, seed=0)
 GROUPS = RECORDS // BATCH
-FIXED = matrix.CyclicPoissonSampler(RECORDS, RECORDS // GROUPS, 0, cycle_length=GROUPS)
+FIXED = matrix.CyclicPoissonSampler(RECORDS, RECORDS // GROUPS, seed=0, cycle_length=GROUPS)
 
 
 # The values of matrix.optimal_banded_toeplitz(120, 4), without running the optimization.
@@ -72,7 +72,7 @@ def test_iterate_noise_matches_transforms(filt):
 def test_amplified_pair_gains_little_and_only_if_flat():
     flat, steep = 0.001, 0.1
     alone = _error(INDEPENDENT, POISSON, None, flat)
-    sampler = matrix.CyclicPoissonSampler(RECORDS, BATCH, 0, cycle_length=4)
+    sampler = matrix.CyclicPoissonSampler(RECORDS, BATCH, seed=0, cycle_length=4)
     correlated = _error(FOUR, sampler, None, flat)
     filtered = _error(INDEPENDENT, POISSON, SMOOTH, flat)
     pair = _error(FOUR, sampler, SMOOTH, flat)

@@ -139,7 +139,7 @@ def _points(params, weights, apart=0.05):
 
 def _check_several(loss, params, weights, monkeypatch, way="gram"):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
-    rows = dpoptax.explain(loss, params, _DATA[0], points=len(weights)).rows
+    rows = dpoptax.explain(loss, params, _DATA[0], num_points=len(weights)).rows
     assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
     mask = jnp.array([True, True, False, True, True])
     data = _DATA.at[1].set(jnp.nan).at[2].set(jnp.inf)
@@ -195,7 +195,7 @@ def test_norm_method_follows_number_of_points():
 
         params = [struct(shape, jnp.float32) for shape in ((width,), (width,), (width, width))]
         example = struct((length, width), jnp.float32)
-        found = dpoptax.explain(loss, params, example, batch_size=8, points=points)
+        found = dpoptax.explain(loss, params, example, batch_size=8, num_points=points)
         assert found.fallbacks == ()
         return [row.rule for row in found.rows[1:]]
 
@@ -204,7 +204,7 @@ def test_norm_method_follows_number_of_points():
     assert ways(64, 1024, 1) == ways(64, 1024, 2) == by_inner_products
     assert ways(64, 1024, 6) == formed
     assert ways(1024, 128, 1) == ways(1024, 128, 2) == formed
-    with pytest.raises(ValueError, match="`points` must .* got 0"):
+    with pytest.raises(ValueError, match="`num_points` must .* got 0"):
         ways(64, 1024, 0)
 
 
@@ -223,14 +223,14 @@ def test_shared_scale_does_not_form_all_kernels(points):
     struct = jax.ShapeDtypeStruct
     shapes = ((32,), (), (512, 2048), (32, 32))
     params, example = [struct(s, jnp.float32) for s in shapes], struct((512, 32), jnp.float32)
-    found = dpoptax.explain(loss, params, example, batch_size=64, points=points)
+    found = dpoptax.explain(loss, params, example, batch_size=64, num_points=points)
     assert not any(row.formed for row in found.rows[2:])
 
 
 @pytest.mark.parametrize("points", [1, 2])
 def test_hessian_vector_product_falls_back(points):
     params, loss = _params(1), _loss(_standardised)
-    (row,) = dpoptax.explain(loss, params, _DATA[0], points=points, tangent=True).rows
+    (row,) = dpoptax.explain(loss, params, _DATA[0], num_points=points, tangent=True).rows
     assert row.why == "computed on before it meets data in dot_general"
 
 
@@ -267,7 +267,7 @@ UNPULLED = {
 @pytest.mark.parametrize("name", UNPULLED)
 def test_other_functions_of_parameters_fall_back(name, points):
     loss = _loss(UNPULLED[name])
-    (row,) = dpoptax.explain(loss, [_normal(4, 5)], _DATA[0], points=points).rows
+    (row,) = dpoptax.explain(loss, [_normal(4, 5)], _DATA[0], num_points=points).rows
     assert row.why == "computed on before it meets data in dot_general"
 
 
@@ -410,4 +410,4 @@ def test_wide_resnet_and_vit_have_no_fallbacks(model, points):
     image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
     loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731
-    assert dpoptax.explain(loss, params, image, points=points).fallbacks == ()
+    assert dpoptax.explain(loss, params, image, num_points=points).fallbacks == ()

@@ -362,13 +362,13 @@ def test_calibrates_multiplier_for_strategy_and_sampler():
 @pytest.mark.parametrize(
     ("strategy", "sampler", "message"),
     [
-        (BANDED, sampling.PoissonSampler(1000, 50, 0), "got PoissonSampler"),
-        (BANDED, sampling.FixedSizeSampler(1000, 50, 0), "got FixedSizeSampler"),
-        (BANDED, sampling.ShuffledSampler(1000, 50, 0), "got ShuffledSampler"),
+        (BANDED, sampling.PoissonSampler(1000, 50, seed=0), "got PoissonSampler"),
+        (BANDED, sampling.FixedSizeSampler(1000, 50, seed=0), "got FixedSizeSampler"),
+        (BANDED, sampling.ShuffledSampler(1000, 50, seed=0), "got ShuffledSampler"),
         (BANDED, _cyclic(cycle_length=2), "got 2 for .* 3 successive step"),
         (BUFFERED, _cyclic(cycle_length=10), "be N/B, got 10 for .* every step"),
         (BISR, _cyclic(cycle_length=10), "be N/B, got 10 for .* every step"),
-        (LAMBDA, sampling.PoissonSampler(1000, 50, 0), "got PoissonSampler"),
+        (LAMBDA, sampling.PoissonSampler(1000, 50, seed=0), "got PoissonSampler"),
     ],
 )
 def test_refuses_sampler_that_does_not_fit_strategy(strategy, sampler, message):
@@ -382,7 +382,7 @@ def test_refuses_sampler_that_does_not_fit_strategy(strategy, sampler, message):
 
 
 def test_one_band_works_with_poisson_sampling():
-    sampler = sampling.PoissonSampler(1000, 50, 0)
+    sampler = sampling.PoissonSampler(1000, 50, seed=0)
     arguments = {"noise_multiplier": 6.0, "steps": 10, "delta": 1e-5}
     one = matrix.BandedToeplitz((1.0,)).under(sampler)
     assert accounting.epsilon(sampler=one, **arguments) == accounting.epsilon(
@@ -411,13 +411,17 @@ def test_epsilon_is_read_from_state():
         accounting.epsilon_spent(long, _cyclic(batch_size=250), 1e-5)
 
 
-def test_epsilon_spent_refuses_strategy_under_sampler():
-    # Independent noise would be priced like that of the strategy: ε = 1.7 instead of 4.4.
+def test_epsilon_spent_takes_strategy_of_the_ledger_only():
     sampler = _cyclic(batch_size=250)
-    for tx in (dpoptax.gaussian_noise, functools.partial(dpoptax.correlated_noise, BUFFERED)):
-        state = tx(noise_multiplier=1.0, batch_size=250, key=KEY).init(jnp.zeros(2))
-        with pytest.raises(ValueError, match="must be a sampler without a strategy"):
-            accounting.epsilon_spent(state, BUFFERED.under(sampler), 1e-5)
+    correlated = functools.partial(dpoptax.correlated_noise, BUFFERED)
+    # Independent noise would be priced like that of the strategy: ε = 1.7 instead of 4.4.
+    for tx, other in ((dpoptax.gaussian_noise, BUFFERED), (correlated, BANDED)):
+        tx = tx(noise_multiplier=1.0, batch_size=250, key=KEY)
+        state = after_releases(tx, jnp.zeros(2), 2)
+        with pytest.raises(ValueError, match="`sampler` must have the strategy of the noise stage"):
+            accounting.epsilon_spent(state, other.under(sampler), 1e-5)
+    got = accounting.guarantee(state, BUFFERED.under(sampler), delta=1e-5)
+    assert str(got) == str(accounting.guarantee(state, sampler, delta=1e-5))
 
 
 @pytest.mark.slow

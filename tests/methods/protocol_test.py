@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import chex
 import jax
@@ -75,7 +76,7 @@ METHODS = {
     "singular_value_shrinkage_of_mean": lambda: dpoptax.contrib.singular_value_shrinkage(
         1e-3, decay=0.9
     ),
-    "james_stein": lambda: dpoptax.contrib.james_stein(1e-3),
+    "james_stein": lambda: dpoptax.contrib.james_stein(1e-3, per_leaf=True),
     "scale_by_shrunk_muon": lambda: dpoptax.contrib.scale_by_shrunk_muon(1e-3),
     "linear_map": lambda: dpoptax.extend.linear_map(0.5),
     "linear_map_followed": lambda: dpoptax.extend.linear_map(_curvature, every=2),
@@ -236,3 +237,10 @@ def test_does_not_rescale_constant_gradients(name):
         out, state = update(ones, state, params)
     (vector,) = out["b"]  # a matrix orthogonalized by Muon has a different scale
     np.testing.assert_allclose(vector, 1.0, rtol=1e-4)
+
+
+def test_filters_have_one_default_scope():
+    """Filters that may treat each leaf separately treat the whole gradient by default."""
+    filters = dpoptax.adaptive_kalman, dpoptax.contrib.james_stein
+    defaults = [inspect.signature(f).parameters["per_leaf"].default for f in filters]
+    assert defaults == [False, False]

@@ -27,6 +27,22 @@ def test_two_devices_train_like_one(kind, tmp_path):
         np.testing.assert_array_equal(again.params, two.params)
 
 
+@pytest.mark.slow
+def test_given_gradient_shares_batches_over_two_axes(tmp_path):
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+    options = {"mesh": mesh, "axis_name": ("data", "model"), "method": "vmap"}
+    grad_fn = dpoptax.clipped_grad(fit_test.linear_loss, 1.0, **options)
+    given = {"loss_fn": None, "grad_fn": grad_fn, "mesh": mesh, "workdir": tmp_path / "four"}
+    sampler = dpoptax.sampling.PoissonSampler(fit_test.N, 12, seed=7, multiple_of=4)
+    plan = dpoptax.PrivacyPlan(sampler=sampler, steps=6, noise_multiplier=0.0)
+    one = fit_test.quiet(plan=plan)
+    four = fit_test.quiet(plan=plan, **given)
+    np.testing.assert_allclose(one.params, four.params, rtol=1e-4)
+    again = fit_test.quiet(plan=plan, **given)
+    np.testing.assert_array_equal(again.params, four.params)
+
+
 def loss_fn(params, example, *, frozen):
     x, y = example
     hidden = jnp.tanh(x @ (params["inner"] + frozen))

@@ -440,7 +440,9 @@ class TestLedger:
             accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
         # With two groups, every second step belongs to one of them.
         with pytest.raises(ValueError, match="steps of a CyclicPoissonSampler depend"):
-            accounting.epsilon_spent(state, matrix.CyclicPoissonSampler(100, 10, 0, 1, 2), 1e-3)
+            accounting.epsilon_spent(
+                state, matrix.CyclicPoissonSampler(100, 10, seed=0, cycle_length=2), 1e-3
+            )
         without_turns = matrix.CyclicPoissonSampler(100, 10, seed=0)
         for sampler in (PoissonSampler(100, 10, seed=0), without_turns):
             assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0

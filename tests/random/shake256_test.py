@@ -38,13 +38,15 @@ OTHER = bytes(range(1, 33))
 # A correct law fails at this level for one seed in a thousand, and the seeds are fixed.
 ACCEPT = 1e-3
 SAMPLERS = {
-    "poisson": sampling.PoissonSampler(40, 10, SEED),
-    "grouped": sampling.GroupedPoissonSampler(40, 10, SEED, group_sizes=(30, 10), weights=(1, 1)),
-    "fixed size": sampling.FixedSizeSampler(40, 10, SEED),
-    "shuffled": sampling.ShuffledSampler(40, 10, SEED),
-    "balls in bins": sampling.RandomAllocationSampler(40, 10, SEED),
-    "random allocation": sampling.RandomAllocationSampler(40, 10, SEED, participations=3),
-    "cyclic": CyclicPoissonSampler(40, 5, SEED, cycle_length=4),
+    "poisson": sampling.PoissonSampler(40, 10, seed=SEED),
+    "grouped": sampling.GroupedPoissonSampler(
+        40, 10, seed=SEED, group_sizes=(30, 10), weights=(1, 1)
+    ),
+    "fixed size": sampling.FixedSizeSampler(40, 10, seed=SEED),
+    "shuffled": sampling.ShuffledSampler(40, 10, seed=SEED),
+    "balls in bins": sampling.RandomAllocationSampler(40, 10, seed=SEED),
+    "random allocation": sampling.RandomAllocationSampler(40, 10, seed=SEED, participations=3),
+    "cyclic": CyclicPoissonSampler(40, 5, seed=SEED, cycle_length=4),
 }
 
 
@@ -150,7 +152,7 @@ class TestBits:
         real = hashlib.shake_256
         monkeypatch.setattr(_shake256.hashlib, "shake_256", shake_256)
         _shake256._kept_permutation.cache_clear()
-        sampling.ShuffledSampler(40, 10, SEED).sample(0)
+        sampling.ShuffledSampler(40, 10, seed=SEED).sample(0)
         assert len(hashed) == len(set(hashed)) == 2
 
 
@@ -211,7 +213,7 @@ class TestSamplers:
         assert stats.binomtest(again, drawn[1:].size, 1 / 16).pvalue > ACCEPT
 
     def test_oversized_batch_is_cut_to_uniform_subset(self):
-        sampler = sampling.PoissonSampler(20, 10, SEED, max_batch_size=10)
+        sampler = sampling.PoissonSampler(20, 10, seed=SEED, max_batch_size=10)
         counts = np.zeros(20)
         for indices, mask in sampler.samples(0, 2000):
             assert mask.sum() <= 10
@@ -220,7 +222,7 @@ class TestSamplers:
 
     @pytest.mark.parametrize("k", [1, 2, 3])
     def test_step_sets_are_uniform_and_independent(self, k):
-        sampler = sampling.RandomAllocationSampler(30, 6 * k, SEED, participations=k)
+        sampler = sampling.RandomAllocationSampler(30, 6 * k, seed=SEED, participations=k)
         assert sampler.period == 5
         found = []
         for epoch in range(200):
@@ -243,27 +245,27 @@ class TestSamplers:
             assert sorted(np.concatenate(seen).tolist()) == list(range(40))
 
     def test_groups_take_turns(self):
-        sampler = CyclicPoissonSampler(40, 10, SEED, cycle_length=4)
+        sampler = CyclicPoissonSampler(40, 10, seed=SEED, cycle_length=4)
         turns = [set(s.indices[s.mask].tolist()) for s in sampler.samples(0, 8)]
         assert turns[:4] == turns[4:]
         assert set.union(*turns) == set(range(40))
 
     def test_refuses_bad_seeds_and_minimum_separation(self):
         with pytest.raises(ValueError, match="32 bytes, got 31.*secrets.token_bytes"):
-            sampling.PoissonSampler(40, 10, SEED[1:])
+            sampling.PoissonSampler(40, 10, seed=SEED[1:])
         with pytest.raises(ValueError, match="`seed` must be an integer"):
-            sampling.MinSeparationSampler(40, 10, SEED, separation=2)
+            sampling.MinSeparationSampler(40, 10, seed=SEED, separation=2)
         with pytest.raises(ValueError, match="`seed` must be a non-negative integer"):
-            sampling.PoissonSampler(40, 10, "a")
+            sampling.PoissonSampler(40, 10, seed="a")
         for sampler in ("secret", SEED[:5]):
             with pytest.raises(ValueError) as error:
-                sampling.PoissonSampler(40, 10, sampler)
+                sampling.PoissonSampler(40, 10, seed=sampler)
             assert SEED[:5].hex() not in str(error.value)
 
 
 def test_statement_names_both_generators():
     def stated(key, seed):
-        sampler = sampling.PoissonSampler(4, 4, seed)
+        sampler = sampling.PoissonSampler(4, 4, seed=seed)
         tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=key)
         grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
         grads = jax.jit(grad_fn)(dpoptax.gradient_points((), jnp.zeros(2)), jnp.ones((4, 2)))
@@ -318,7 +320,7 @@ class TestTrainer:
         def derived(use):
             return hashlib.shake_256((7).to_bytes(32, "big") + use).digest(32)
 
-        sampler = sampling.PoissonSampler(1438, 32, derived(b"batches"))
+        sampler = sampling.PoissonSampler(1438, 32, seed=derived(b"batches"))
         key = jnp.asarray(np.frombuffer(derived(b"noise"), np.uint32))
         dataset = load_dataset("digits")
         run = resolve(config, privacy.make_plan(config, 1438), num_classes=10)

@@ -24,7 +24,7 @@ def membership(sampler, steps):
 
 @pytest.mark.parametrize("seed", [1, bytes(range(32))])
 def test_records_are_independent_with_group_probabilities(seed):
-    sampler = GroupedPoissonSampler(40, 12, seed, **GROUPS)
+    sampler = GroupedPoissonSampler(40, 12, seed=seed, **GROUPS)
     each = np.repeat(sampler.probabilities, (30, 10))
     assert each.sum() == pytest.approx(12)
     steps = 1500
@@ -40,13 +40,13 @@ def test_records_are_independent_with_group_probabilities(seed):
 
 
 def test_price_uses_largest_probability():
-    sampler = GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(1, 3))
+    sampler = GroupedPoissonSampler(1000, 48, seed=0, group_sizes=(900, 100), weights=(1, 3))
     run = {"noise_multiplier": 1.0, "steps": 50, "delta": 1e-5, "accountant": "rdp"}
     spent = accounting.epsilon(sampler=sampler, **run)
     largest = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.12, dpa.GaussianDpEvent(1.0)), 50)
     alone = accounting.Guarantee(largest, accountant="rdp").epsilon(1e-5)
     assert spent == pytest.approx(alone, rel=1e-3)
-    uniform = PoissonSampler(1000, 48, 0)
+    uniform = PoissonSampler(1000, 48, seed=0)
     assert spent > 2 * accounting.epsilon(sampler=uniform, **run)
 
 
@@ -67,7 +67,7 @@ def test_smaller_probability_reveals_no_more(least):
 
 @pytest.mark.parametrize("weight", [1, 30])
 def test_draws_rarely_exceed_padding(weight):
-    sampler = GroupedPoissonSampler(4000, 100, 0, group_sizes=(3900, 100), weights=(1, weight))
+    sampler = GroupedPoissonSampler(4000, 100, seed=0, group_sizes=(3900, 100), weights=(1, weight))
     low, high = sampler.probabilities
     small, large = stats.binom(3900, low), stats.binom(100, high)
     counts = np.arange(101)
@@ -79,19 +79,19 @@ def test_draws_rarely_exceed_padding(weight):
 
 
 def test_equal_weights_are_poisson_sampling():
-    sampler = GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(2, 2))
+    sampler = GroupedPoissonSampler(1000, 48, seed=0, group_sizes=(900, 100), weights=(2, 2))
     assert sampler.probabilities == pytest.approx((0.048, 0.048))
-    whole = GroupedPoissonSampler(5, 5, 0, group_sizes=(4, 1), weights=(1, 1))
+    whole = GroupedPoissonSampler(5, 5, seed=0, group_sizes=(4, 1), weights=(1, 1))
     assert whole.padded_size == 5
-    third = GroupedPoissonSampler(30, 30, 0, group_sizes=(10,) * 3, weights=(0.7, 0.7, 0.7))
+    third = GroupedPoissonSampler(30, 30, seed=0, group_sizes=(10,) * 3, weights=(0.7, 0.7, 0.7))
     assert third.probabilities == (1.0, 1.0, 1.0)
     assert whole.sample(0).mask.all()
-    assert whole.dp_event(1.0, 3) == PoissonSampler(5, 5, 0).dp_event(1.0, 3)
+    assert whole.dp_event(1.0, 3) == PoissonSampler(5, 5, seed=0).dp_event(1.0, 3)
 
 
 def test_plan_accepts_grouped_sampler():
     plan = dpoptax.PrivacyPlan(
-        sampler=GroupedPoissonSampler(1000, 48, 0, group_sizes=(900, 100), weights=(1, 3)),
+        sampler=GroupedPoissonSampler(1000, 48, seed=0, group_sizes=(900, 100), weights=(1, 3)),
         steps=10,
         noise_multiplier=2.0,
     )
@@ -111,4 +111,4 @@ def test_plan_accepts_grouped_sampler():
 )
 def test_errors(change, message):
     with pytest.raises(ValueError, match=message):
-        GroupedPoissonSampler(40, 12, 0, **GROUPS | change)
+        GroupedPoissonSampler(40, 12, seed=0, **GROUPS | change)

@@ -455,6 +455,13 @@ def test_refuses_classes_that_draw_in_their_own_way_without_an_event(kind, name)
     assert issubclass(type("Later", (other,), {}), kind)  # a subclass of it draws as it states
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_the_only_positional_arguments(kind):
+    kind(8, 4)
+    with pytest.raises(TypeError, match="positional argument"):
+        kind(8, 4, 0)
+
+
 def test_cyclic_subclass_with_its_own_event_has_no_turns():
     """Correlated noise is priced by the turns of a cyclic sampler."""
 
@@ -463,7 +470,7 @@ def test_cyclic_subclass_with_its_own_event_has_no_turns():
             return super().sample(0)
 
         def dp_event(self, noise_multiplier, steps):
-            return PoissonSampler(4, 4, 0).dp_event(noise_multiplier, steps)
+            return PoissonSampler(4, 4, seed=0).dp_event(noise_multiplier, steps)
 
     class Logged(CyclicPoissonSampler):
         dp_event = CyclicPoissonSampler.dp_event
@@ -472,6 +479,6 @@ def test_cyclic_subclass_with_its_own_event_has_no_turns():
             return super().sample(step)
 
     strategy = dpoptax.matrix.BandedToeplitz((0.8, 0.6))
-    assert strategy.under(Logged(12, 3, 0, cycle_length=4)).sensitivity(4) == pytest.approx(1)
+    assert strategy.under(Logged(12, 3, seed=0, cycle_length=4)).sensitivity(4) == pytest.approx(1)
     with pytest.raises(ValueError, match="`sampler` must be a CyclicPoissonSampler"):
-        strategy.under(InOneGroup(12, 3, 0, cycle_length=4))
+        strategy.under(InOneGroup(12, 3, seed=0, cycle_length=4))

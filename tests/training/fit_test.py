@@ -1,6 +1,7 @@
 """Tests of `dpoptax.training.fit`: the loop by hand, data sources, stops, logs and refusals."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -64,7 +65,7 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
     plan = make_plan() if plan is None else plan
     params = np.zeros(5) if params is None else params
     given, make = {"optimizer": ADAM} | options, course.make_program
-    names = ("optimizer", "clip", "has_aux", "microbatch_size")
+    names = ("optimizer", "clip", "has_aux", "microbatch_size", "grad_fn")
     parts = loss_fn, *map(given.get, names), "users" in given
 
     def shared(step, args, *mesh):
@@ -197,6 +198,44 @@ def test_loss_with_key_aux_and_frozen_matches_manual_loop():
     assert_same(result.params, expected)
 
 
+GIVEN_GRADIENT = dpoptax.clipped_grad(linear_loss, 1.0)
+
+
+def test_given_gradient_equals_default(reference):
+    assert_same(quiet(loss_fn=None, grad_fn=GIVEN_GRADIENT, key=KEY).params, reference)
+    vmap = {"microbatch_size": 4, "method": "vmap", "return_values": True}
+    grad_fn = dpoptax.clipped_grad(linear_loss, 1.0, **vmap)
+    result = quiet(loss_fn=None, grad_fn=grad_fn, clip=1.0, key=KEY)
+    assert_same(result.params, by_hand(lambda *args: grad_fn(*args)[0], jnp.zeros(5)))
+
+
+def test_given_gradient_gets_keys_frozen_arrays_and_users():
+    def loss_fn(params, example, key, frozen):
+        return linear_loss(params + frozen, example) * jax.random.bernoulli(key)
+
+    def grad_fn(points, batch, mask, *, key, ids, frozen):
+        loss = dpoptax.users.per_user_loss(functools.partial(loss_fn, frozen=frozen))
+        return dpoptax.clipped_grad(loss, 1.0)(points, batch, mask, key=key, ids=ids)
+
+    users = UserTable(np.arange(N) % 30, records_per_user=2, seed=1)
+    sampler = users.sampler(dpoptax.sampling.PoissonSampler, batch_size=5, seed=2)
+    plan = dpoptax.PrivacyPlan(sampler=sampler, steps=2, noise_multiplier=2.0)
+    options = {"plan": plan, "users": users, "key": KEY, "frozen": np.ones(5, np.float32)}
+    given = quiet(loss_fn=None, grad_fn=grad_fn, **options)
+    assert_same(given.params, quiet(loss_fn=loss_fn, **options).params)
+
+
+def test_given_gradient_shares_batches_over_a_mesh(reference, tmp_path):
+    explicit = jax.make_mesh((jax.device_count(),), ("data",))
+    with pytest.raises(ValueError, match="`mesh` must have automatic axes with `grad_fn`"):
+        quiet(loss_fn=None, grad_fn=GIVEN_GRADIENT, mesh=explicit)
+    mesh = jax.sharding.Mesh(explicit.devices, ("data",))
+    grad_fn = dpoptax.clipped_grad(linear_loss, 1.0, mesh=mesh)
+    result = quiet(loss_fn=None, grad_fn=grad_fn, mesh=mesh, key=KEY)
+    np.testing.assert_allclose(result.params, reference, rtol=1e-5)
+    quiet(loss_fn=None, grad_fn=grad_fn, mesh=mesh, workdir=tmp_path)
+
+
 @pytest.mark.slow
 def test_frozen_arrays_are_not_compiled_in(monkeypatch):
     programs = []
@@ -253,7 +292,7 @@ def test_fixed_point_noise_by_cipher_resumes(tmp_path):
     def loss_fn(params, example, key):
         return linear_loss(params, example) * jax.random.uniform(key)
 
-    exact = {"loss_fn": loss_fn, "fixed_point": True}
+    exact = {"loss_fn": loss_fn, "plan": make_plan(fixed_point=True)}
     key = dpoptax.random_key_from_os("chacha20")
     first = quiet(key=key, workdir=tmp_path, **exact)
     (release,) = first.guarantee.releases
@@ -342,7 +381,7 @@ class TestResuming:
                 "`noise_multiplier` must be 2.0, .* got 3.0",
             ),
             ({"plan": make_plan(batch_size=13)}, "`batch_size` must be 12, .* got 13"),
-            ({"fixed_point": True}, "`fixed_point` must be False, .* got True"),
+            ({"plan": make_plan(fixed_point=True)}, "`fixed_point` must be False, .* got True"),
             ({"data": (X + 1, Y)}, "training examples.* must be those of the first"),
             ({"optimizer": optax.adam(2e-2)}, "`optimizer` must be the same as in the first 5"),
             (
@@ -358,6 +397,21 @@ class TestResuming:
     def test_refuses_to_resume_another_run(self, changes, message, stopped):
         with pytest.raises(ValueError, match=message):
             self.run(stopped, **changes)
+
+    def test_given_gradient_is_part_of_the_run(self, tmp_path):
+        given = {"loss_fn": None, "grad_fn": GIVEN_GRADIENT}
+        with pytest.raises(KeyboardInterrupt):
+            self.run(tmp_path, 3, key=KEY, **given)
+        other = dpoptax.clipped_grad(lambda p, e: 2 * linear_loss(p, e), 1.0)
+        for changed in (
+            {"grad_fn": other},
+            {"grad_fn": dpoptax.clipped_grad(linear_loss, 0.5)},
+            {"grad_fn": dpoptax.clipped_grad(linear_loss, 1.0, microbatch_size=4)},
+            {"grad_fn": None, "loss_fn": linear_loss},
+        ):
+            with pytest.raises(ValueError, match="`grad_fn`, with everything .* must be the same"):
+                self.run(tmp_path, **given | changed)
+        assert self.run(tmp_path, **given).steps == STEPS
 
     @pytest.mark.slow
     def test_run_may_be_extended(self, tmp_path, whole):
@@ -447,7 +501,24 @@ def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
         (TypeError, {"evaluate": 0.1}, "`evaluate` must be a function of the parameters, got 0.1"),
         (TypeError, {"log": 0.1}, "`log` must be a list, a path or a function, got 0.1"),
         (TypeError, {"clip": "l2"}, "`clip` must be"),
-        (TypeError, {"clip": None}, "`clip` must be"),
+        (TypeError, {"loss_fn": None}, "`loss_fn` must be the loss of one example, got None"),
+        (TypeError, {"loss_fn": None, "grad_fn": 3}, "`grad_fn` must be a function .* got 3"),
+        (ValueError, {"grad_fn": GIVEN_GRADIENT}, "`loss_fn` must not be given with `grad_fn`"),
+        (
+            ValueError,
+            {"loss_fn": None, "grad_fn": GIVEN_GRADIENT, "has_aux": True},
+            "`has_aux` must not be given",
+        ),
+        (
+            ValueError,
+            {"loss_fn": None, "grad_fn": GIVEN_GRADIENT, "microbatch_size": 4},
+            "`microbatch_size` must not be given",
+        ),
+        (
+            ValueError,
+            {"loss_fn": None, "grad_fn": GIVEN_GRADIENT, "clip": 0.5},
+            "`clip` must be that of `grad_fn`, .*1.0.*, got .*0.5",
+        ),
         (TypeError, {"params": {"f": jnp.tanh}}, "`params` must be a tree of arrays, got a"),
         (TypeError, {"data": (X, 0.1)}, "`data` must be a tree of arrays .* got a float"),
         (ValueError, {"eval_every": 0}, "`eval_every` must be at least 1, got 0"),

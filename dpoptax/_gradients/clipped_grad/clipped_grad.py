@@ -93,7 +93,7 @@ def clipped_grad(
         "float32" elsewhere. It rounds on TPU, and on NVIDIA GPUs of compute capability 8.0 or
         higher. The device is that of `mesh`, or JAX's default.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
-        multiples of g, and these are added as integers, exactly. Required by
+        multiples of g, and these are added as integers, exactly. Requires
         `gaussian_noise(fixed_point=True)`. Except with method="integers", a grid requires
         per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Each device clips and sums the

@@ -43,7 +43,7 @@ class _Count(UnitClip):
 
 def dropped_examples(
     loss_fn: Callable[..., PyTree],
-    points: PyTree | GradientPoints,
+    params: PyTree | GradientPoints,
     batch: PyTree,
     mask: ArrayLike | None = None,
     *,
@@ -65,7 +65,7 @@ def dropped_examples(
 
     Args:
       loss_fn: as in `clipped_grad`.
-      points: parameters or gradient points. This and the next four arguments are those of the
+      params: parameters or gradient points. This and the next four arguments are those of the
         function that `clipped_grad` returns.
       batch: the examples, leaves (B, …).
       mask: (B,), True for examples and False for padding; `None` if all rows are examples.
@@ -88,7 +88,7 @@ def dropped_examples(
     Array(1, dtype=int32)
     """
     grad_fn = clipped_grad(loss_fn, _Count(), **options)
-    found = grad_fn(points, batch, mask, key=key, ids=ids)
+    found = grad_fn(params, batch, mask, key=key, ids=ids)
     clipped = found[0] if isinstance(found, tuple) else found
     examples = jnp.sum(check_mask(mask, batch_length(batch)), dtype=jnp.int32)
     return examples - jnp.rint(clipped.sum).astype(jnp.int32)

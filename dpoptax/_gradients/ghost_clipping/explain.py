@@ -92,7 +92,7 @@ def explain(
     key: jax.Array | jax.ShapeDtypeStruct | None = None,
     has_aux: bool = False,
     batch_size: int = 64,
-    points: int = 1,
+    num_points: int = 1,
     tangent: bool = False,
     linear_map: LinearMap | None = None,
 ) -> Explanation:
@@ -108,8 +108,8 @@ def explain(
       has_aux: whether the loss returns (loss, aux).
       batch_size: the number of examples computed at once, which is the micro-batch size. The
         cheapest method for a norm depends on it.
-      points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method depends
-        on it.
+      num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
+        depends on it.
       tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
       linear_map: the map of the `GradientPoints`, if it has one.
 
@@ -121,7 +121,7 @@ def explain(
 
     Raises:
       TypeError: the loss is not a scalar, or a parameter is not a real float.
-      ValueError: `points` is below 1.
+      ValueError: `num_points` is below 1.
 
     >>> import jax.numpy as jnp
     >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
@@ -142,14 +142,14 @@ def explain(
 
     if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
         key = check_key(key)
-    if points < 1:
-        raise ValueError(f"`points` must be at least 1, got {points}.")
+    if num_points < 1:
+        raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
     program = read_program(
         trace_loss(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
     )
-    plan = make_plan(program, batch_size, points, linear_map, has_tangent=tangent)
+    plan = make_plan(program, batch_size, num_points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    count = points + tangent
+    count = num_points + tangent
     vanishing = find_vanishing(program)
     rows = []
     for leaf, path in enumerate(paths):

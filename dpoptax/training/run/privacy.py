@@ -157,6 +157,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
         strategy=strategy,
+        fixed_point=config.fixed_point,
         accountant=config.accountant,
     )
     # Computed even without a budget, so that errors of the accounting precede the first step.

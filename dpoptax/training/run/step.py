@@ -24,7 +24,7 @@ class Step:
 
     Attributes:
         loss_fn: `loss_fn(params, example)`, the scalar loss of one example. It may take a key as a
-            third argument. It gets the keyword `frozen` unless that is None.
+            third argument. It gets the keyword `frozen` unless that is None. None: see `grad_fn`.
         clip: As for `clipped_grad`. None: plain gradients, for training without privacy.
         optimizer: The whole chain, including the noise.
         batch_size: Expected number of examples. Sums without a clip are divided by it.
@@ -32,10 +32,13 @@ class Step:
         has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and discarded.
         microbatch_size: As for `clipped_grad`.
         param_specs: As for `clipped_grad`.
+        grad_fn: `grad_fn(points, batch, mask)` returns the `ClippedSum`. It may take keys and
+            `frozen`, as for `fit`. If it is given, it replaces the loss and its options, and a
+            `clip` is only compared with that of the sum.
         key: Everything that the program depends on. None: it is not shared.
     """
 
-    loss_fn: Callable[..., Any] = dataclasses.field(compare=False)
+    loss_fn: Callable[..., Any] | None = dataclasses.field(compare=False)
     clip: dpoptax.Clip | float | None = dataclasses.field(compare=False)
     optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
     batch_size: int = dataclasses.field(compare=False)
@@ -43,6 +46,7 @@ class Step:
     has_aux: bool = dataclasses.field(default=False, compare=False)
     microbatch_size: int | None = dataclasses.field(default=None, compare=False)
     param_specs: Any = dataclasses.field(default=None, compare=False)
+    grad_fn: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
     key: Hashable = None
 
     def __call__(
@@ -63,30 +67,36 @@ class Step:
 
     def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
         """Returns `gradient(params, opt_state, examples, mask, indices)`."""
-        loss = self.loss_fn
+        given = self.loss_fn if self.grad_fn is None else self.grad_fn
+        assert given is not None
         if frozen is not None:
-            loss = functools.partial(loss, frozen=frozen)
-        if self.per_user:
-            loss = per_user_loss(loss, has_aux=self.has_aux)
-        if self.clip is None:
-            return self._plain_gradient(loss, mesh)
-        clipped_grad = dpoptax.clipped_grad(
-            loss,
-            self.clip,
-            has_aux=self.has_aux,
-            microbatch_size=self.microbatch_size,
-            mesh=mesh,
-            param_specs=self.param_specs,
-        )
+            given = functools.partial(given, frozen=frozen)
+        if self.grad_fn is not None:
+            grad_fn = given
+        else:
+            loss = per_user_loss(given, has_aux=self.has_aux) if self.per_user else given
+            if self.clip is None:
+                return self._plain_gradient(loss, mesh)
+            grad_fn = dpoptax.clipped_grad(
+                loss,
+                self.clip,
+                has_aux=self.has_aux,
+                microbatch_size=self.microbatch_size,
+                mesh=mesh,
+                param_specs=self.param_specs,
+            )
 
         def gradient(
             params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
         ) -> Any:
             points = dpoptax.gradient_points(opt_state, params)
             key = step_key(opt_state)
-            ids = None if key is None else indices
-            clipped = clipped_grad(points, batch, mask, key=key, ids=ids)
-            return clipped[0] if self.has_aux else clipped
+            randomness = {} if key is None else {"key": key, "ids": indices}
+            found = grad_fn(points, batch, mask, **randomness)
+            clipped = found[0] if isinstance(found, tuple) else found
+            if self.grad_fn is not None and self.clip is not None:
+                _check_clip(clipped, self.clip)
+            return clipped
 
         return gradient
 
@@ -120,6 +130,16 @@ class Step:
             return jax.tree.map(lambda leaf: leaf / self.batch_size, total)
 
         return gradient
+
+
+def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
+    """Raises a `ValueError` if a sum was not clipped by `clip`."""
+    clip = clip if isinstance(clip, dpoptax.Clip) else dpoptax.l2_clip(clip)
+    if isinstance(clipped, dpoptax.ClippedSum) and clipped.clip != clip:
+        raise ValueError(
+            f"`clip` must be that of `grad_fn`, {clipped.clip}, got {clip}. Leave it out "
+            "unless the noise needs it."
+        )
 
 
 class Program:
