@@ -64,7 +64,7 @@ def copied(tree: Any) -> Any:
 
 
 def checked_data(
-    data: streaming.Source, plan: dpoptax.PrivacyPlan, users: UserTable | None, place: Devices
+    data: streaming.Source, plan: "dpoptax.PrivacyPlan", users: UserTable | None, place: Devices
 ) -> streaming.Source:
     """Checks the data and moves them to the host if several devices share a batch.
 
