@@ -31,7 +31,7 @@ def loss_fn(params, x):
     return jnp.sum((params - x) ** 2)
 
 
-def train(folder, data=X, loss=loss_fn, *, steps=4, **options):
+def train(folder, data=X, loss=loss_fn, *, steps=4, fixed_point=False, **options):
     """Fits in a folder and evaluates each step."""
     users = options.get("users")
     plan = {"steps": steps, "noise_multiplier": 2.0, "delta": 1e-4, "accountant": "rdp"}
@@ -40,7 +40,7 @@ def train(folder, data=X, loss=loss_fn, *, steps=4, **options):
     else:
         plan["sampler"] = users.sampler(dpoptax.sampling.PoissonSampler, batch_size=10, seed=3)
     given = {"optimizer": SGD, "key": KEY, "eval_every": 1, "checkpoint_every": 100}
-    plan = dpoptax.PrivacyPlan(**plan)
+    plan = dpoptax.PrivacyPlan(**plan, fixed_point=fixed_point)
     given |= {"workdir": folder, "progress": False}
     return fit(loss, np.zeros(3), data, plan, **given | options)
 
