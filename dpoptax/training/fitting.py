@@ -157,7 +157,10 @@ def fit(
     if not isinstance(plan, dpoptax.PrivacyPlan):
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
     if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(f"`optimizer` must be an optax transformation, got {optimizer!r}.")
+        raise TypeError(
+            f"`optimizer` must be an optax transformation, got {optimizer!r}. Pass "
+            "`optax.MultiSteps(…).gradient_transformation()` for MultiSteps."
+        )
     if grad_fn is None:
         clip = 1.0 if clip is None else clip
     else:
@@ -239,9 +242,10 @@ def fit(
         )
         first = State(0, params, opt_state)
         del params, opt_state  # frees them once a restored state replaces them
-        course = Course(job, first, context)
-        del first
-        course.finish()
+        with inputs.explains_optimizer(optimizer, first.params):
+            course = Course(job, first, context)
+            del first
+            course.finish()
     state = course.state
     guarantee = plan.guarantee(state.opt_state)
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)

@@ -1,11 +1,14 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, Mesh
 
 import dpoptax
@@ -55,6 +58,25 @@ def param_specs(params: Any) -> Any:
     if all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params)):
         return None
     return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
+
+
+@contextlib.contextmanager
+def explains_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Iterator[None]:
+    """Adds a remedy to an error that the optimizer raises without a run, too."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        try:
+            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), shapes)
+        except (AttributeError, TypeError):
+            error.add_note(
+                "`optimizer` must work as `optimizer.update(gradients, state, params)`. Optimizers "
+                "that need the loss, such as `optax.lbfgs` and `reduce_on_plateau`, would read "
+                "private data. `optax.lookahead` has its own parameters and needs your own loop, "
+                "with `optax.lookahead(optax.chain(noise, optimizer), …)`."
+            )
+        raise
 
 
 @jax.jit
