@@ -55,9 +55,7 @@ class _Reader:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._once(value, array_digest)
-        if isinstance(value, ClosedJaxpr):
-            return f"{self.text(value.jaxpr)} of {self.text(list(value.consts))}"
-        if isinstance(value, Jaxpr):
+        if isinstance(value, Jaxpr | ClosedJaxpr):  # one class since jax 0.12
             return self._once(value, self._program)
         if isinstance(value, Mapping):
             items = sorted((self.text(key), self.text(each)) for key, each in value.items())
@@ -81,8 +79,9 @@ class _Reader:
             self._known[id(value)] = value, describe(value)
         return self._known[id(value)][1]
 
-    def _program(self, jaxpr: Jaxpr) -> str:
-        """Returns the digest of the operations of a program, with numbered variables."""
+    def _program(self, program: Jaxpr | ClosedJaxpr) -> str:
+        """Returns the digest of constants and operations of a program, with numbered variables."""
+        jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
         numbers: dict[Any, int] = {}
 
         def variable(x: Any) -> str:
@@ -93,7 +92,8 @@ class _Reader:
         def declared(variables: Any) -> str:
             return ", ".join(f"{variable(x)}: {x.aval}" for x in variables)
 
-        lines = [declared(jaxpr.constvars), declared(jaxpr.invars)]
+        consts = list(getattr(program, "consts", ()))
+        lines = [self.text(consts), declared(jaxpr.constvars), declared(jaxpr.invars)]
         for eqn in jaxpr.eqns:
             if "callback" in eqn.primitive.name and eqn.outvars:
                 raise ValueError(
