@@ -104,6 +104,10 @@ class Guarantee:
         if self.event.unit not in (None, self.unit):
             raise ValueError(f"`unit` must be the event's, {self.event.unit!r}, got {self.unit!r}.")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the fields for a pickle or a copy, which cannot hold `event_after`."""
+        return {**self.__dict__, "event_after": None}
+
     def epsilon(self, delta: float) -> float:
         """Returns ε at a δ in (0, 1); warns if δ is 1/N or more."""
         self._check_delta(delta)
@@ -200,8 +204,8 @@ class Guarantee:
         check_accountant(self.accountant)
         if self.event_after is None:
             raise ValueError(
-                "This guarantee has no sequence of steps: it is that of an event, or of noise "
-                "stages that took turns."
+                "This guarantee has no sequence of steps: it is that of an event, of noise stages "
+                "that took turns, or of a pickle."
             )
         most = max((release.number for release in self.releases), default=0)
         if wanted.max(initial=0) > most:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import pickle
 
 import dp_accounting as dpa
 import jax
@@ -322,3 +323,14 @@ def test_audit_of_two_runs_of_one_plan():
     assert stated / 2 < proven_epsilon(fresh(found), fresh(without), delta) <= stated
     found = releases([(i, i) for i in range(pairs)])
     assert proven_epsilon(shared(found), shared(without), delta) > 1.2 * stated
+
+
+def test_a_pickled_guarantee_keeps_its_fingerprints():
+    """Without pickles, people would store `event.dp_event`, which has none."""
+    plan = plan_of()
+    stored = pickle.loads(pickle.dumps(plan.guarantee(state_of(plan))))
+    assert stored == plan.guarantee(state_of(plan))
+    with pytest.raises(ValueError, match=SAME_SEED):
+        plan_of(also=[stored])
+    with pytest.raises(ValueError, match="no sequence of steps.*of a pickle"):
+        stored.epsilon_curve([1], DELTA)
