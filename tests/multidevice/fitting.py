@@ -21,7 +21,9 @@ def test_two_devices_train_like_one(kind, tmp_path):
     data = jnp.asarray(fit_test.X), fit_test.Y
     two = fit_test.quiet(data, key=fit_test.KEY, mesh=mesh, workdir=tmp_path / "two")
     assert len(two.params.sharding.device_set) == 2
-    np.testing.assert_allclose(one.params, two.params, rtol=1e-4)
+    # Adam moves each entry by 1e-2 a step, so other noise would differ by that much. An entry may
+    # end near zero, where only the absolute rounding of its sum is small.
+    np.testing.assert_allclose(one.params, two.params, rtol=1e-4, atol=1e-6)
     for options in ({"mesh": mesh}, {}):  # the program's digest does not depend on the devices
         again = fit_test.quiet(data, workdir=tmp_path / "two", **options)
         np.testing.assert_array_equal(again.params, two.params)
