@@ -40,7 +40,7 @@ def test_given_gradient_shares_batches_over_two_axes(tmp_path):
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=6, noise_multiplier=0.0)
     one = fit_test.quiet(plan=plan)
     four = fit_test.quiet(plan=plan, **given)
-    np.testing.assert_allclose(one.params, four.params, rtol=1e-4)
+    np.testing.assert_allclose(one.params, four.params, rtol=1e-4, atol=1e-6)  # as above
     again = fit_test.quiet(plan=plan, **given)
     np.testing.assert_array_equal(again.params, four.params)
 
