@@ -44,7 +44,7 @@ def origin_code(origin: Origin | None) -> int:
 def unused_trackers(opt_state: PyTree, releases: Sequence[tuple[tuple[Any, ...], int]]) -> str:
     """Returns the places of trackers whose points no release used; an empty text for none.
 
-    A tracker is compared with the noise stages of its own chain, the smallest subtree with one.
+    A tracker is compared with the noise stages of its chain, the smallest subtree that has one.
 
     Args:
       opt_state: the optimizer's state, or any pytree that contains it.

@@ -8,6 +8,7 @@ ThreatModel = Literal["white-box", "last-iterate"]
 
 
 def check_options(trials: int, confidence: float, threat_model: str) -> None:
+    """Raises if an option of an audit is out of range."""
     if not trials >= 64:
         raise ValueError(
             f"`trials` must be at least 64, got {trials}. A bound above ε needs more than "

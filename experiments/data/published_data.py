@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from dpoptax.training import ConfigError
-from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import (
     Dataset,
     DatasetSpec,
@@ -18,6 +17,7 @@ from dpoptax.training.data.dataset import (
     Unit,
     register_dataset,
 )
+from dpoptax.training.data.fingerprints import source_digests
 from experiments.data.features import FeatureMap, example_of, featured
 from experiments.data.tokens import Tokens
 
@@ -114,11 +114,11 @@ class PublishedSpec(DatasetSpec):
             featured(split, self.features, name=f"{self.name}, {which}", progress=self.progress)
             for which, split in (("train", dataset.train), ("test", dataset.test))
         )
-        checksums = streaming.checksums(dataset.train)
         fields: dict[str, Any] = {
             field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
         }
-        fields |= {"train": train, "test": test, "computed_from": checksums}
+        digests = source_digests(dataset.train)
+        fields |= {"train": train, "test": test, "computed_from": digests}
         return FeatureDataset(**fields)
 
     def shapes(self, unit: Unit) -> Shapes:

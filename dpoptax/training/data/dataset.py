@@ -55,7 +55,7 @@ class Dataset:
             (N, L) with a label for each token, and None for a model with its own loss.
         mixed: Whether the order is random, so that every fifth example is a fair sample.
         owners: Owner of each training example, (N,), numbers or texts. None if unknown.
-        computed_from: Checksums by name of the source data of computed examples. Empty for examples
+        computed_from: Digests by column of the source data of computed examples. Empty for examples
             that are used as read.
     """
 
@@ -65,7 +65,7 @@ class Dataset:
     num_classes: int | None
     mixed: bool = False
     owners: np.ndarray | None = None
-    computed_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    computed_from: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def train_size(self) -> int:

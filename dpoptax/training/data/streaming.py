@@ -5,7 +5,6 @@ step), and reads only the rows that its devices need.
 """
 
 import hashlib
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,22 +69,6 @@ def read(source: Source, indices: np.ndarray) -> Any:
         return read_rows(column, indices, path)
 
     return jax.tree_util.tree_map_with_path(rows, source, is_leaf=_is_column)
-
-
-def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Returns dtype, shape and checksum of each array.
-
-    For a streamed source, they are those of an evenly spaced sample of records.
-    """
-    records = source
-    if not in_memory(source):
-        records = read(source, spread(source_size(source)))
-    found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(records):
-        values = np.ascontiguousarray(leaf)
-        checksum = zlib.crc32(values.reshape(-1).view(np.uint8).data)
-        found[jax.tree_util.keystr(path)] = values.dtype.str, values.shape, checksum
-    return found
 
 
 def digest(source: Source) -> str:
