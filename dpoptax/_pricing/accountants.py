@@ -23,7 +23,7 @@ import attr
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
-from dp_accounting import pld, rdp
+from dp_accounting import dp_event, pld, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
 
@@ -37,6 +37,7 @@ from dpoptax._pricing import (
 )
 from dpoptax._pricing.checks import is_hashable
 from dpoptax._pricing.events import (
+    GroupDpEvent,
     ParticipationDpEvent,
     RandomAllocationDpEvent,
     WorstOfDpEvent,
@@ -96,12 +97,25 @@ def profile_of(
     If PLD proves no ε at `least_delta`, the only pair has an infinite ε. Results are cached as in
     `epsilon_of`.
     """
+    epsilons, deltas = curves_of(event, relation, interval, least_delta=least_delta, points=points)
+    return epsilons, deltas.max(0)
+
+
+def curves_of(
+    event: Event,
+    relation: dpa.NeighboringRelation,
+    interval: float,
+    *,
+    least_delta: float,
+    points: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ε as `profile_of`, and δ for removing and for adding a record, (2, points)."""
     event = bounded(event)
     arguments = event, relation, interval, least_delta, points
-    return (_profiled if is_hashable(event) else _profile)(*arguments)
+    return (_computed_curves if is_hashable(event) else _curves)(*arguments)
 
 
-def _profile(
+def _curves(
     event: Event,
     relation: dpa.NeighboringRelation,
     interval: float,
@@ -116,18 +130,18 @@ def _profile(
     accountant = _pld_accountant(event, least_delta, relation, interval)
     most = accountant.get_epsilon(least_delta)
     if not math.isfinite(most):
-        return np.array([math.inf]), np.array([1.0])
+        return np.array([math.inf]), np.ones((2, 1))
     # Denser at small ε, where the error rates of a test take all sizes.
     epsilons = most * np.linspace(0, 1, points) ** 1.5
-    deltas = accountant.get_delta(epsilons)
-    deltas[-1] = min(deltas[-1], least_delta)
+    deltas = accountant.get_deltas(epsilons)
+    deltas[:, -1] = np.minimum(deltas[:, -1], least_delta)
     deltas = np.minimum(deltas + overflow, 1.0)
     for values in (epsilons, deltas):
         values.flags.writeable = False
     return epsilons, deltas
 
 
-_profiled = functools.lru_cache(maxsize=256)(_profile)
+_computed_curves = functools.lru_cache(maxsize=256)(_curves)
 
 
 def delta_of(
@@ -298,9 +312,14 @@ class _PldAccountant(pld.PLDAccountant):
         return composition.epsilon_of(pairs, self._value_discretization_interval, target_delta)
 
     def get_delta(self, target_epsilon: Any) -> Any:
+        return self.get_deltas(target_epsilon).max(0)
+
+    def get_deltas(self, target_epsilon: Any) -> np.ndarray:
+        """Returns δ for removing and for adding a record, (2, n)."""
         if (pairs := self._pairs()) is None:
-            return np.ones_like(target_epsilon)
-        return composition.deltas_of(pairs, self._value_discretization_interval, target_epsilon)
+            return np.ones((2, len(target_epsilon)))
+        interval = self._value_discretization_interval
+        return composition.deltas_by_direction(pairs, interval, target_epsilon)
 
     def _pairs(self) -> list[tuple[Pair, int]] | None:
         """Returns the pairs with their counts, or None if a part is not private."""
@@ -327,9 +346,13 @@ class _PldAccountant(pld.PLDAccountant):
                 if do_compose:
                     self._gaussians.append(event.noise_multiplier)
                 return None
+        if isinstance(event, dp_event.RepeatAndSelectDpEvent | GroupDpEvent):
+            if do_compose:
+                self._add_by_curve(event, count)
+            return None
         if not isinstance(event, RandomAllocationDpEvent):
-            fixed = one_release.is_without_replacement(event)
-            if not (fixed or (do_compose and one_release.is_sampled_gaussian(event))):
+            own = one_release.is_without_replacement(event) or hasattr(event, "pair")
+            if not (own or (do_compose and one_release.is_sampled_gaussian(event))):
                 return super()._maybe_compose(event, count, do_compose)
             if do_compose:
                 self._add(one_release.loss_of(event, self._neighboring_relation, interval), count)
@@ -344,6 +367,20 @@ class _PldAccountant(pld.PLDAccountant):
             sums = event.noise_multiplier, event.period, event.steps
             self._add(random_allocation.pair(*sums, interval, points), count)
         return refused
+
+    def _add_by_curve(self, event: Event, count: int) -> None:
+        from dpoptax._pricing import derived_curves
+
+        interval = self._value_discretization_interval
+        # The inner curve is rounded on a coarser grid, in the same direction.
+        curves = functools.partial(
+            curves_of, relation=self._neighboring_relation, interval=10 * interval
+        )
+        pair = derived_curves.pair(event, curves, interval)
+        if pair is None:
+            self._contains_non_dp_event = True
+        else:
+            self._add(pair, count)
 
     def _add(self, pair: Pair, count: int) -> None:
         before = self._steps.get(id(pair), (pair, 0))[1]

@@ -63,8 +63,15 @@ def deltas_of(
     pairs: Sequence[tuple[Pair, int]], interval: float, epsilons: np.ndarray
 ) -> np.ndarray:
     """Returns the least provable δ at each ε of at least 0, in both directions."""
+    return deltas_by_direction(pairs, interval, epsilons).max(0)
+
+
+def deltas_by_direction(
+    pairs: Sequence[tuple[Pair, int]], interval: float, epsilons: np.ndarray
+) -> np.ndarray:
+    """Returns the least provable δ of removing and of adding a record, (2, n)."""
     found = [_deltas(parts, interval, epsilons) for parts in _directions(pairs, interval)]
-    return functools.reduce(np.maximum, found)
+    return np.stack([found[0], found[-1]])
 
 
 def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:

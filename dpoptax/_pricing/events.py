@@ -90,6 +90,19 @@ class CutDpEvent(dpa.DpEvent):
     overflow: float
 
 
+@attr.frozen
+class GroupDpEvent(dpa.DpEvent):
+    """The releases of `event` for neighbors that differ in several records, by group privacy.
+
+    Attributes:
+      event: The releases, for neighbors that differ in one record.
+      records: The number of records.
+    """
+
+    event: Event
+    records: int
+
+
 def gaussian_event(noise_multiplier: float) -> Event:
     """Returns the event of one Gaussian release, within the range of dp_accounting."""
     if noise_multiplier < MULTIPLIERS[0]:
@@ -297,6 +310,7 @@ def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
         dpa.PoissonSampledDpEvent,
         dpa.SampledWithoutReplacementDpEvent,
         CutDpEvent,
+        GroupDpEvent,
     )
     if hasattr(event, "event") and not isinstance(event, wrappers):
         raise ValueError(

@@ -3,9 +3,10 @@
 import functools
 
 import dp_accounting as dpa
-import numpy as np
 from dp_accounting import DpEvent as Event
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
+
+from dpoptax._pricing import curves
 
 
 # Keeps only two, since a fine one takes up to about ten megabytes.
@@ -28,6 +29,8 @@ def loss_of(
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return _without_replacement(event, relation, interval)
+    if hasattr(event, "pair"):  # the event computes its own losses
+        return event.pair(relation, interval)
     return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=event.dataset_size,
         sampling_probability=event.sampling_probability,
@@ -54,16 +57,7 @@ def _without_replacement(
     )
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
-    dense = removed._pmf_remove.to_dense_pmf()
-    first = max(1, dense._lower_loss)
-    above = dense._probs[first - dense._lower_loss :]
-    below = above * np.exp(-interval * (first + np.arange(len(above))))
-    same = max(0.0, 1.0 - above.sum() - below.sum() - dense._infinity_mass)
-    gap = np.zeros(first - 1)
-    masses = np.concatenate([below[::-1], gap, [same], gap, above])
-    infinite = dense._infinity_mass
-    pmf = pld_pmf.DensePLDPmf(interval, -(len(masses) // 2), masses, infinite, True)
-    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+    return curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
 
 
 def is_without_replacement(event: Event) -> bool:

@@ -75,6 +75,7 @@ class Guarantee:
       releases: the `NoisyReleases` of each noise stage.
       other_events: number of events besides the run that are part of `event`.
       stated_delta: δ of the statement.
+      records: number of examples or users by which neighbors differ; see `for_records`.
       event_after: the event of the first t releases, as a function of t; None if it is unknown.
 
     Raises (every method):
@@ -95,6 +96,7 @@ class Guarantee:
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0
     stated_delta: float = 1e-5
+    records: int = 1
     event_after: Callable[[int], PrivacyEvent] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
@@ -164,6 +166,57 @@ class Guarantee:
         self._check_delta(delta)
         profile = privacy_profile(self.event.dp_event, self._relation, delta / 2)
         return least_mu(*profile, delta)
+
+    def for_records(self, records: int) -> "Guarantee":
+        """Returns the guarantee for a person with k records.
+
+        Neighbors differ in any k examples (or users): all are added, removed or replaced. If the
+        owners of records are known, `dpoptax.users` protects all of them with less noise.
+
+        Poisson samples hold Binomial(k, q) of the records, fixed-size ones a hypergeometric number,
+        full batches all. Other samplers, and runs with `also`, are priced by group privacy, which
+        is valid for any mechanism. The accountant is "pld". An event that was priced by hand is
+        assumed to have independent draws.
+
+        Args:
+          records: k, at least 1.
+
+        Raises:
+          ValueError: `records` is below 1, this guarantee is already for several records, or the
+            privacy losses are too large for a useful ε.
+
+        Source: Charles et al., "Fine-tuning large language models with user-level differential
+        privacy", 2024, for Poisson samples; Dong, Roth, Su, "Gaussian differential privacy", 2019,
+        for groups; proofs in docs/developers/pricing.md.
+
+        >>> import dpoptax
+        >>> run = {"noise_multiplier": 1.1, "sampling_probability": 0.01, "steps": 1000}
+        >>> person = dpoptax.accounting.planned_guarantee(**run).for_records(4)
+        >>> round(person.epsilon(1e-5), 2)
+        7.35
+        """
+        from dpoptax._pricing.several_records import event_of_records
+
+        k = integer("records", records, 1, "count the records of one person")
+        if self.records > 1:
+            raise ValueError(
+                "`for_records` must be called on the guarantee for one record, got one for "
+                f"{self.records}."
+            )
+        literal = not self.other_events  # the draws of other runs are unknown
+
+        def several(event: PrivacyEvent) -> PrivacyEvent:
+            found = event_of_records(event.dp_event, k, self._relation, literal=literal)
+            return dataclasses.replace(event, dp_event=found)
+
+        after = self.event_after
+        return dataclasses.replace(
+            self,
+            event=several(self.event),
+            accountant="pld",
+            records=k,
+            event_after=None if after is None else lambda t: several(after(t)),
+        )
 
     def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
         """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
@@ -240,6 +293,7 @@ class Guarantee:
             "delta": self.stated_delta,
             "unit": self.unit,
             "neighboring_relation": self.neighboring_relation,
+            "records": self.records,
             "accountant": self.accountant,
             "sampling": dict(self.sampling),
             "releases": [release._asdict() for release in self.releases],

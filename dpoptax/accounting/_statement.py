@@ -12,7 +12,13 @@ _NEIGHBORS = {
     "replace-one": "one {} replaced by another",
     "replace-special": "one {} replaced by one that adds nothing",
 }
+_NEIGHBORS_OF_SEVERAL = {
+    "add-or-remove-one": "any {} {} more or less",
+    "replace-one": "any {} {} replaced by others",
+    "replace-special": "any {} {} replaced by ones that add nothing",
+}
 _UNITS = {"example": "example", "user": "user with all of its records"}
+_UNITS_OF_SEVERAL = {"example": "examples", "user": "users with all of their records"}
 _ACCOUNTANTS = {
     "pld": "by privacy loss distributions",
     "rdp": "by Rényi divergences",
@@ -27,7 +33,8 @@ def statement_text(values: Mapping[str, Any]) -> str:
 
     ε and δ are rounded up and noise multipliers down, so the text never claims too much.
     """
-    claim = claim_text(*(values[k] for k in ("epsilon", "delta", "unit", "neighboring_relation")))
+    claimed = "epsilon", "delta", "unit", "neighboring_relation", "records"
+    claim = claim_text(*(values[name] for name in claimed))
     if not math.isfinite(values["epsilon"]):
         return claim
     lines = {
@@ -45,9 +52,11 @@ def statement_text(values: Mapping[str, Any]) -> str:
     return "\n".join([claim, *(f"  {name:{width}}{text}" for name, text in lines.items() if text)])
 
 
-def claim_text(epsilon: float, delta: float, unit: str, relation: str) -> str:
-    """Returns the claim of ε and δ for a unit, under a neighboring relation."""
+def claim_text(epsilon: float, delta: float, unit: str, relation: str, records: int = 1) -> str:
+    """Returns the claim of ε and δ for a number of units, under a neighboring relation."""
     neighbors = _NEIGHBORS[relation].format(_UNITS[unit])
+    if records > 1:
+        neighbors = _NEIGHBORS_OF_SEVERAL[relation].format(records, _UNITS_OF_SEVERAL[unit])
     rounded = _six_digits(delta, decimal.ROUND_CEILING)
     if not math.isfinite(epsilon):
         return f"not private: no ε holds at δ = {rounded} for {neighbors}"

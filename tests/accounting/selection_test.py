@@ -103,12 +103,6 @@ def test_replace_one_doubles_sensitivity_of_trials():
     assert priced(6.0, "replace-one") == priced(3.0, "add-or-remove-one")
 
 
-def test_pld_accountant_refuses_best_of_random():
-    event = selection.best_of_random([RUN], mean=3, distribution="geometric")
-    with pytest.raises(ValueError, match="accountant='rdp'"):
-        epsilon(event, "pld")
-
-
 @pytest.mark.parametrize("distribution", selection.SHAPES)
 @pytest.mark.parametrize("mean", [1.0, 2.0, 30.0])
 def test_drawn_numbers_have_requested_mean(distribution, mean):

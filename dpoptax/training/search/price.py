@@ -121,7 +121,7 @@ def price(
             trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
         try:
-            return dpoptax.accounting.Guarantee(event, relation, "rdp").epsilon(delta)
+            return dpoptax.accounting.Guarantee(event, relation, "pld").epsilon(delta)
         except ValueError as error:
             raise ConfigError(
                 f"`repetitions` has no finite ε for {sweep.repetitions!r} with "

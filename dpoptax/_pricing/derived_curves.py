@@ -1,0 +1,96 @@
+"""Privacy losses of events that are priced from the whole curve of another event.
+
+These are the best of a random number of trials, and neighbors that differ in several records.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from dp_accounting import DpEvent as Event
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
+
+from dpoptax._pricing import curves, selection
+from dpoptax._pricing.curves import Curve
+from dpoptax._pricing.events import GroupDpEvent, WorstOfDpEvent
+
+# The largest ε whose e^ε is computed, and the number of points of a curve.
+_MOST, _POINTS = 300.0, 400
+# δ at the end of a curve, to be tried in order: some events have no ε at a small δ. The best trial
+# adds δ times its mean number, and group privacy about e^ε for each record.
+_LAST_OF_TRIALS, _LAST_OF_RECORDS = (1e-13, 1e-11, 1e-9), (1e-18, 1e-15, 1e-12)
+
+
+Profile: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""ε, (n,), and upper bounds on δ in both directions, (n,)."""
+
+
+class Curves(Protocol):
+    """Declares `accountants.curves_of`, with its accountant's relation and interval."""
+
+    def __call__(self, event: Event, /, *, least_delta: float, points: int) -> Curve: ...
+
+
+def pair(
+    event: RepeatAndSelectDpEvent | GroupDpEvent, curves_of: Curves, interval: float
+) -> Pair | None:
+    """Returns the privacy losses of an event, or None if it is not private."""
+    derive = _group if isinstance(event, GroupDpEvent) else _selected
+    found = derive(event, curves_of)
+    if found is None:
+        return None
+    return curves.symmetric(curves.losses(*found, interval), interval)
+
+
+def _finite(curves_of: Curves, event: Event, last: Sequence[float]) -> Curve:
+    """Returns the curve up to the first δ of `last` that has a usable ε."""
+    for delta in last:
+        found = curves_of(event, least_delta=delta, points=_POINTS)
+        if found[0][-1] <= _MOST:
+            break
+    return found
+
+
+def _selected(event: RepeatAndSelectDpEvent, curves_of: Curves) -> Profile | None:
+    """Returns ε and δ of the best trial.
+
+    A trial that draws one of several candidates at random has at most the largest δ of a candidate
+    at each ε.
+    """
+    trial, last = event.event, [delta / event.mean for delta in _LAST_OF_TRIALS]
+    candidates = trial.events if isinstance(trial, WorstOfDpEvent) else (trial,)
+    found = [_finite(curves_of, each, last) for each in candidates]
+    if max(epsilons[-1] for epsilons, _ in found) > _MOST:
+        return None
+    at = np.unique(np.concatenate([epsilons for epsilons, _ in found]))
+    largest = np.max([curves.chords(*curve, at) for curve in found], axis=0)
+    number = selection.NumberOfTrials(float(event.mean), float(event.shape))
+    return selection.selected_curve((at, largest), number)
+
+
+def _group(event: GroupDpEvent, curves_of: Curves) -> Profile | None:
+    """Returns ε and δ for neighbors that differ in several records.
+
+    Let G(u) be the largest probability of a set that has probability u for a neighbor. Then G(G(u))
+    is at least that for the neighbor's neighbor, and so on (Dong, Roth, Su, 2019, theorem 2.14).
+    """
+    epsilons, deltas = _finite(curves_of, event.event, _LAST_OF_RECORDS)
+    if epsilons[-1] > _MOST:
+        return None
+    at, below = event.records * epsilons, np.geomspace(1e-30, 1.0, 20_000)
+    found = [
+        _group_deltas((epsilons, each), event.records, below, at) for each in (deltas, deltas[::-1])
+    ]
+    return at, np.max(found, axis=0)
+
+
+def _group_deltas(curve: Curve, records: int, below: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Returns the largest P(E) − e^ε Q(E) at each ε of `at`."""
+    above = below
+    for _ in range(records):
+        above = curves.largest_probability(above, curve)
+    # A set with probability in [u_i, u_{i+1}] has one of at most `above[i + 1]` for the other.
+    high, low = curves.corners(above, np.concatenate([[0.0], below[:-1]]))
+    found = [np.max(high - np.exp(min(epsilon, 700.0)) * low) for epsilon in at]
+    return np.clip(found, curve[1].max(0)[-1], 1.0)

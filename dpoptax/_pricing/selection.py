@@ -1,0 +1,133 @@
+"""Privacy losses of the best of a random number of trials.
+
+φ is the generating function of the number K of trials, φ(s) = E[s^K]. The trials are pairs of an
+output and a score, with laws P and Q under two neighbors. Let ℓ = dP/dQ, and let G(u) be the
+largest P(E) of any set with Q(E) ≤ u. Then the best trial has
+
+    δ(ε) ≤ E_Q[h(ℓ)],    h(ℓ) = sup_u (ℓ φ′(G(u)) − e^ε φ′(u))⁺,
+
+whatever the scores are. The proof is in docs/developers/selection.md.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import optimize
+
+from dpoptax._pricing import curves
+from dpoptax._pricing.curves import Curve
+
+# The numbers of values of u and of ε.
+_CELLS, _POINTS = 4000, 400
+# Covers the rounding of φ′ and of the parameter of K.
+_MORE = 1.0 + 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberOfTrials:
+    """Law of a random number K of trials.
+
+    P[K = k] is proportional to (1 − γ)^k Γ(k + η) / k! for k ≥ 1 (truncated negative binomial), or
+    K is a Poisson number if the shape η is infinite.
+
+    Attributes:
+      mean: E[K], at least 1.
+      shape: η > −1; 0 is the logarithmic distribution, 1 the geometric distribution.
+    """
+
+    mean: float
+    shape: float
+
+    @property
+    def gamma(self) -> float:
+        """γ, such that the mean is η (1 − γ) / (γ (1 − γ^η)), or (γ − 1) / (γ log γ) for η = 0."""
+        if self.shape == 1 or self.mean < 1 + 1e-10:
+            return 1 / self.mean
+
+        def excess(log_gamma: float) -> float:
+            weight = -log_gamma
+            if self.shape:
+                weight = -math.expm1(self.shape * log_gamma) / self.shape
+            return math.expm1(-log_gamma) / weight - self.mean
+
+        return math.exp(optimize.brentq(excess, -600.0, -1e-13, xtol=1e-15, rtol=1e-14))
+
+    def slope(self, below_one: np.ndarray) -> np.ndarray:
+        """Returns φ′(1 − w)."""
+        if math.isinf(self.shape):
+            return self.mean * np.exp(-self.mean * below_one)
+        gamma = self.gamma
+        return self.mean * (gamma / (gamma + (1 - gamma) * below_one)) ** (self.shape + 1)
+
+    def even(self, count: int) -> np.ndarray:
+        """Returns w from 1 to 0, with about the same ratio of φ′(1 − w) from one to the next."""
+        shares = np.linspace(1.0, 0.0, count)
+        if math.isinf(self.shape) or self.gamma == 1:
+            return shares
+        gamma = self.gamma
+        return np.clip(gamma * np.expm1(-shares * math.log(gamma)) / (1 - gamma), 0.0, 1.0)
+
+
+def selected_curve(curve: Curve, number: NumberOfTrials) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ε, (n,), and δ of the best trial in both directions, (n,).
+
+    Args:
+      curve: of one trial.
+      number: the number of trials.
+    """
+    found = [_Selected(each, number) for each in (curve, curves.reverse(curve))]
+    most = float(curve[0][-1]) + 1.0
+    while max(each.delta(most) for each in found) > 2 * found[0].infinite and most < 700:
+        most *= 1.1
+    at = most * np.linspace(0, 1, _POINTS) ** 1.5
+    return at, np.array([max(each.delta(float(epsilon)) for each in found) for epsilon in at])
+
+
+class _Selected:
+    """The best trial, for P against Q."""
+
+    def __init__(self, curve: Curve, number: NumberOfTrials) -> None:
+        self._losses, self._masses = _atoms(curve)
+        self._high, self._low = _envelope(curve, number)
+        # φ′(1) times the probability of an infinite loss.
+        self.infinite = float(curve[1].max(0)[-1]) * number.mean * _MORE
+
+    def delta(self, epsilon: float) -> float:
+        """Returns E[sup_u (φ′(G(u)) − e^(ε − s) φ′(u))⁺] over the losses s of a trial."""
+        high, low = self._high, self._low
+        ratios = np.exp(np.minimum(epsilon - self._losses, 700.0))
+        best = np.searchsorted(-np.diff(high) / np.diff(low), -ratios)
+        gains = np.maximum(high[best] - ratios * low[best], 0.0)
+        return float(min(1.0, self._masses @ gains + self.infinite))
+
+
+def _atoms(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Returns finite losses and P of a pair with the chords of the curve.
+
+    A loss −ℓ has e^−ℓ times the probability of ℓ under Q for Q against P, and the rest is at 0.
+    Rounding can only make the probabilities larger.
+    """
+    epsilons, deltas = curve
+    losses, steps, falls = epsilons[1:], np.diff(epsilons), np.diff(deltas)
+    after = np.pad((falls / np.expm1(steps))[:, 1:], ((0, 0), (0, 1)))
+    masses = np.maximum(after - falls / -np.expm1(-steps), 0.0) * _MORE
+    mirrored = masses[1] * np.exp(-losses)
+    rest = max(0.0, 1.0 - float(masses[0].sum() + mirrored.sum() + deltas[0, -1])) + 1e-9
+    all_losses = np.concatenate([-losses, [0.0], losses])
+    return all_losses, np.concatenate([mirrored, [rest], masses[0]])
+
+
+def _envelope(curve: Curve, number: NumberOfTrials) -> tuple[np.ndarray, np.ndarray]:
+    """Returns pairs (b, a) with sup_u (φ′(G(u)) − r φ′(u)) ≤ max (b − r a) for every r ≥ 0.
+
+    u in [u_i, u_{i+1}] has φ′(G(u)) ≤ φ′(G(u_{i+1})) and φ′(u) ≥ φ′(u_i).
+    """
+    even = number.even(_CELLS)
+    # Values of u with about even φ′(u), and others with about even φ′(G(u)).
+    matching = curves.least_complement(even, 1.0 - even, curves.reverse(curve))
+    rest = np.unique(np.clip(np.concatenate([[0.0, 1.0], even, 1.0 - matching]), 0.0, 1.0))[::-1]
+    complement = curves.least_complement(1.0 - rest, rest, curve)
+    high = number.slope(complement[1:]) * _MORE
+    low = number.slope(rest[:-1]) / _MORE
+    return curves.corners(high, low)

@@ -1,0 +1,242 @@
+"""Prices for several records of one person.
+
+The neighbors differ in k records: all are added, removed or replaced. The proofs are in
+docs/developers/pricing.md, under "Several records".
+"""
+
+import math
+from collections.abc import Callable
+
+import attr
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting import DpEvent as Event
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
+from scipy import special, stats
+
+from dpoptax._pricing import curves, renyi
+from dpoptax._pricing.events import GroupDpEvent, bounded, cut_event, gaussian_event, over_parts
+
+_ADD_OR_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE = dpa.NeighboringRelation.REPLACE_ONE
+# Probabilities below this become infinite losses. A sum of 10^9 steps adds 10^-16 to δ.
+_RARE = 1e-25
+
+
+@attr.frozen
+class SampledRecordsDpEvent(dpa.DpEvent):
+    """A noisy sum over a Poisson sample that may hold several records of one person.
+
+    Attributes:
+      noise_multiplier: The standard deviation of the noise, in units of a record's contribution.
+      probability: The probability that a record is drawn.
+      records: The number of records of the person.
+    """
+
+    noise_multiplier: float
+    probability: float
+    records: int
+
+    def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
+        """Returns the losses of Σ_j Binomial(k, q)(j) N(j, σ²) against N(0, σ²), both ways."""
+        drawn = np.arange(self.records + 1)
+        weights = stats.binom.pmf(drawn, self.records, self.probability)
+        return mixture_pair(weights, self.noise_multiplier, interval)
+
+
+@attr.frozen
+class ReplacedRecordsDpEvent(dpa.DpEvent):
+    """A noisy sum over a batch of fixed size, in which several records are replaced.
+
+    Attributes:
+      noise_multiplier: The standard deviation of the noise, in units of a record's contribution.
+      dataset_size: N.
+      sample_size: B, drawn without replacement.
+      records: The number of records of the person.
+    """
+
+    noise_multiplier: float
+    dataset_size: int
+    sample_size: int
+    records: int
+
+    def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
+        """Returns losses with a curve that is at least δ, in both directions, under replace-one.
+
+        Let p be the probability that any of the records is drawn, h(j) that of j given that any is,
+        Δ_j the curve of N(2j, σ²) against N(0, σ²), and Δ that of Σ_j h(j) N(2j, σ²). With
+        a = 1 + p (e^ε − 1) and β = a e^−ε,
+
+            δ(log a) ≤ p ((1 − β) Δ(ε) + β Σ_j h(j) Δ_j(ε))   for ε ≥ 0.
+        """
+        law = stats.hypergeom(self.dataset_size, self.records, self.sample_size)
+        weights = law.pmf(np.arange(self.records + 1))
+        any_drawn, weights[0] = float(min(1.0, weights[1:].sum())), 0.0
+        mixture = _Mixture(weights / any_drawn, self.noise_multiplier / 2)
+        logs, thresholds = mixture.grid(interval)
+        # δ decreases, so the bounds at the last ε of at most 0 hold at 0.
+        first = max(0, int(np.searchsorted(logs, 0.0, "right")) - 1)
+        together = mixture.above(thresholds[first:])
+        apart = mixture.above_apart(logs[first:])
+        logs = np.maximum(logs[first:], 0.0)
+        at = logs + np.log(any_drawn - (any_drawn - 1) * np.exp(-logs))
+        beta = np.exp(at - logs)
+        deltas = any_drawn * ((1 - beta) * together + beta * apart)
+        return curves.symmetric(curves.losses(at, deltas, interval), interval)
+
+
+def event_of_records(
+    event: Event, records: int, relation: dpa.NeighboringRelation, *, literal: bool
+) -> Event:
+    """Returns the event for neighbors that differ in `records` records.
+
+    Args:
+      event: the releases, for neighbors that differ in one record.
+      records: k.
+      relation: the neighboring relation.
+      literal: whether the event describes the draws, instead of bounding other ones. If not, or if
+        a part has no price of its own for several records, the price is that of group privacy.
+    """
+    if records == 1:
+        return event
+    if not literal:
+        return GroupDpEvent(bounded(event), records)
+    try:
+        return _several(bounded(event), records, relation)
+    except _NoPriceError:
+        return GroupDpEvent(bounded(event), records)
+
+
+class _NoPriceError(Exception):
+    """A part of an event has no price of its own for several records."""
+
+
+def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> Event:
+    if isinstance(event, dpa.ComposedDpEvent | dpa.SelfComposedDpEvent):
+        return over_parts(event, lambda part: _several(part, records, relation))
+    if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
+        return event
+    if isinstance(event, dpa.GaussianDpEvent):
+        return gaussian_event(event.noise_multiplier / records)
+    if relation is _REPLACE:
+        return _replaced(event, records)
+    if relation is _ADD_OR_REMOVE:
+        return _sampled(event, records)
+    # A record that is replaced by one that adds zero may take part in other steps than the next.
+    raise _NoPriceError
+
+
+def _sampled(event: Event, records: int) -> Event:
+    """Returns the event of Poisson samples with several records of one person."""
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        q, size = event.sampling_probability, event.dataset_size
+        # A batch with j of the records is cut only if more than b − j others are drawn.
+        b, drawn = event.truncated_batch_size, np.arange(1, records + 1)
+        full = [renyi.full_probability(size, q, b - j + 1) for j in drawn.tolist()]
+        overflow = float(stats.binom.pmf(drawn, records, q) @ np.asarray(full))
+        sampled = SampledRecordsDpEvent(event.noise_multiplier, q, records)
+        return cut_event(sampled, overflow)
+    inner = getattr(event, "event", None)
+    if isinstance(event, dpa.PoissonSampledDpEvent) and isinstance(inner, dpa.GaussianDpEvent):
+        q = event.sampling_probability
+        return SampledRecordsDpEvent(inner.noise_multiplier, q, records)
+    raise _NoPriceError
+
+
+def _replaced(event: Event, records: int) -> Event:
+    """Returns the event of batches of a fixed size in which several records are replaced."""
+    inner = getattr(event, "event", None)
+    if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        raise _NoPriceError
+    if not isinstance(inner, dpa.GaussianDpEvent):
+        raise _NoPriceError
+    return ReplacedRecordsDpEvent(
+        noise_multiplier=inner.noise_multiplier,
+        dataset_size=event.source_dataset_size,
+        sample_size=event.sample_size,
+        records=min(records, event.source_dataset_size),
+    )
+
+
+def mixture_pair(weights: np.ndarray, sigma: float, interval: float) -> Pair:
+    """Returns losses of P = Σ_j weights[j] N(j, σ²) against Q = N(0, σ²), and of Q against P."""
+    mixture = _Mixture(weights, sigma)
+    logs, thresholds = mixture.grid(interval)
+    removed = curves.losses(logs, mixture.above(thresholds), interval)
+    added = curves.losses(-logs[::-1], mixture.below(thresholds)[::-1], interval)
+    return Pair(removed, added)
+
+
+class _Mixture:
+    """P = Σ_j w_j N(j, σ²) against Q = N(0, σ²), as functions of thresholds t.
+
+    The likelihood ratio ℓ(x) increases. At ε = log ℓ(t), and at ε = −log ℓ(t) for Q against P,
+
+        δ(ε) = P[x > t] − ℓ(t) Q[x > t],    δ(ε) = Q[x < t] − P[x < t] / ℓ(t).
+    """
+
+    def __init__(self, weights: np.ndarray, sigma: float) -> None:
+        self._parts = [(float(j), float(weights[j])) for j in np.flatnonzero(weights > 0)]
+        self._sigma = sigma
+
+    def grid(self, interval: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns log ℓ(t), increasing and about on multiples of the interval, and t."""
+        coarse = np.linspace(*self.range(), 20_001)
+        ratios = self.log_ratio(coarse)
+        curves.check_size(ratios[-1] - ratios[0], interval)
+        on_grid = interval * np.arange(np.ceil(ratios[0] / interval), ratios[-1] / interval)
+        inner = np.interp(on_grid, ratios, coarse)
+        thresholds = np.unique(np.concatenate([coarse[[0]], inner, coarse[[-1]]]))
+        logs = self.log_ratio(thresholds)
+        increasing = np.diff(logs, prepend=-np.inf) > 1e-3 * interval
+        return logs[increasing], thresholds[increasing]
+
+    def range(self) -> tuple[float, float]:
+        """Returns thresholds that x exceeds, or falls below, with probability `_RARE`."""
+        far = -special.ndtri(_RARE) * self._sigma
+        rare = [
+            j - self._sigma * float(special.ndtri(min(0.5, _RARE / (weight * len(self._parts)))))
+            for j, weight in self._parts
+        ]
+        return -far, max(rare)
+
+    def log_ratio(self, t: np.ndarray) -> np.ndarray:
+        """Returns log ℓ(t)."""
+        found = np.full_like(t, -np.inf)
+        for j, weight in self._parts:
+            found = np.logaddexp(found, math.log(weight) + j * (t - j / 2) / self._sigma**2)
+        return found
+
+    def above(self, t: np.ndarray) -> np.ndarray:
+        """Returns P[x > t] − ℓ(t) Q[x > t]; the terms of j = 0 cancel."""
+        tail = special.log_ndtr(-t / self._sigma)
+        return self._sum(
+            lambda j: np.exp(special.log_ndtr((j - t) / self._sigma)),
+            lambda j: np.exp(j * (t - j / 2) / self._sigma**2 + tail),
+        )
+
+    def above_apart(self, logs: np.ndarray) -> np.ndarray:
+        """Returns Σ_j w_j δ_j at each ε, with δ_j the curve of N(j, σ²) against N(0, σ²)."""
+        return self._sum(
+            lambda j: special.ndtr(j / self._sigma / 2 - logs / j * self._sigma),
+            lambda j: np.exp(
+                logs + special.log_ndtr(-j / self._sigma / 2 - logs / j * self._sigma)
+            ),
+        )
+
+    def below(self, t: np.ndarray) -> np.ndarray:
+        """Returns Q[x < t] − P[x < t] / ℓ(t); the terms of j = 0 cancel."""
+        tail, ratio = special.log_ndtr(t / self._sigma), self.log_ratio(t)
+        return self._sum(
+            lambda j: np.exp(j * (t - j / 2) / self._sigma**2 + tail - ratio),
+            lambda j: np.exp(special.log_ndtr((t - j) / self._sigma) - ratio),
+        )
+
+    def _sum(
+        self,
+        more: Callable[[float], np.ndarray],
+        less: Callable[[float], np.ndarray],
+    ) -> np.ndarray:
+        """Returns Σ_{j ≥ 1} w_j (more − less)⁺."""
+        terms = (w * np.maximum(more(j) - less(j), 0.0) for j, w in self._parts if j)
+        return np.asarray(sum(terms))
