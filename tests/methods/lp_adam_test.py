@@ -34,7 +34,8 @@ def test_default_floor_is_the_root_of_the_deviation_of_v():
     tx = scale_by_lp_adam(b=[1.0], a=[], b2=b2, stddev=stddev)
     weights = (1 - b2) * b2 ** np.arange(200)
     squares = np.square(noise.normal(0, stddev, (20_000, 200)))
-    update, _ = tx.update(np.float32(1e-3), tx.init(np.float32(0)))  # v̂ is below s², so the floor divides
+    gradient = np.float32(1e-3)  # v̂ is below s², so the floor divides
+    update, _ = tx.update(gradient, tx.init(gradient))
     assert 1e-3 / update == pytest.approx(np.std(squares @ weights) ** 0.5, rel=0.01)
 
 
