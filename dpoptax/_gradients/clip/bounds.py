@@ -208,7 +208,7 @@ def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
     """
     kind = jnp.finfo(x.dtype)
     integer = jnp.dtype(f"int{kind.bits}")
-    most = (1 << kind.nexp) - 1  # the biased exponent of infinity; normal numbers have 1 to most - 1
+    most = (1 << kind.nexp) - 1  # the biased exponent of infinity
     n, bits = exponent.astype(integer), lax.bitcast_convert_type(x, integer)
     before = (bits >> kind.nmant) & most
     after = before + n

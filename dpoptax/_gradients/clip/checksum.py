@@ -1,7 +1,10 @@
 """Computes the checksum that seals a clipped sum."""
 
+import functools
 import math
 import zlib
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,8 @@ from dpoptax._support.xla import groups_to_stack, is_for_one_device, out_shardin
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 # Entries per block, and the largest size of arrays that are joined.
 _BLOCK, _SMALL = 2**14, 2**16
+# Adds the words of an array, whose first word has a given place.
+_AddWords: TypeAlias = Callable[[jax.Array, jax.Array, int], jax.Array]
 
 
 def checksum(
@@ -50,38 +55,42 @@ def checksum_leaves(tree: PyTree, salt: int) -> jax.Array:
 def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
     """Returns Σ mixed(word ^ place) over the words of all leaves, each with its own place."""
     leaves = sorted((leaf for leaf in leaves if leaf.size), key=_is_large)
+    if not all(map(is_for_one_device, leaves)):
+        return _sum_sharded(leaves)
+    small = [word.reshape(-1) for leaf in leaves if not _is_large(leaf) for word in _words(leaf)]
+    arrays = [jnp.concatenate(small)] if small else []
+    arrays += filter(_is_large, leaves)
 
-    def by_array(leaves: list[jax.Array]) -> jax.Array:
-        found = jnp.uint32(0)
-        words = [word for leaf in leaves for word in _words(leaf)]
-        # The place of the first word of each array, a number below 2³².
-        starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
-        for indices in groups_to_stack(words):
-            one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
-            first = starts[indices] * np.uint32(_POSITION)
-            strides = [math.prod(one.shape[i + 1 :]) * _POSITION % 2**32 for i in range(one.ndim)]
-            place = places(one.shape, strides, out_sharding(one))[None]
-            place = place + first.reshape(-1, *(1,) * one.ndim)
-            found += jnp.sum(mixed(stack ^ place), dtype=jnp.uint32)
-        return found
-
-    def by_block(leaves: list[jax.Array]) -> jax.Array:
-        # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is
-        # twenty times faster, and one reduction for all arrays compiles faster.
-        small = [word for leaf in leaves if not _is_large(leaf) for word in _words(leaf)]
-        flat = [jnp.concatenate([word.reshape(-1) for word in small])] if small else []
-        flat += [leaf.reshape(-1) for leaf in leaves if _is_large(leaf)]
-        sums = jnp.zeros(min(_BLOCK, max(each.size for each in flat)), jnp.uint32)
+    def total(arrays: list[jax.Array], sums: jax.Array, add: _AddWords) -> jax.Array:
         start = 0
-        for each in flat:
-            sums = _add_blocks(sums, each, start)
+        for each in arrays:
+            sums = add(sums, each, start)
             start += each.size * max(1, each.dtype.itemsize // 4)
         return jnp.sum(sums, dtype=jnp.uint32)
 
-    # Blocks of a sharded array would be gathered on each device.
-    if not leaves or not all(map(is_for_one_device, leaves)):
-        return by_array(leaves)
-    found: jax.Array = lax.platform_dependent(leaves, cpu=by_block, default=by_array)
+    # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is twenty
+    # times faster, and one reduction for all arrays compiles faster.
+    found: jax.Array = lax.platform_dependent(
+        arrays,
+        cpu=functools.partial(total, sums=jnp.zeros(_BLOCK, jnp.uint32), add=_add_blocks),
+        default=functools.partial(total, sums=jnp.uint32(0), add=_add_words),
+    )
+    return found
+
+
+def _sum_sharded(leaves: list[jax.Array]) -> jax.Array:
+    """Returns the same sum without blocks, which would be gathered on each device."""
+    found = jnp.uint32(0)
+    words = [word for leaf in leaves for word in _words(leaf)]
+    # The place of the first word of each array, a number below 2³².
+    starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
+    for indices in groups_to_stack(words):
+        one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
+        first = starts[indices] * np.uint32(_POSITION)
+        strides = [math.prod(one.shape[i + 1 :]) * _POSITION % 2**32 for i in range(one.ndim)]
+        place = places(one.shape, strides, out_sharding(one))[None]
+        place = place + first.reshape(-1, *(1,) * one.ndim)
+        found += jnp.sum(mixed(stack ^ place), dtype=jnp.uint32)
     return found
 
 
@@ -89,13 +98,19 @@ def _is_large(array: jax.Array) -> bool:
     return array.size > _SMALL
 
 
-def _add_blocks(sums: jax.Array, flat: jax.Array, start: int) -> jax.Array:
-    """Adds the mixed words of each block to `sums`; `start` is the place of the first word.
+def _add_words(total: jax.Array, array: jax.Array, start: int) -> jax.Array:
+    """Adds the mixed words of an array to a total; `start` is the place of the first word."""
+    words = _mixed_words(array, places(array.shape), start, array.size)
+    return total + jnp.sum(words, dtype=jnp.uint32)
+
+
+def _add_blocks(sums: jax.Array, array: jax.Array, start: int) -> jax.Array:
+    """Adds the mixed words of an array to the sums for each place in a block.
 
     The words of a block are computed from its entries. Those of all entries would be another array
-    of the size of `flat`.
+    of the size of `array`.
     """
-    size, block = flat.size, sums.size
+    flat, size, block = array.reshape(-1), array.size, sums.size
     if size <= block:
         mixed_words = _mixed_words(flat, lax.iota(jnp.uint32, size), start, size)
         return sums + jnp.pad(mixed_words, (0, block - size))

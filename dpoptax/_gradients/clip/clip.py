@@ -157,12 +157,7 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
 
 def positive(name: str, value: float) -> float:
     """Returns `value` as a float, or raises an error if it is not positive."""
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
-            "statement, so fix it before `jax.jit`."
-        )
-    found = _number(value)
+    found = _number(name, value)
     if not 0.0 < found <= 1e9:
         raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}.")
     return found
@@ -170,14 +165,23 @@ def positive(name: str, value: float) -> float:
 
 def clip_norm(name: str, value: float) -> float:
     """Returns a positive bound. The error for 0 or infinity suggests another geometry."""
-    found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
-    if found in _REMEDIES:
-        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}")
-    return positive(name, value)
+    try:
+        return positive(name, value)
+    except ValueError:
+        found = _number(name, value)
+        if found not in _REMEDIES:
+            raise
+        text = f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}"
+        raise ValueError(text) from None
 
 
-def _number(value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     """Returns `value` as a float; NaN if it is not a number, such as a string of one."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
+            "statement, so fix it before `jax.jit`."
+        )
     try:
         return math.nan if isinstance(value, str) else float(value)
     except TypeError:
