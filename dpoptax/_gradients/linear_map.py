@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree, is_masked, widen
 
 # The range of scales. A gradient times two of them stays well within the range of float32.
@@ -86,10 +86,9 @@ class LinearMap:
         return jax.tree.unflatten(structure, mapped)
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LinearMapState:
+class LinearMapState(SerializableState):
     """Holds the map of the next step. `gradient_points` finds it by its type.
 
     Attributes:

@@ -11,7 +11,7 @@ import optax
 from jax.typing import ArrayLike
 
 from dpoptax._gradients.linear_map import LinearMap, LinearMapState
-from dpoptax._support.serialization import register, serializable
+from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
 # One or several fixed weights, or a function of the step count that returns them.
@@ -70,10 +70,9 @@ class GradientPoints:
     origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TrackIteratesState:
+class TrackIteratesState(SerializableState):
     """Holds the state of `track_iterates`.
 
     Attributes:
@@ -97,10 +96,9 @@ class TrackIteratesState:
     directions: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ReferenceState:
+class ReferenceState(SerializableState):
     """Holds public data for a clip that follows the run.
 
     `gradient_points` finds it by its type.

@@ -16,7 +16,7 @@ from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.release import check_same_clip, release
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
 # Keeps the reciprocal of the threshold a normal float32.
@@ -161,10 +161,9 @@ def adaptive_clip(
     )
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class AdaptiveNoiseState:
+class AdaptiveNoiseState(SerializableState):
     """Holds the state of `adaptive_gaussian_noise`.
 
     Attributes:

@@ -18,14 +18,13 @@ from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.random.tree_noise import add_noise
 from dpoptax._release.release import release
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GaussianNoiseState:
+class GaussianNoiseState(SerializableState):
     """Holds the state of `gaussian_noise`, including the ledger of its releases.
 
     Attributes:

@@ -374,7 +374,7 @@ def clip_coefficients(
         return jnp.sqrt(room * (jnp.sum(square, axis=1) + underflow_loss(len(groups))))
 
     square, sizes = map(jnp.stack, zip(*(piece.size for piece in pieces), strict=True))
-    errors, shares = np.float32([piece.shares for piece in pieces]).T[:, :, None]
+    errors, shares = np.array([piece.shares for piece in pieces], np.float32).T[:, :, None]
     norms, absolute = length(jnp.sqrt(square) + errors * sizes), length(shares * sizes)
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
     # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
