@@ -63,10 +63,12 @@ class LinearMap:
       factors: one for each leaf of the parameters, in the order of `jax.tree.leaves`; `None` for
         the identity.
       back: whether a release is mapped back with T⁻¹. Static.
+      reference: the public data of a clip that follows the run, in the units of T g, or `None`.
     """
 
     factors: tuple[Factor | None, ...]
     back: bool = dataclasses.field(default=True, metadata={"static": True})
+    reference: PyTree = None
 
     def forward(self, grads: PyTree) -> PyTree:
         """Returns T g, in float32 or wider."""
@@ -100,11 +102,15 @@ class LinearMapState(SerializableState):
     factors: PyTree
     back: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def of(self, params: PyTree) -> LinearMap:
-        """Returns the map for `params`. It is the identity for leaves of `optax.masked`."""
+    def of(self, params: PyTree, reference: PyTree = None) -> LinearMap:
+        """Returns the map for `params`. It is the identity for leaves of `optax.masked`.
+
+        `reference` is the reference of the clip, in the units of T g.
+        """
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
         leaves = structure.flatten_up_to(self.factors)
-        return LinearMap(tuple(None if is_masked(f) else f for f in leaves), self.back)
+        factors = tuple(None if is_masked(f) else f for f in leaves)
+        return LinearMap(factors, self.back, reference)
 
 
 def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:

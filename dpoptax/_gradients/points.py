@@ -1,6 +1,7 @@
 """Defines gradient points, and a transform that stores iterates for them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -55,9 +56,8 @@ class GradientPoints:
       weights: the w_j, scalars; Python floats or float32 arrays.
       tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
         point; `None` for none.
-      reference: public data for clip geometries that follow the run, or `None`; see
-        `ReferenceState`.
-      linear_map: T, for the parameters; `None` for the identity.
+      reference: public data for the clip, or `None`: of clips that follow the run, see
+        `ReferenceState`, or the `LinearMap` T.
       origin: how the points were computed, which methods check. `None` for points made by hand,
         which are not checked. Static.
     """
@@ -66,8 +66,12 @@ class GradientPoints:
     weights: tuple[float | jax.Array, ...]
     tangent: PyTree = None
     reference: PyTree = None
-    linear_map: LinearMap | None = None
     origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def linear_map(self) -> LinearMap | None:
+        """Returns T; `None` for the identity."""
+        return self.reference if isinstance(self.reference, LinearMap) else None
 
 
 @jax.tree_util.register_dataclass
@@ -105,9 +109,11 @@ class ReferenceState(SerializableState):
 
     Attributes:
       reference: public data, computed only from releases.
+      is_gradient: whether it is a gradient, which a linear map before the clip maps. Static.
     """
 
     reference: PyTree
+    is_gradient: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 def track_iterates(
@@ -233,12 +239,13 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     followed = find_state(opt_state, ReferenceState)
     reference = None if followed is None else followed.reference
     mapped = find_state(opt_state, LinearMapState)
-    linear_map = None if mapped is None else mapped.of(params)
+    if mapped is not None:
+        reference = _mapped_reference(mapped.of(params), followed, params)
     origin = origin_of(state)._replace(
         reference=followed is not None, linear_map=mapped is not None
     )
     if state is None:
-        return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
+        return GradientPoints((params,), (1.0,), None, reference, origin)
     iterates = (params, *state.iterates)
     try:
         points = tuple(_combine(row, iterates, state.directions) for row in state.rows)
@@ -248,7 +255,19 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map, origin)
+    return GradientPoints(points, tuple(state.weights), tangent, reference, origin)
+
+
+def _mapped_reference(
+    linear_map: LinearMap, followed: ReferenceState | None, params: PyTree
+) -> LinearMap:
+    """Returns a linear map with the reference of the clip behind it."""
+    if followed is None:
+        return linear_map
+    reference, shapes = followed.reference, functools.partial(jax.tree.map, jnp.shape)
+    if followed.is_gradient and linear_map.back and shapes(reference) == shapes(params):
+        reference = linear_map.forward(reference)
+    return dataclasses.replace(linear_map, reference=reference)
 
 
 def ensure_points(params: PyTree) -> GradientPoints:

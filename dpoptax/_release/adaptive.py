@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, UnitClip, clip_norm, positive
+from dpoptax._gradients.clip.clip import Clip, clip_norm, positive
 from dpoptax._gradients.clip.clip_per_example import clip_each
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._gradients.clip.encoding import UnitClip
 from dpoptax._gradients.points import ReferenceState
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism

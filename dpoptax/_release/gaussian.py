@@ -12,6 +12,7 @@ import optax
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clip_per_example import clip_per_example
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._release import fixed_point as _fixed_point
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
@@ -196,7 +197,7 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
     0.01
     """
     clip = as_clip(clip)
-    if clip.encodes:
+    if encodes(clip):
         raise ValueError(
             f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
             "standard deviation."

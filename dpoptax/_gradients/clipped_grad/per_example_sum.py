@@ -47,8 +47,6 @@ def per_example_sum(
         return total, aux[0]
 
     grads, aux = jax.vmap(gradient)(examples.batch, examples.keys)
-    if points.linear_map is not None:
-        grads = jax.vmap(points.linear_map.forward)(grads)
     mask = loss.separate(examples.mask)
     total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=examples.whole)
     return total, aux
