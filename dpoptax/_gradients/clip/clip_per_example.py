@@ -89,6 +89,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         if params is None:
             raise no_params("the clip of per-example gradients")
         _check_axis(updates, params)
+        check_real(updates)
         examples = batch_length(updates)
         each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
         clipped = sealed(sum_clipped(clip, each, which), clip, examples=examples)
@@ -152,7 +153,6 @@ def clip_each(
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
     batch_size = batch_length(grads)
-    check_real(grads)
     mask = jnp.ones(batch_size, bool) if mask is None else mask
     leaves = materialize(jax.tree.leaves(grads))
     exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])

@@ -1,7 +1,7 @@
 """Encodes gradients before they are scaled, and decodes the noisy mean.
 
 Most clips only scale gradients. A clip that bounds another quantity is an `EncodingClip`. A public
-linear map before the clip is an encoding, too: the reference of the clip is then a `LinearMap`,
+linear map before the clip is also an encoding: the reference of the clip is then a `LinearMap`,
 which holds the reference of the clip behind it.
 """
 
@@ -98,7 +98,7 @@ def encode(clip: Clip, grads: PyTree, reference: PyTree) -> PyTree:
 
 
 def decode(clip: Clip, mean: PyTree, reference: PyTree) -> PyTree:
-    """Returns the gradient that a mean of encoded gradients stands for."""
+    """Returns the gradient that a mean of encoded gradients represents."""
     if isinstance(reference, LinearMap):
         return reference.returned(decode(clip, mean, reference.reference))
     return clip.decode(mean, reference) if isinstance(clip, EncodingClip) else mean

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import out_sharding
 
@@ -49,14 +50,19 @@ def _known_sharding(x: jax.Array) -> jax.sharding.Sharding | None:
     return out_sharding(x)
 
 
-def check_same_axes(params: PyTree, batch: PyTree) -> None:
+def check_same_axes(points: GradientPoints, batch: PyTree) -> None:
     """Raises an error if a parameter in `shard_map` does not vary like the examples.
 
     The derivative with respect to this parameter would be the sum over devices; see
     `sum_over_devices`.
     """
     batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params if batch_axes else ()):
+    for point in points.points if batch_axes else ():
+        _check_varying(point, batch_axes)
+
+
+def _check_varying(params: PyTree, batch_axes: frozenset[str]) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if missing := batch_axes - _varying(leaf):
             name = jax.tree_util.keystr(path) or "the parameter"
             raise ValueError(

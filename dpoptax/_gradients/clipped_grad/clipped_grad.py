@@ -173,8 +173,7 @@ def clipped_grad(
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
         points = ensure_points(params)
         check_parameters(points.points[0])
-        for point in points.points:
-            check_same_axes(point, batch)
+        check_same_axes(points, batch)
         if not on_mesh:
             check_one_device(batch)
         is_example = check_mask(mask, batch_length(batch))
