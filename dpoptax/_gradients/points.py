@@ -4,19 +4,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 
 from dpoptax._gradients.linear_map import LinearMap, LinearMapState
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
-
-# One or several fixed weights, or a function of the step count that returns them.
-Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
 
 
 class Origin(NamedTuple):
@@ -169,12 +167,10 @@ def track_iterates(
             f"`tangent_row` must have {len(mixing[0])} coefficients, got {tangent_row}."
         )
 
-    def scheduled(value: Weight, count: jax.Array) -> jax.Array:
-        now = value(count) if callable(value) else value
-        return jnp.asarray(now, jnp.float32)
-
-    def scheduled_tangent(count: jax.Array) -> jax.Array | None:
-        return None if tangent_weight is None else scheduled(tangent_weight, count)
+    def scheduled(count: jax.Array) -> dict[str, Any]:
+        given: dict[str, Any] = {"weights": weights, "tangent_weight": tangent_weight}
+        now = {name: value(count) if callable(value) else value for name, value in given.items()}
+        return {k: None if x is None else jnp.asarray(x, jnp.float32) for k, x in now.items()}
 
     def init_fn(params: PyTree) -> TrackIteratesState:
         register()
@@ -184,12 +180,7 @@ def track_iterates(
             jax.tree.map(lambda p: jnp.array(p, copy=True), params) for _ in mixing[0][1:]
         )
         return TrackIteratesState(
-            count,
-            iterates,
-            scheduled(weights, count),
-            scheduled_tangent(count),
-            mixing,
-            direction,
+            count, iterates, rows=mixing, tangent_row=direction, **scheduled(count)
         )
 
     def update_fn(
@@ -198,14 +189,9 @@ def track_iterates(
         if params is None:
             raise no_params("track_iterates")
         count = optax.safe_increment(state.count)
-        state = dataclasses.replace(
-            state,
-            count=count,
-            iterates=(params, *state.iterates)[: len(state.iterates)],
-            weights=scheduled(weights, count),
-            tangent_weight=scheduled_tangent(count),
-        )
-        return updates, state
+        iterates = (params, *state.iterates)[: len(state.iterates)]
+        now = scheduled(count)
+        return updates, dataclasses.replace(state, count=count, iterates=iterates, **now)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -285,16 +271,11 @@ def is_unweighted(points: GradientPoints) -> bool:
 
 def origin_of(state: TrackIteratesState | None) -> Origin:
     """Returns the origin of the points from a state of `track_iterates`."""
-
-    def stripped(row: tuple[float, ...]) -> tuple[float, ...]:
-        while row and row[-1] == 0.0:
-            row = row[:-1]
-        return row
-
     if state is None:
         return Origin()
-    tangent = None if state.tangent_row is None else stripped(state.tangent_row)
-    return Origin(tuple(map(stripped, state.rows)), tangent)
+    rows = tuple(tuple(np.trim_zeros(row, "b")) for row in state.rows)
+    tangent = state.tangent_row
+    return Origin(rows, None if tangent is None else tuple(np.trim_zeros(tangent, "b")))
 
 
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
@@ -324,11 +305,9 @@ def _combine(
         return scaled.astype(history[0].dtype)
 
     def node(*nodes: PyTree) -> PyTree:
-        *older, newest = nodes
+        newest = nodes[-1]
         # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
         fixed = optax.tree.zeros_like(newest) if directions else newest
-        older = [fixed if is_masked(x) else x for x in older]
-        return jax.tree.map(mix, newest, *older)
+        return jax.tree.map(mix, newest, *(fixed if is_masked(x) else x for x in nodes[:-1]))
 
-    newest, *older = iterates
-    return jax.tree.map(node, *older, newest, is_leaf=is_masked)
+    return jax.tree.map(node, *iterates[1:], iterates[0], is_leaf=is_masked)
