@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dpoptax.training.methods.method import Method as Method
     from dpoptax.training.models import FunctionModel as FunctionModel
     from dpoptax.training.models import register_model as register_model
+    from dpoptax.training.run.devices import shared_secrets as shared_secrets
     from dpoptax.training.search.compare import Comparison as Comparison
     from dpoptax.training.search.compare import compare as compare
 else:
@@ -35,6 +36,7 @@ else:
         "loop": ("train", "train_and_evaluate"),
         "methods.method": ("Method",),
         "models": ("FunctionModel", "register_model"),
+        "run.devices": ("shared_secrets",),
         "search.compare": ("Comparison", "compare"),
     }
     _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

@@ -122,8 +122,9 @@ def fit(
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
       microbatch_size: as for `clipped_grad`.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
-        one device. All hosts make the same call, with the same `key`.
-      key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
+        one device. All hosts make the same call.
+      key: the noise key, new for each run, and the same on all hosts. By default, one from
+        `shared_secrets`.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -187,7 +188,7 @@ def fit(
             plan, key = _continued(plan, key, context.begun, workdir)
         elif plan.sampler.seed is None:
             plan = _seeded(plan, devices.fresh_seed(bits=128))
-        key = dpoptax.random_key_from_os() if key is None else key
+        key = devices.shared_secrets()[1] if key is None else key
         seed = plan.sampler.seed
         assert seed is not None
 

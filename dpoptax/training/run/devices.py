@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -81,13 +81,56 @@ def start(parallel: str) -> Devices:
     return Devices(jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,)))
 
 
+def shared_secrets(
+    generator: Literal["threefry", "chacha20"] = "threefry",
+) -> tuple[int | bytes, jax.Array]:
+    """Draws the sampler seed and the noise key of one run, equal on all hosts.
+
+    One host draws them from the operating system and sends them to the others. All hosts must call
+    this at the same point of the program, after `jax.distributed.initialize()`. In a single process
+    it returns the same kinds of values. `dpoptax.training.fit` calls it, unless it is given both or
+    continues a run.
+
+    Privacy: seed and key are secret, and each run needs its own. A run that is continued needs
+    those that it began with: keep them in its checkpoint.
+
+    Args:
+      generator: the generator of the noise, as for `dpoptax.random_key_from_os`. With "chacha20",
+        the seed has 32 bytes, and draws are cryptographic as well.
+
+    Returns:
+      The seed, for `PrivacyPlan`, and the key, for `plan.noise`.
+
+    Raises:
+      ValueError: the generator is unknown.
+
+    >>> seed, key = shared_secrets()
+    >>> seed < 2**128, key.shape
+    (True, ())
+    """
+    if generator not in ("threefry", "chacha20"):
+        raise ValueError(f"`generator` must be 'threefry' or 'chacha20', got {generator!r}.")
+    if generator == "chacha20":
+        drawn = _shared_bytes(64)
+        return drawn[:32], jnp.asarray(np.frombuffer(drawn[32:], np.uint32))
+    drawn = _shared_bytes(24)
+    key = jax.random.wrap_key_data(np.frombuffer(drawn[16:], np.uint32), impl="threefry2x32")
+    return int.from_bytes(drawn[:16], "little"), key
+
+
 def fresh_seed(bits: int) -> int:
     """Draws a seed with this number of random bits, equal on all hosts."""
-    seed = secrets.randbits(bits)
+    drawn = int.from_bytes(_shared_bytes(-(-bits // 32) * 4), "little")
+    return drawn >> (-bits % 32)
+
+
+def _shared_bytes(number: int) -> bytes:
+    """Draws a multiple of four random bytes, equal on all hosts."""
+    drawn = secrets.token_bytes(number)
     if jax.process_count() == 1:
-        return seed
-    words = np.frombuffer(seed.to_bytes(-(-bits // 32) * 4, "little"), "<u4")
-    return int.from_bytes(multihost_utils.broadcast_one_to_all(words).tobytes(), "little")
+        return drawn
+    words = multihost_utils.broadcast_one_to_all(np.frombuffer(drawn, np.uint32))
+    return np.asarray(words).tobytes()
 
 
 def same_on_all_hosts(text: str) -> bool:
