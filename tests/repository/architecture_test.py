@@ -1,6 +1,7 @@
 """Tests that imports run in one direction: each part imports only the parts below it."""
 
 import ast
+import json
 import pathlib
 import re
 
@@ -159,6 +160,9 @@ def test_documents_import_only_public_modules():
         for pattern in ("*.md", "docs/**/*.md", "configs/**/*.py")
         for path in ROOT.parent.glob(pattern)
     }
+    for path in ROOT.parent.glob("notebooks/*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts[path.name] = "\n".join("".join(cell["source"]) for cell in cells)
     private = [
         f"{name}: {module}"
         for name, text in texts.items()
