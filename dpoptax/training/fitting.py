@@ -132,7 +132,8 @@ def fit(
       log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
         the path of a file of JSON lines, or a function of one record. A resumed run logs earlier
         records again.
-      workdir: folder for checkpoints and metrics.jsonl. If it holds a run, the same call resumes it
+      workdir: folder for checkpoints, metrics.jsonl and, after the last step, statement.txt, the
+        guarantee in plain language. If it holds a run, the same call resumes it
         with its key, seed and parameters, and ends with the same parameters bit for bit. Another
         loss, optimizer, clip or data set raises an error, even if the run has finished. Parameters
         are saved before `evaluate` or a record shows them.
@@ -248,7 +249,9 @@ def fit(
             del first
             course.finish()
     state = course.state
-    guarantee = plan.guarantee(state.opt_state)
+    guarantee = dataclasses.replace(plan.guarantee(state.opt_state), drawn=True)
+    if workdir is not None and jax.process_index() == 0:
+        records.write_text(workdir / records.STATEMENT, guarantee.statement())
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
 
 

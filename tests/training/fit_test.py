@@ -445,6 +445,13 @@ def test_killed_process_resumes_in_another_process(tmp_path):
     assert_same(again.params, quiet(key=KEY, workdir=tmp_path / "whole").params)
 
 
+def test_folder_gets_the_statement(tmp_path):
+    found = quiet(key=KEY, workdir=tmp_path).guarantee
+    text = (tmp_path / "statement.txt").read_text("utf-8")
+    assert text == found.statement()
+    assert "dpoptax chose them itself" in text
+
+
 def test_no_step_exceeds_budget():
     plan = make_plan()
     budget = plan.guarantee().epsilon_curve([4], plan.delta)[0] * 1.001
