@@ -278,7 +278,7 @@ def _check_hosts(key: jax.Array, params: PyTree) -> None:
         raise ValueError(
             "All hosts of a run must have the same key. With different keys, each host would "
             "release the same sum with different noise, and the ledger would count one release. "
-            "Use `seed, key = dpoptax.training.shared_secrets()`, or a key from the same seed."
+            "Use a key of `dpoptax.training.hosts.shared_secrets()`, or one from the same seed."
         )
 
 

@@ -299,7 +299,7 @@ class PrivacyPlan:
             raise RuntimeError(
                 f"`new_run` must be called in a single process, got {jax.process_count()} "
                 "processes, and each would draw another seed. Use `seed, key = "
-                "dpoptax.training.shared_secrets()`, and pass the seed to the plan."
+                "dpoptax.training.hosts.shared_secrets()`, and pass the seed to the plan."
             )
         hashed = isinstance(self.sampler.seed, bytes)
         seed = secrets.token_bytes(SEED_BYTES) if hashed else secrets.randbits(128)
@@ -327,7 +327,7 @@ class PrivacyPlan:
             have a row for each record.
           sharding: how the batch is split over devices, such as `NamedSharding(mesh, P("data"))`.
             Each host reads only the rows of its devices. All hosts need the same data and a plan
-            with the same seed, such as one from `dpoptax.training.shared_secrets`.
+            with the same seed, such as one from `dpoptax.training.hosts.shared_secrets`.
 
         Raises:
           TypeError: a leaf of `data` is not an array with rows.

@@ -1,6 +1,7 @@
 """Trains your own model with `fit`, or the model of a config.
 
-The names of this module and of `dpoptax.training.data` and `dpoptax.training.methods` are public.
+The names of this module, `dpoptax.training.data`, `dpoptax.training.hosts` and
+`dpoptax.training.methods` are public.
 The files that they come from are not.
 """
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from dpoptax.training.methods.method import Method as Method
     from dpoptax.training.models import FunctionModel as FunctionModel
     from dpoptax.training.models import register_model as register_model
-    from dpoptax.training.run.devices import shared_secrets as shared_secrets
     from dpoptax.training.search.compare import Comparison as Comparison
     from dpoptax.training.search.compare import compare as compare
 else:
@@ -36,7 +36,6 @@ else:
         "loop": ("train", "train_and_evaluate"),
         "methods.method": ("Method",),
         "models": ("FunctionModel", "register_model"),
-        "run.devices": ("shared_secrets",),
         "search.compare": ("Comparison", "compare"),
     }
     _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

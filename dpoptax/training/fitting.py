@@ -14,6 +14,7 @@ from jax.sharding import AxisType
 
 import dpoptax
 from dpoptax.accounting import Guarantee
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
@@ -124,7 +125,7 @@ def fit(
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call.
       key: the noise key, new for each run, and the same on all hosts. By default, one from
-        `shared_secrets`.
+        `hosts.shared_secrets`.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -189,7 +190,7 @@ def fit(
             plan, key = _continued(plan, key, context.begun, workdir)
         elif plan.sampler.seed is None:
             plan = _seeded(plan, devices.fresh_seed(bits=128))
-        key = devices.shared_secrets()[1] if key is None else key
+        key = hosts.shared_secrets()[1] if key is None else key
         seed = plan.sampler.seed
         assert seed is not None
 

@@ -22,6 +22,7 @@ ORDER = (
     "_release.information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
+    "training.hosts",
     "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
@@ -50,7 +51,7 @@ PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
     "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
-    "dpoptax.training.data", "dpoptax.training.methods", "dpoptax.users",
+    "dpoptax.training.data", "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}

@@ -58,7 +58,7 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
         raise RuntimeError(
             f"`random_key_from_os` must be called in a single process, got {jax.process_count()} "
             "processes, and each would draw another key. For one run on all processes, use "
-            "`seed, key = dpoptax.training.shared_secrets()`."
+            "`seed, key = dpoptax.training.hosts.shared_secrets()`."
         )
     bits = jnp.asarray(np.frombuffer(os.urandom(4 * words), np.uint32))
     return jax.random.wrap_key_data(bits, impl=_IMPL) if generator == "threefry" else bits
