@@ -103,7 +103,7 @@ def fit(
       plan: its N must be the number of examples. If it has no seed, a new run draws its own, and
         two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
-        in it. It must not add noise.
+        in it. It must not add noise. The learning rate of the default often needs tuning.
       clip: as for `clipped_grad`; by default 1.0.
       grad_fn: a function from `clipped_grad`, or any other that returns a `ClippedSum`, for options
         that `fit` does not have:

@@ -277,6 +277,14 @@ def test_fits_with_correlated_noise():
     assert ledger.mechanism.strategy == plan.strategy
 
 
+def test_folder_with_adaptive_clip_resumes(tmp_path):
+    clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
+    first = quiet(clip=clip, workdir=tmp_path)
+    (stage,) = first.guarantee.releases
+    assert (stage.number, stage.generator) == (STEPS, "threefry")
+    assert_same(quiet(clip=clip, workdir=tmp_path).params, first.params)
+
+
 def test_fits_with_adaptive_clip():
     clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
     state = quiet(clip=clip).opt_state
