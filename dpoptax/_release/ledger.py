@@ -284,8 +284,7 @@ def _check_hosts(key: jax.Array, params: PyTree) -> None:
         raise ValueError(
             "All hosts of a run must have the same key. With different keys, each host would "
             "release the same sum with different noise, and the ledger would count one release. "
-            "Make the key from the same seed on all hosts, or draw it on one host and share it "
-            "with `jax.experimental.multihost_utils.broadcast_one_to_all`."
+            "Use a key of `dpoptax.training.hosts.shared_secrets()`, or one from the same seed."
         )
 
 
