@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from dpoptax._pricing import participation_chains
-from dpoptax.sampling import Sampler
-from dpoptax.sampling._base import ChainSampler
+from dpoptax.sampling._base import Sampler
+from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
