@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dp_accounting as dpa
 
 from dpoptax._pricing import accountants
+from dpoptax._pricing.events import parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Search:
         exact = (1e-2 if drawn else 2e-4) if self.digits else 0.0
 
         def guessed(x: float) -> float:
-            return accountants.guessed_epsilon(self.event_at(x), self.delta, self.relation)
+            return accountants.guessed_epsilon(
+                parts_of(self.event_at(x)), self.delta, self.relation
+            )
 
         def priced(x: float, interval: float = accountants.DISCRETIZATION) -> float:
             return accountants.epsilon_of(

@@ -135,9 +135,9 @@ class RandomAllocationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import events
+        from dpoptax._pricing import own_events
 
-        return events.allocation_event(
+        return own_events.allocation_event(
             noise_multiplier,
             steps,
             period=self.period,

@@ -140,9 +140,9 @@ class MinSeparationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import events
+        from dpoptax._pricing import own_events
 
-        return events.separated_event(
+        return own_events.separated_event(
             noise_multiplier,
             steps,
             probability=self.participation_probability,

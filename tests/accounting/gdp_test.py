@@ -12,8 +12,8 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._pricing import accountants, composition
-from dpoptax._pricing.events import RELATIONS
+from dpoptax._pricing import accountants, composition, privacy_losses
+from dpoptax._pricing.events import RELATIONS, parts_of
 from dpoptax.accounting import _gaussian_dp
 from tests.helpers import after_releases
 
@@ -113,8 +113,7 @@ def test_small_deltas_keep_precision_of_composition():
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
     )
-    pair = accountants._pld_accountant(event, 1e-10, RELATIONS["add-or-remove-one"], 1e-3)
-    pairs = [(pair._pld, 1), *pair._steps.values()]
+    pairs = privacy_losses.pairs_of(parts_of(event), RELATIONS["add-or-remove-one"], 1e-3)
     epsilon = composition.epsilon_of(pairs, 1e-3, 1e-20)
     (delta,) = composition.deltas_of(pairs, 1e-3, np.array([epsilon]))
     assert delta == pytest.approx(1e-20, rel=1e-3)
