@@ -17,6 +17,7 @@ one run at a time. PLD and RDP price an event that bounds it.
 
 import functools
 import math
+from collections.abc import Sequence
 
 import dp_accounting as dpa
 import numpy as np
@@ -213,7 +214,7 @@ def _rdp_epsilon(
     parts: Parts,
     delta: float,
     relation: dpa.NeighboringRelation,
-    orders: tuple[int, ...] | None = None,
+    orders: Sequence[float] | None = None,
 ) -> float:
     return float(_rdp_accountant(parts, relation, orders).get_epsilon(delta))
 
@@ -221,7 +222,7 @@ def _rdp_epsilon(
 def _rdp_accountant(
     parts: Parts,
     relation: dpa.NeighboringRelation,
-    orders: np.ndarray | tuple[int, ...] | None = None,
+    orders: Sequence[float] | np.ndarray | None = None,
 ) -> rdp.RdpAccountant:
     from dpoptax._pricing import renyi_accountant  # only "rdp" and rare events need it
 

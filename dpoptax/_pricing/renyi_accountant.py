@@ -19,7 +19,9 @@ from dpoptax._pricing.own_events import (
 
 
 def accountant_of(
-    parts: Parts, relation: dpa.NeighboringRelation, orders: Sequence[float] | None = None
+    parts: Parts,
+    relation: dpa.NeighboringRelation,
+    orders: Sequence[float] | np.ndarray | None = None,
 ) -> rdp.RdpAccountant:
     """Returns an accountant with all parts, with doubled sensitivity under replace-one.
 

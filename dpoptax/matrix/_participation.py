@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from dpoptax._pricing import participation_chains
-from dpoptax.sampling._base import Sampler
+from dpoptax.sampling._base import Sampler, Unit
 from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
@@ -80,6 +80,20 @@ class Participation:
     def neighboring_relation(self) -> str:
         """The neighboring relation of the sampler."""
         return self.sampler.neighboring_relation
+
+    @property
+    def seed(self) -> int | bytes | None:
+        """The secret seed of the sampler."""
+        return self.sampler.seed
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the sampler."""
+        return self.sampler.unit
+
+    def describe(self) -> dict[str, object]:
+        """Returns the sampling as JSON values."""
+        return self.sampler.describe()
 
     @property
     def independent_steps(self) -> bool:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Unit = Literal["example", "user"]
 
+SEED_BYTES = 32
+"""The length of a seed for SHAKE-256."""
+
 # Methods that decide which records are drawn.
 _DRAWING = ("sample", "samples", "_draws", "_pcg64", "_shake256", "_pad")
 
@@ -209,8 +212,6 @@ def _checked_seed(seed: int | bytes | None) -> int | bytes | None:
         return None
     if not isinstance(seed, bytes):
         return seed_integer(seed)
-    from dpoptax._release.random.shake256 import SEED_BYTES
-
     if len(seed) != SEED_BYTES:
         raise ValueError(
             f"`seed` must have {SEED_BYTES} bytes, got {len(seed)}. Take them from "
