@@ -17,13 +17,13 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
-from dpoptax._pricing.noise_schedule import Phases
 from dpoptax._pricing.privacy_event import PrivacyEvent, privacy_event
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
 from dpoptax.accounting import _statement
 from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
 
 if TYPE_CHECKING:
+    from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.sampling._base import Unit
 
 # In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
@@ -43,7 +43,7 @@ class NoisyReleases(NamedTuple):
     """
 
     number: int
-    phases: Phases
+    phases: "Phases"
     strategy: str | None = None
     fixed_point: bool | None = None
     generator: str | None = None
