@@ -114,8 +114,8 @@ def _profile(
     points: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     plain, overflow, only_by_delta = without_truncation(parts)
-    if only_by_delta or overflow <= 1e-3 * least_delta:
-        parts = plain  # as for ε, truncation is priced step by step only if it matters
+    if only_by_delta or overflow <= 0.1 * least_delta:
+        parts = plain  # truncation is priced step by step only if it matters
     else:
         overflow = 0.0
     pairs, interval = _privacy_losses(parts, least_delta, relation, interval)

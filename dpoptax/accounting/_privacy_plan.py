@@ -1,6 +1,7 @@
 """The plan of a private run: its sampler, noise and guarantee."""
 
 import bisect
+import copy
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,12 +74,11 @@ class PrivacyPlan:
       steps: T.
       dataset_size: N. Required unless `sampler` is an object.
       batch_size: B, the expected batch size. Required unless `sampler` is an object.
-      epsilon: the ε that the whole plan may spend, which determines σ. Pass either this or
-        `noise_multiplier`.
+      epsilon: the ε that the whole plan may spend, which determines σ.
       delta: in (0, 1). Required with `epsilon`. By default, the largest power of ten below 1/N, at
         most 1e-5.
-      noise_multiplier: σ or a schedule, as for `gaussian_noise`.
-      schedule: with `epsilon`, a relative noise multiplier for the first step of each phase.
+      noise_multiplier: σ or a schedule, as for `gaussian_noise`. With `epsilon`, omit it, or pass a
+        schedule, which the plan scales to spend `epsilon`.
       sampler: a sampler object, or a function or class of `dpoptax.sampling` that makes one from
         `dataset_size`, `batch_size` and `seed`. An object from `UserTable.sampler` draws users.
       seed: the seed of the sampler, for one run. By default, each run draws its own.
@@ -128,7 +128,6 @@ class PrivacyPlan:
         epsilon: float | None = None,
         delta: float | None = None,
         noise_multiplier: float | Mapping[int, float] | None = None,
-        schedule: Mapping[int, float] | None = None,
         sampler: Sampler | Callable[..., Sampler] = PoissonSampler,
         seed: int | bytes | None = None,
         strategy: "Strategy | None" = None,
@@ -140,22 +139,23 @@ class PrivacyPlan:
         given = {"noise_multiplier": noise_multiplier, "delta": delta, "also": other_events(also)}
         terms = {"steps": steps, "strategy": strategy, "accountant": accountant}
         self.__dict__.update(given, sampler=made, fixed_point=fixed_point, **terms)
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                "Pass one of `epsilon` and `noise_multiplier`, got "
-                f"epsilon={epsilon}, noise_multiplier={noise_multiplier}."
-            )
         if strategy is not None:
-            self._check_strategy(strategy, schedule)
+            self._check_strategy(strategy)
         if epsilon is None:
-            self._check_noise(schedule)
+            self._check_noise()
         else:
-            self._calibrate(epsilon, schedule)
+            self._calibrate(epsilon)
 
-    def _calibrate(self, epsilon: float, schedule: Mapping[int, float] | None) -> None:
-        """Sets the least noise multiplier within `epsilon`."""
+    def _calibrate(self, epsilon: float) -> None:
+        """Sets the least noise multiplier within `epsilon`, or scales the schedule to it."""
         if self.delta is None:
             raise ValueError("`delta` must be given with `epsilon`, well below 1/N.")
+        schedule = self.noise_multiplier
+        if not (schedule is None or isinstance(schedule, Mapping)):
+            raise ValueError(
+                "`noise_multiplier` must be None or a relative schedule with `epsilon`, which "
+                f"determines it, got {schedule}."
+            )
         sigma = calibrate_noise_multiplier(
             epsilon=epsilon, schedule=schedule, sampler=self._sampling, **self._terms
         )
@@ -164,20 +164,17 @@ class PrivacyPlan:
             phases = {first: sigma * ratio for first, ratio in schedule.items()}
             self.__dict__["noise_multiplier"] = _frozen(phases)
 
-    def _check_noise(self, schedule: Mapping[int, float] | None) -> None:
+    def _check_noise(self) -> None:
         """Checks the given noise, and sets the default δ."""
-        if schedule is not None:
-            raise ValueError(
-                "`schedule` must be None without `epsilon`. Pass the noise multipliers of the "
-                "phases as `noise_multiplier`."
-            )
+        if self.noise_multiplier is None:
+            raise ValueError("Pass `epsilon` or `noise_multiplier`, got neither.")
         if isinstance(self.noise_multiplier, Mapping):
             self.__dict__["noise_multiplier"] = _frozen(self.noise_multiplier)
         self.__dict__["delta"] = self.guarantee().stated_delta
 
     def _check_strategy(self, strategy: "Strategy", schedule: Mapping[int, float] | None) -> None:
         """Raises if no ε is known for the strategy with the other arguments."""
-        if schedule or isinstance(self.noise_multiplier, Mapping):
+        if isinstance(self.noise_multiplier, Mapping):
             raise ValueError(
                 "`strategy` must be None under a schedule: correlated noise has one multiplier."
             )
@@ -324,7 +321,9 @@ class PrivacyPlan:
             )
         hashed = isinstance(self.sampler.seed, bytes)
         seed = secrets.token_bytes(SEED_BYTES) if hashed else secrets.randbits(128)
-        return dataclasses.replace(self, sampler=dataclasses.replace(self.sampler, seed=seed))
+        run = copy.copy(self)
+        run.__dict__["sampler"] = dataclasses.replace(self.sampler, seed=seed)
+        return run
 
     def batches(
         self, data: "PyTree", *, start: int = 0, users: "UserTable | None" = None

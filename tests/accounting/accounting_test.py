@@ -745,6 +745,24 @@ class TestEdges:
                 )
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "q", "steps"), [(3, 0.1, 20), (2, 0.01, 1000), (8, 0.07, 10_000)]
+)
+def test_full_price_is_computed_once(monkeypatch, epsilon, q, steps):
+    """Extrapolated coarse prices are so near that the first full price suffices."""
+    intervals, priced = [], accountants.epsilon_of
+
+    def counting(*arguments):
+        intervals.append(arguments[-1])
+        return priced(*arguments)
+
+    monkeypatch.setattr(accountants, "epsilon_of", counting)
+    run = {"epsilon": epsilon, "delta": 1e-5, "steps": steps, "sampling_probability": q}
+    accounting.calibrate_noise_multiplier(**run)
+    assert intervals.count(accountants.DISCRETIZATION) == 1
+    assert len(intervals) <= 12
+
+
 @pytest.mark.usefixtures("coarse_prices")
 class TestCalibration:
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -133,6 +133,22 @@ def test_light_imports_load_neither_accounting_nor_models(program, most):
 
 
 @pytest.mark.slow
+def test_fit_without_a_folder_imports_no_checkpoints():
+    done = run(
+        """
+        import sys, dpoptax, jax.numpy as jnp, optax
+        from dpoptax.training import fit
+        run = {"dataset_size": 20, "batch_size": 5, "steps": 2, "noise_multiplier": 9.0}
+        plan = dpoptax.PrivacyPlan(**run, accountant="rdp")
+        loss = lambda x, example: (x - example) ** 2
+        fit(loss, jnp.zeros(()), jnp.ones(20), plan, optimizer=optax.sgd(0.1), progress=False)
+        print(sorted({name.split(".")[0] for name in sys.modules} & {"orbax", "flax", "tyro"}))
+        """
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_help_does_not_import_accounting(command):
     done = run(
