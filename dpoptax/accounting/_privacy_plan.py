@@ -172,7 +172,7 @@ class PrivacyPlan:
             self.__dict__["noise_multiplier"] = _frozen(self.noise_multiplier)
         self.__dict__["delta"] = self.guarantee().stated_delta
 
-    def _check_strategy(self, strategy: "Strategy", schedule: Mapping[int, float] | None) -> None:
+    def _check_strategy(self, strategy: "Strategy") -> None:
         """Raises if no ε is known for the strategy with the other arguments."""
         if isinstance(self.noise_multiplier, Mapping):
             raise ValueError(

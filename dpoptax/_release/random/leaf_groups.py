@@ -1,18 +1,28 @@
 """Draws the noise of many leaves with few kernels, which compile faster."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._release.random.keys import split
 from dpoptax._release.random.row_matrix import RowMatrix, fits
-from dpoptax._release.random.tree_noise import Noise, Noisy, draw_once
 from dpoptax._support.tree import float32_at_least
-from dpoptax._support.xla import groups_to_stack, is_for_one_device, materialize, unstack
+from dpoptax._support.xla import (
+    groups_to_stack,
+    is_for_one_device,
+    materialize,
+    once,
+    unstack,
+)
+
+if TYPE_CHECKING:
+    from dpoptax._release.random.tree_noise import Noise, Noisy
 
 
 def draw_groups(
-    leaves: list[jax.Array], key: jax.Array, noise: Noise, noisy: Noisy
+    leaves: list[jax.Array], key: jax.Array, noise: "Noise", noisy: "Noisy"
 ) -> list[jax.Array]:
     """Returns noisy leaves, with the same bits as if each were drawn alone.
 
@@ -29,7 +39,7 @@ def draw_groups(
     return results
 
 
-def _fits_rows(key: jax.Array, leaf: jax.Array, noise: Noise) -> bool:
+def _fits_rows(key: jax.Array, leaf: jax.Array, noise: "Noise") -> bool:
     # Several devices each draw only their own part of a leaf, but would draw the whole matrix.
     return (
         isinstance(key, jax.core.Tracer)
@@ -43,8 +53,8 @@ def _draw_rows(
     leaves: list[jax.Array],
     key: jax.Array,
     numbers: np.ndarray,
-    noise: Noise,
-    noisy: Noisy,
+    noise: "Noise",
+    noisy: "Noisy",
 ) -> list[jax.Array]:
     """Returns noisy leaves. Their noise is drawn as one matrix."""
     rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
@@ -53,15 +63,15 @@ def _draw_rows(
         matrix = noise.in_rows(split(key, numbers), rows)
         return list(map(noisy, leaves, rows.unpacked(materialize(matrix, jnp.number))))
 
-    return draw_once(draw, key)
+    return once(draw, key)
 
 
 def _draw_stacks(
     leaves: list[jax.Array],
     key: jax.Array,
     numbers: np.ndarray,
-    noise: Noise,
-    noisy: Noisy,
+    noise: "Noise",
+    noisy: "Noisy",
 ) -> list[jax.Array]:
     """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop."""
     groups = groups_to_stack(leaves)
@@ -81,7 +91,7 @@ def _draw_stacks(
         return list(map(stack, groups))
 
     results = list(leaves)
-    for indices, parts in zip(groups, unstack(*draw_once(draw, key)), strict=True):
+    for indices, parts in zip(groups, unstack(*once(draw, key)), strict=True):
         for i, part in zip(indices, parts, strict=True):
             results[i] = part
     return results

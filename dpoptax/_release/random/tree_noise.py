@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._release.random import box_muller
 from dpoptax._release.random.keys import check_threefry_key, split
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import materialize, out_sharding
+from dpoptax._support.xla import once, out_sharding
 
 if TYPE_CHECKING:
     from dpoptax._release.random.row_matrix import HalvesFn, RowMatrix
@@ -81,11 +80,7 @@ def each_leaf(
     noise: Noise,
     noisy: Noisy,
 ) -> PyTree:
-    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
-
-    The noise is drawn once for all uses. On CPU, XLA would otherwise fuse the draw into
-    each use, such as the output of a filter and its buffer, and store parts of it in memory.
-    """
+    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf."""
     leaves, treedef = jax.tree.flatten(tree)
     if len(leaves) > 1:
         from dpoptax._release.random.leaf_groups import draw_groups
@@ -95,12 +90,4 @@ def each_leaf(
     def draw() -> list[jax.Array]:
         return [noisy(leaf, noise.of(split(key, np.arange(1))[0], leaf)) for leaf in leaves]
 
-    return jax.tree.unflatten(treedef, draw_once(draw, key))
-
-
-def draw_once(draw: Callable[[], PyTree], key: jax.Array) -> PyTree:
-    """Returns `draw()`, noise or noisy sums, computed once for all uses."""
-    if not isinstance(key, jax.core.Tracer):  # outside jit nothing is fused
-        return draw()
-    draw = jax.jit(draw)  # traced once for both platforms
-    return jax.lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)
+    return jax.tree.unflatten(treedef, once(draw, key))
