@@ -219,7 +219,7 @@ def _guarantee(
         releases,
         len(others),
         delta,
-        event_after,
+        event_after=event_after,
     )
 
 
