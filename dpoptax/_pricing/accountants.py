@@ -35,6 +35,8 @@ DISCRETIZATION = 1e-4
 LARGEST = 1e7
 # The smallest δ for which the grid of a whole curve is wide enough.
 LEAST_DELTA = 1e-10
+# An overflow of batches that does not show in a curve.
+_INVISIBLE = 0.1 * LEAST_DELTA
 # Enough orders for a starting point, at a hundredth of the cost of all orders.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
 
@@ -114,8 +116,8 @@ def _profile(
     points: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     plain, overflow, only_by_delta = without_truncation(parts)
-    if only_by_delta or overflow <= 0.1 * least_delta:
-        parts = plain  # truncation is priced step by step only if it matters
+    if only_by_delta or overflow <= max(1e-3 * least_delta, _INVISIBLE):
+        parts = plain  # as for ε, truncation is priced step by step only if it matters
     else:
         overflow = 0.0
     pairs, interval = _privacy_losses(parts, least_delta, relation, interval)
@@ -176,8 +178,11 @@ def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelatio
         return _rdp_epsilon(tuple(similar), delta, relation, FEW_ORDERS)
     # At integer orders, dp_accounting suffices.
     accountant = rdp.RdpAccountant(FEW_ORDERS, relation)
-    for event, count in plain:
-        accountant.compose(event, count)
+    try:
+        for event, count in plain:
+            accountant.compose(event, count)
+    except dpa.UnsupportedEventError as error:
+        raise _unsupported("rdp", plain, relation) from error
     return float(accountant.get_epsilon(delta))
 
 
@@ -198,7 +203,7 @@ def _privacy_losses(
     """
     try:
         rough = guessed_epsilon(parts, delta, relation)
-    except (dpa.UnsupportedEventError, ValueError):
+    except ValueError:
         rough = 0.0
     if rough > LARGEST:
         return None, interval

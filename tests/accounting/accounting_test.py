@@ -732,8 +732,13 @@ class TestEdges:
         other = dpa.dp_event.SampledWithReplacementDpEvent(100, 10, gaussian)
         with pytest.raises(ValueError, match="not accounted for here"):
             event_epsilon(other, DELTA, accountant="rdp", neighboring_relation="replace-one")
+        unknown = dpa.UnsupportedDpEvent()
         with pytest.raises(ValueError, match="does not support the event"):
-            event_epsilon(dpa.UnsupportedDpEvent(), DELTA)
+            event_epsilon(unknown, DELTA)
+        with pytest.raises(ValueError, match="does not support the event"):
+            accounting.calibrate_noise_multiplier(
+                epsilon=1.0, delta=DELTA, steps=3, sampling_probability=0.1, also=[unknown]
+            )
 
     def test_composed_events(self):
         parts = [dpa.GaussianDpEvent(18.0), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(24.0), 2)]
