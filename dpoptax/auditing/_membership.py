@@ -233,9 +233,10 @@ def membership_report(
         clopper_pearson(missed, len(within), tail),
         confidence,
     )
-    given = guarantee if isinstance(guarantee, Guarantee) else None
-    claimed = guarantee if given is None else given.trade_off
-    return MembershipReport(within, outside, rates, errors, claimed, given)
+    if isinstance(guarantee, Guarantee):
+        claimed = guarantee.trade_off
+        return MembershipReport(within, outside, rates, errors, claimed, guarantee)
+    return MembershipReport(within, outside, rates, errors, guarantee)
 
 
 def _losses(name: str, losses: ArrayLike) -> Array:

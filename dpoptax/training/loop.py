@@ -22,9 +22,10 @@ from dpoptax.training.run.context import Context, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import STATEMENT
 from dpoptax.training.run.resolved import ResolvedRun, resolve
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.run.step import program_digest
 
 if TYPE_CHECKING:
@@ -213,8 +214,11 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         users=users,
         evaluate=evaluator,
         shown=averaged,
-        fields=run.fields,
-        secrets={"seed": plan.seed, "seed_given": config.seed is not None},
+        identity=lambda: {
+            "run": run.fields,
+            "seed": plan.seed,
+            "seed_given": config.seed is not None,
+        },
         fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
         exact=config.fixed_point,
         program=lambda args: {

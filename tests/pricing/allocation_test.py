@@ -16,7 +16,7 @@ from scipy import integrate, stats
 import dpoptax
 from dpoptax import accounting, matrix
 from dpoptax._pricing import accountants, random_allocation
-from dpoptax._pricing.events import RandomAllocationDpEvent, allocation_event
+from dpoptax._pricing.own_events import RandomAllocationDpEvent, allocation_event
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
 from dpoptax.training import ConfigError, TrainConfig, data, train
 from dpoptax.training.methods import CorrelatedNoise
@@ -374,10 +374,9 @@ class TestPrice:
             with pytest.raises(ValueError, match="does not support the event RandomAllocation"):
                 price(event, accountant, "replace-one")
         relation = dpa.NeighboringRelation.REPLACE_SPECIAL
+        cut = RandomAllocationDpEvent(1.0, 20, 20, 1e-9)
         with pytest.raises(ValueError, match="does not support the event"):
-            accountants._pld_epsilon(
-                RandomAllocationDpEvent(1.0, 20, 20, 1e-9), DELTA, relation, 1e-4
-            )
+            accountants._pld_epsilon(((cut, 1),), DELTA, relation, 1e-4)
 
 
 class TestCalibration:

@@ -16,8 +16,9 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.feeding import Loaded
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
+from dpoptax.training.run.run_plan import RunPlan
 
 
 @dataclasses.dataclass(frozen=True)

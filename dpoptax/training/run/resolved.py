@@ -13,7 +13,7 @@ from dpoptax.training.models import example_loss, has_random_loss
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
-from dpoptax.training.run.privacy import RunPlan
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.run.step import Step
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
