@@ -24,7 +24,7 @@ from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.run_plan import RunPlan
-from dpoptax.training.run.step import Step, on_one_device, optimizer_digest, program_digest
+from dpoptax.training.run.step import TrainingStep, on_one_device, optimizer_digest, program_digest
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
 
@@ -210,7 +210,7 @@ def fit(
         noise = plan.noise_multiplier
         least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
         dataset = Dataset("data", data, {}, 0)
-        step = Step(
+        step = TrainingStep(
             loss_fn,
             clip,
             chain,
@@ -279,7 +279,7 @@ def _check_automatic(mesh: jax.sharding.Mesh | None) -> None:
         )
 
 
-def _gradient_digests(step: Step, args: Any, place: devices.Devices) -> dict[str, str]:
+def _gradient_digests(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, str]:
     """Returns digests of the gradient, and of the whole step with everything it closes over."""
     if step.grad_fn is None:
         return {

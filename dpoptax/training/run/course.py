@@ -19,7 +19,7 @@ from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
 from dpoptax.training.run.run_plan import RunPlan
-from dpoptax.training.run.step import Step, make_program, on_one_device
+from dpoptax.training.run.step import TrainingStep, make_program, on_one_device
 from dpoptax.users import UserTable
 
 _AHEAD = 0.25
@@ -53,7 +53,7 @@ class Job:
 
     name: str
     plan: RunPlan
-    step: Step
+    step: TrainingStep
     frozen: Any
     data: streaming.Source
     evaluate: Callable[[Any], Record]

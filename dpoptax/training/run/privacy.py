@@ -29,7 +29,7 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 }
 
 
-def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
+def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     """Plans sampler, noise and steps of a run.
 
     `dataset_size` is the number of training examples, or of users if the unit is a user.
