@@ -233,10 +233,10 @@ def membership_report(
         clopper_pearson(missed, len(within), tail),
         confidence,
     )
+    report = MembershipReport(within, outside, rates, errors, None)
     if isinstance(guarantee, Guarantee):
-        claimed = guarantee.trade_off
-        return MembershipReport(within, outside, rates, errors, claimed, guarantee)
-    return MembershipReport(within, outside, rates, errors, guarantee)
+        return dataclasses.replace(report, claimed=guarantee.trade_off, guarantee=guarantee)
+    return dataclasses.replace(report, claimed=guarantee)
 
 
 def _losses(name: str, losses: ArrayLike) -> Array:
