@@ -35,8 +35,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._gradients.ghost_clipping.explain import explain as explain
     from dpoptax._gradients.points import GradientPoints as GradientPoints
     from dpoptax._gradients.points import gradient_points as gradient_points
-    from dpoptax._release.adaptive import adaptive_clip as adaptive_clip
-    from dpoptax._release.adaptive import adaptive_gaussian_noise as adaptive_gaussian_noise
     from dpoptax._release.correlated import correlated_noise as correlated_noise
     from dpoptax._release.gaussian import clip_and_noise as clip_and_noise
     from dpoptax._release.gaussian import gaussian_noise as gaussian_noise
@@ -84,7 +82,6 @@ else:
         "._gradients.clipped_grad.microbatch_tuning": ("tune_microbatch_size",),
         "._gradients.ghost_clipping.explain": ("explain",),
         "._gradients.points": ("GradientPoints", "gradient_points"),
-        "._release.adaptive": ("adaptive_clip", "adaptive_gaussian_noise"),
         "._release.correlated": ("correlated_noise",),
         "._release.gaussian": ("clip_and_noise", "gaussian_noise"),
         "._release.information_flow.information_flow": ("information_flow",),

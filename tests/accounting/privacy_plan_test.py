@@ -146,7 +146,7 @@ def test_schedule_is_a_copy_that_cannot_change():
 def test_adaptive_clip_needs_independent_noise_of_one_multiplier(noise):
     plan = dpoptax.PrivacyPlan(**SIZES, **noise, seed=0)
     with pytest.raises(ValueError, match="`clip` must not be adaptive under a schedule"):
-        plan.noise(jax.random.key(0), clip=dpoptax.adaptive_clip(1.0))
+        plan.noise(jax.random.key(0), clip=dpoptax.contrib.adaptive_clip(1.0))
 
 
 def test_budget_allows_as_many_steps_as_it_pays():
