@@ -152,8 +152,8 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
         )
     if "Context mesh" in str(error):
         return (
-            "dpoptax: JAX refuses to index an array that `loss_fn` closes over, such as frozen "
-            "weights, on the devices of a mesh. Write `jax.lax.stop_gradient(weights)[i]`."
+            "dpoptax: On the devices of a mesh, JAX refuses to index arrays that `loss_fn` closes "
+            "over, such as frozen weights. Write `jax.lax.stop_gradient(weights)[i]`."
         )
     if any(map(_is_sparse, jax.tree.leaves(example, is_leaf=_is_sparse))):
         return (
