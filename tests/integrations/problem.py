@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-pytest.importorskip("tunix", reason="the dependency group `tunix` is not installed")
+pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers/testing.md")
 
 import qwix
 from flax import nnx

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("tunix", reason="the dependency group `tunix` is not installed")
+pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers/testing.md")
 
 import qwix
 from flax import nnx

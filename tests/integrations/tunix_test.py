@@ -1,4 +1,4 @@
-"""Tests private fine-tuning with tunix. They need the dependency group `tunix`."""
+"""Tests private fine-tuning with tunix. They need tunix."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-pytest.importorskip("tunix", reason="the dependency group `tunix` is not installed")
+pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers/testing.md")
 
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
