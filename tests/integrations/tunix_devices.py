@@ -110,7 +110,7 @@ def test_refuses_batches_that_devices_cannot_share():
 
 def test_gemma3_with_lora():
     config = gemma3.ModelConfig(
-        num_layers=2, num_embed=32, embed_dim=16, hidden_dim=32, num_heads=2, head_dim=8,
+        num_layers=1, num_embed=32, embed_dim=16, hidden_dim=32, num_heads=2, head_dim=8,
         num_kv_heads=1, sliding_window_size=4,
         shd_config=gemma3.ShardingConfig.get_default_sharding(),
     )  # fmt: skip
