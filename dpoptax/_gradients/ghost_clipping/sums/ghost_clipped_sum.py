@@ -23,6 +23,7 @@ from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch, sum_statistic
 from dpoptax._gradients.clip.bounds import Piece
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import join, scaling
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
 from dpoptax._gradients.ghost_clipping.plan import Plan, make_plan
 from dpoptax._gradients.ghost_clipping.sums.formed_gradients import unbundle
@@ -134,7 +135,7 @@ def ghost_clipped_sum(
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, statistic = total
-    return clip.join(sums.tree(params), statistic)
+    return join(clip, sums.tree(params), statistic)
 
 
 def _total_of_points(
@@ -165,8 +166,8 @@ def sum_floats(
     if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
-    # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
-    scaling, groups = clip.scaling(reference), clip.groups(params)
+    # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
+    scaled, groups = scaling(clip, reference), clip.groups(params)
     pieces = [
         Piece(
             measure_product(product, factored),
@@ -181,7 +182,7 @@ def sum_floats(
         for norm_bounds, bundle in zip(gradients.norm_bounds, gradients.bundles, strict=True)
     ]
     coefficients, norms, used = bounds.clip_coefficients(
-        scaling,
+        scaled,
         gradients.scales,
         pieces,
         mask,
@@ -189,7 +190,7 @@ def sum_floats(
         tau=sum_rounding(gradients, whole),
     )
     total = _sum_weighted_gradients(
-        plan, gradients, coefficients, bound=scaling.sensitivity, examples=whole.examples
+        plan, gradients, coefficients, bound=scaled.sensitivity, examples=whole.examples
     )
     return total, sum_statistic(clip, reference, norms, used, whole)
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from dpoptax._gradients.ghost_clipping.trace import rules
 from dpoptax._gradients.ghost_clipping.trace.program import (
     Constant,
     DerivedValue,
@@ -24,6 +23,7 @@ from dpoptax._support.jaxprs import (
     subprograms,
     type_of,
 )
+from dpoptax._support.tree import is_narrow, is_real
 
 Operands: TypeAlias = tuple[DerivedValue, ...]
 
@@ -75,7 +75,7 @@ def _nonlinear(eqn: JaxprEqn) -> str:
         return name
     bits = eqn.params if name == "reduce_precision" else {}
     few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
-    if few or any(rules.is_narrow(type_of(v).dtype) for v in eqn.outvars):
+    if few or any(is_narrow(type_of(v).dtype) for v in eqn.outvars):
         return f"{name} to few bits"
     inner = [e for jaxpr in subprograms(eqn.params) for e in jaxpr.eqns]
     return next(filter(None, map(_nonlinear, inner)), "")
@@ -91,7 +91,7 @@ def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
     # Only `mul` may have the moved value as its second operand.
     if moved[0] is not operands[0] and name != "mul":
         return unknown
-    if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):
+    if not all(is_real(type_of(v).dtype) for v in eqn.outvars):
         return unknown
     view, lead = moved[0].view, len(moved[0].scans)
     if name == "split":

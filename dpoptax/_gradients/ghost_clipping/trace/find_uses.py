@@ -22,8 +22,9 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
     Use,
     Value,
 )
-from dpoptax._gradients.ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
+from dpoptax._gradients.ghost_clipping.trace.rules import Convolution, Dot, Rule
 from dpoptax._support.jaxprs import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient, type_of
+from dpoptax._support.tree import is_real
 
 # For these, the gradient of a parameter is at most as large as a part of the output.
 _ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
