@@ -29,7 +29,7 @@ def has_streams(model: nnx.Module) -> bool:
 
 def example_loss(
     model: nnx.Module,
-    trained: type[nnx.Variable],
+    trained: nnx.filterlib.Filter,
     loss_fn: Callable[..., Any],
     inputs_of: Callable[[Any], dict[str, Any]],
 ) -> tuple[Callable[..., jax.Array], Any]:
@@ -37,7 +37,7 @@ def example_loss(
 
     Args:
       model: the model.
-      trained: the type of the trained variables.
+      trained: selects the trained variables, such as their type.
       loss_fn: `loss_fn(model, **inputs)`, the loss of a batch, or a tuple that starts with it.
       inputs_of: returns the inputs of a batch. It gets a batch of one.
     """
