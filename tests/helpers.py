@@ -152,5 +152,6 @@ def cancellations():
 def sum_by(engine, loss_fn, clip, points, examples):
     """Returns the total of `per_example_sum` or `ghost_clipped_sum`, for a loss without aux."""
     loss = trace_batch(loss_fn, points, examples, has_aux=False)
-    given = loss if engine is per_example_sum else read_program(loss)
-    return engine(given, clip, points, examples)[0]
+    if engine is per_example_sum:
+        return engine(loss, points, examples, clip=clip)[0]
+    return engine(read_program(loss), clip, points, examples)[0]

@@ -148,6 +148,11 @@ def test_factor_times_norm_is_bounded_for_all_norms(name):
     assert float(products.max()) <= FLAT[name].sensitivity * (1 + 1e-6)
 
 
+def test_clip_declares_only_what_users_write():
+    public = {name for name in vars(dpoptax.Clip) if not name.startswith("_")}
+    assert public == {"sensitivity", "factors", "groups"}
+
+
 def test_auto_s_and_psac_keep_short_gradients_short():
     short = jax.tree.map(lambda g: np.zeros(g.shape, np.float32), _grads(0))
     short["a"][0, 0, 0] = 1e-4

@@ -1226,7 +1226,7 @@ QUICK_CONFIGS = ("dp_sgd",)
 def test_trainer_step_shows_only_releases(path):
     (config,) = load_configs(path).values()
     shapes = config.data().shapes(config.unit)
-    plan = planning.make_plan(config, shapes.units)
+    plan = planning.make_run_plan(config, shapes.units)
     run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
     flow = information_flow(run.step, *arguments, private_argnums=(2, 3))

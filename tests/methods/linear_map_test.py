@@ -239,6 +239,14 @@ def test_reference_is_mapped_like_gradients():
     jax.tree.map(np.testing.assert_array_equal, reference, mapped)
 
 
+def test_threshold_is_not_mapped():
+    """A threshold is a number, and so may be the only parameter, whose gradient is mapped."""
+    tx = optax.chain(_noise(CLIPS["adaptive"], batch_size=1), dpoptax.extend.linear_map(10.0))
+    state, params = tx.init(jnp.zeros(())), jnp.zeros(())
+    points = dpoptax.gradient_points(state, params)
+    assert points.reference.reference == state[0].threshold.reference
+
+
 def test_noise_is_isotropic_before_inverse_map():
     params = {"w": floats(np.zeros((60, 100)))}
     rows, columns = floats(np.geomspace(0.1, 10, 60)[:, None]), floats(np.geomspace(1, 4, 100))

@@ -17,7 +17,7 @@ from scipy import special, stats
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
 from dpoptax._release.ledger import replace_key
-from dpoptax.tables._row_selecting_noise import draw_rows
+from dpoptax.tables._row_selecting_noise import _count_above, draw_rows
 from dpoptax.tables._row_selection import count_rows
 from tests.helpers import after_releases, event_epsilon
 from tests.oracles import adafest as oracle
@@ -260,6 +260,13 @@ def test_tail_rows_are_selected_with_their_probability():
     )
     expected = size * stats.norm.sf(6.0)
     assert abs(float(number.mean()) - expected) < 4.5 * math.sqrt(expected / 20_000)
+
+
+def test_limits_are_compared_in_all_64_bits():
+    high, low = (int(word) for word in jax.random.bits(KEY, (2,), jnp.uint32))
+    limits = [[high - 1, 2**32 - 1], [high, low - 1], [high, low], [high, low + 1], [high + 1, 0]]
+    reached = [int(_count_above(np.array([limit], np.uint32), KEY)) for limit in limits]
+    assert reached == [1, 1, 1, 0, 0]
 
 
 def gaussian_delta(epsilon, noise_multiplier):

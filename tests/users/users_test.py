@@ -330,10 +330,10 @@ def test_refuses_user_twice_in_a_batch():
         dp_event = None
 
         def sample(self, step):
-            return Sample(np.array([2, 1, 1, 0]), np.array([True, True, True, False]))
+            return Sample(np.array([2, 1, 2, 0]), np.array([True, True, True, False]))
 
     table = UserTable(OWNERS, 2, seed=0)
-    with pytest.raises(ValueError, match="User 1 is 2 times in the batch"):
+    with pytest.raises(ValueError, match="User 2 is 2 times in the batch"):
         table.sample(table.sampler(WithReplacement, batch_size=3, seed=0), 0)
 
 

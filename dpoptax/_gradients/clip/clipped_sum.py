@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._gradients.clip.checksum import checksum
-from dpoptax._gradients.clip.clip import Clip, as_clip, check_clip
+from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.encoding import decode
 from dpoptax._gradients.points import Origin
 from dpoptax._support.marks import CLIPPED, VOUCHED, mark
@@ -117,17 +117,21 @@ def sealed(
     examples: int | None = None,
 ) -> ClippedSum:
     """Seals a sum that was clipped here; see `trust_clipped`."""
-    check_clip(clip)
-    dtypes = {str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(total)}
-    if grid is not None and not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
-        raise TypeError(
-            f"A sum with grid={grid} must hold integers, got {', '.join(sorted(dtypes))}. Pass the "
-            "integers, or omit `grid`."
-        )
+    if grid is not None:
+        _check_integers(total, grid)
     # Materialized, so that the compiler does not compute the sum a second time for the checksum.
     total = mark(materialize(total), CLIPPED)
     seal = checksum(total, clip, reference, grid, examples)
     return ClippedSum(total, clip, reference, seal, grid, examples)
+
+
+def _check_integers(total: PyTree, grid: float) -> None:
+    dtypes = {str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(total)}
+    if not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+        raise TypeError(
+            f"A sum with grid={grid} must hold integers, got {', '.join(sorted(dtypes))}. Pass the "
+            "integers, or omit `grid`."
+        )
 
 
 def check_clipped_sum(updates: object) -> ClippedSum:

@@ -129,13 +129,8 @@ def _per_example_gradients(options: Options) -> Engine:
             "`precision` must be 'float32' for per-example gradients, got 'bfloat16'. They are "
             f"taken for method={options.method!r}, grid={options.grid}, clip={options.clip}."
         )
-
-    def total(
-        loss: TracedLoss, points: GradientPoints, examples: Examples
-    ) -> tuple[PyTree, PyTree]:
-        return per_example_sum(loss, options.clip, points, examples, grid=options.grid)
-
-    return Engine(total, lambda params, total: total)
+    sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
+    return Engine(sums, lambda params, total: total)
 
 
 def _ghost_clipping(options: Options) -> Engine:

@@ -21,10 +21,10 @@ from dpoptax._support.tree import PyTree
 
 def per_example_sum(
     loss: TracedLoss,
-    clip: Clip,
     points: GradientPoints,
     examples: Examples,
     *,
+    clip: Clip,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Computes the clipped sum, and the auxiliary outputs at the first point.
