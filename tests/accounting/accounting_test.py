@@ -414,6 +414,13 @@ class TestRenyiDivergences:
             < delta
         )
 
+    @pytest.mark.parametrize("sigma", [0.3, 0.8, 1.5, 3.0, 30.0])
+    def test_integral_has_the_largest_step_that_its_error_allows(self, sigma):
+        """e^(a²/(2σ²) − 2πa/h) ≤ e^−L for some a ≤ πσ², within which the integrand is analytic."""
+        accuracy, widths = 44.0, np.linspace(0, math.pi * sigma**2, 100_001)[1:]
+        allowed = 2 * math.pi * widths / (accuracy + widths**2 / (2 * sigma**2))
+        assert renyi._step(sigma, accuracy) == pytest.approx(allowed.max(), rel=1e-6)
+
     def test_curve_is_computed_once_for_all_step_counts(self, monkeypatch):
         computed = []
         log_moments = renyi._log_moments
