@@ -189,9 +189,11 @@ def no_room():
 @pytest.fixture
 def coarse_prices(monkeypatch):
     """Prices by a grid of privacy losses ten times as wide, for tests that compare two prices."""
-    from dpoptax._pricing import accountants
+    from dpoptax._pricing import accountants, random_allocation
 
-    monkeypatch.setattr(accountants, "DISCRETIZATION", 10 * accountants.DISCRETIZATION)
+    interval = 10 * accountants.DISCRETIZATION
+    monkeypatch.setattr(accountants, "DISCRETIZATION", interval)
+    monkeypatch.setattr(random_allocation, "FINE_INTERVAL", interval)
 
 
 @pytest.fixture

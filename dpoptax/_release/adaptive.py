@@ -87,9 +87,10 @@ class QuantileClip(UnitClip):
     def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():
             raise ValueError(
-                "`adaptive_clip` needs the threshold that `dpoptax.adaptive_gaussian_noise` keeps "
-                "in its state. Use that stage instead of `dpoptax.gaussian_noise`, and call "
-                "`grad_fn` with `dpoptax.gradient_points(opt_state, params)`."
+                "`adaptive_clip` needs the threshold that "
+                "`dpoptax.contrib.adaptive_gaussian_noise` keeps in its state. Use that "
+                "stage instead of `dpoptax.gaussian_noise`, and call `grad_fn` with "
+                "`dpoptax.gradient_points(opt_state, params)`."
             )
         return reference
 
@@ -212,7 +213,7 @@ def adaptive_gaussian_noise(
     0.1
     """
     if not isinstance(clip, QuantileClip):
-        raise TypeError(f"`clip` must be a `dpoptax.adaptive_clip(...)`, got {clip!r}.")
+        raise TypeError(f"`clip` must be a `dpoptax.contrib.adaptive_clip(...)`, got {clip!r}.")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
     key = check_noise_key(key)
 

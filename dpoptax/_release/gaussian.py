@@ -13,8 +13,6 @@ from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clip_per_example import clip_per_example
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
 from dpoptax._gradients.clip.encoding import encodes
-from dpoptax._pricing.noise_schedule import checked_phases, least
-from dpoptax._release import fixed_point as _fixed_point
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.random.tree_noise import add_noise
@@ -226,6 +224,8 @@ def _mechanism(
         )
     phases = None
     if isinstance(noise_multiplier, Mapping):
+        from dpoptax._pricing.noise_schedule import checked_phases, least
+
         phases = checked_phases(noise_multiplier)
         noise_multiplier = least(phases)
     return Mechanism(
@@ -256,6 +256,8 @@ def _add_in_fixed_point(
 ) -> PyTree:
     if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
         return clipped.sum
+    from dpoptax._release import fixed_point as _fixed_point
+
     step = _fixed_point.grid_of(clipped, mechanism)
     sensitivity = _fixed_point.sensitivity_on_grid(clipped, step)
 

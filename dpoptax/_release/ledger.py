@@ -13,12 +13,12 @@ import optax
 from jax.experimental import multihost_utils
 
 from dpoptax._gradients.clip.checksum import mixed
-from dpoptax._pricing.noise_schedule import Phases
 from dpoptax._release.random.keys import fold_in, two_words
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_arrays
 
 if TYPE_CHECKING:
+    from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.matrix._strategies import Strategy
 
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
@@ -57,7 +57,7 @@ class Mechanism:
     strategy: "Strategy | None" = None
     fixed_point: bool = False
     sensitivity: float | None = None
-    schedule: Phases | None = None
+    schedule: "Phases | None" = None
 
     @property
     def checkpoint_key(self) -> str:

@@ -162,3 +162,16 @@ def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
         [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
         for x, n in zip(stacks, sizes, strict=True)
     ]
+
+
+def once(draw: Callable[[], Tree], key: jax.Array) -> Tree:
+    """Returns `draw()`, drawn with a key, computed once for all uses.
+
+    On CPU, XLA would fuse the draw into each use, such as the output of a filter and its buffer. It
+    would then be computed twice, with parts stored in memory.
+    """
+    if not isinstance(key, jax.core.Tracer):  # outside jit nothing is fused
+        return draw()
+    draw = jax.jit(draw)  # traced once for both platforms
+    found: Tree = lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)
+    return found

@@ -17,19 +17,21 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
-from dpoptax._pricing.noise_schedule import Phases
 from dpoptax._pricing.privacy_event import PrivacyEvent, privacy_event
-from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
+from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, least_mu
 from dpoptax.accounting import _statement
-from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
-from dpoptax.accounting._plain_statement import BLANK, plain_statement
+from dpoptax.accounting._statement import BLANK
 
 if TYPE_CHECKING:
+    from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.sampling._base import Unit
 
 # In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
 _CURVE_COUNTS = {"pld": 50, "monte_carlo": 4}
 _CURVE_COARSENESS = 50
+# The grid of the privacy loss for a whole curve is ten times as coarse as for a stated ε. It is
+# rounded in the same direction, so the curve claims less privacy.
+_CURVE_INTERVAL = 10 * accountants.DISCRETIZATION
 
 
 class NoisyReleases(NamedTuple):
@@ -44,7 +46,7 @@ class NoisyReleases(NamedTuple):
     """
 
     number: int
-    phases: Phases
+    phases: "Phases"
     strategy: str | None = None
     fixed_point: bool | None = None
     generator: str | None = None
@@ -146,7 +148,7 @@ class Guarantee:
         >>> Guarantee(event).trade_off([0.01, 0.1]).round(3)
         array([0.966, 0.783])
         """
-        return approximate_trade_off(*privacy_profile(self.event.dp_event, self._relation))
+        return approximate_trade_off(*self._profile(accountants.LEAST_DELTA))
 
     def gdp_mu(self, delta: float) -> float:
         """Returns the least μ for which the releases are μ-Gaussian DP, except for δ.
@@ -166,8 +168,7 @@ class Guarantee:
         2.0
         """
         self._check_delta(delta)
-        profile = privacy_profile(self.event.dp_event, self._relation, delta / 2)
-        return least_mu(*profile, delta)
+        return least_mu(*self._profile(delta / 2), delta)
 
     def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
         """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
@@ -280,6 +281,8 @@ class Guarantee:
         >>> print(Guarantee(event).statement(owners="1").splitlines()[0][:80])
         What is protected. The unit of protection is one example, which is one row of th
         """
+        from dpoptax.accounting._plain_statement import plain_statement
+
         values = self.to_dict()
         plain = plain_statement(
             values,
@@ -300,6 +303,11 @@ class Guarantee:
         return accountants.epsilon_of(
             event.dp_event, delta, self.accountant, self._relation, interval
         )
+
+    def _profile(self, least_delta: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns pairs of ε and δ, by a grid of the privacy loss for whole curves."""
+        event, interval = self.event.dp_event, _CURVE_INTERVAL
+        return accountants.profile_of(event, self._relation, interval, least_delta=least_delta)
 
     def _check_delta(self, delta: float) -> None:
         check_delta(delta, self.sampling.get("dataset_size"))

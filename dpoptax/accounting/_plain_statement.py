@@ -7,9 +7,6 @@ from typing import Any
 
 from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up
 
-BLANK = "__________"
-"""Marks what only the person responsible for the data can fill in."""
-
 _UNITS = {
     "example": "one example, which is one row of the training data. A person with several rows is "
     "protected less well. Rows of one person, at most: ",

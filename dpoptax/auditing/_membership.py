@@ -233,9 +233,10 @@ def membership_report(
         clopper_pearson(missed, len(within), tail),
         confidence,
     )
-    given = guarantee if isinstance(guarantee, Guarantee) else None
-    claimed = guarantee if given is None else given.trade_off
-    return MembershipReport(within, outside, rates, errors, claimed, given)
+    report = MembershipReport(within, outside, rates, errors, None)
+    if isinstance(guarantee, Guarantee):
+        return dataclasses.replace(report, claimed=guarantee.trade_off, guarantee=guarantee)
+    return dataclasses.replace(report, claimed=guarantee)
 
 
 def _losses(name: str, losses: ArrayLike) -> Array:

@@ -64,7 +64,9 @@ def shared_secrets(
         drawn = shared_bytes(64)
         return drawn[:32], jnp.asarray(np.frombuffer(drawn[32:], np.uint32))
     drawn = shared_bytes(24)
-    key = jax.random.wrap_key_data(np.frombuffer(drawn[16:], np.uint32), impl="threefry2x32")
+    key = jax.random.wrap_key_data(
+        jnp.asarray(np.frombuffer(drawn[16:], np.uint32)), impl="threefry2x32"
+    )
     return int.from_bytes(drawn[:16], "little"), key
 
 

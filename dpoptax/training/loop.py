@@ -22,9 +22,10 @@ from dpoptax.training.run.context import Context, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.records import STATEMENT
 from dpoptax.training.run.resolved import ResolvedRun, resolve
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.run.step import program_digest
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
         if begun.get("seed_given"):
             config = seeded  # the summary then states that ε assumes a secret seed
     with phases("accounting"):
-        plan = make_plan(seeded, dataset.units(config.unit))
+        plan = make_run_plan(seeded, dataset.units(config.unit))
     with phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes)
     if begun is None:
@@ -167,7 +168,7 @@ def train(
     Args:
         config: The run.
         dataset: The data.
-        plan: The plan of this config, from `make_plan`.
+        plan: The plan of this config, from `make_run_plan`.
         observe: Called with each record.
         progress: Whether to show a progress bar.
         place: The devices.
@@ -213,8 +214,11 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         users=users,
         evaluate=evaluator,
         shown=averaged,
-        fields=run.fields,
-        secrets={"seed": plan.seed, "seed_given": config.seed is not None},
+        identity=lambda: {
+            "run": run.fields,
+            "seed": plan.seed,
+            "seed_given": config.seed is not None,
+        },
         fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
         exact=config.fixed_point,
         program=lambda args: {

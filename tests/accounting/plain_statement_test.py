@@ -11,7 +11,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling, users
-from dpoptax.accounting import _plain_statement
+from dpoptax.accounting import _plain_statement, _statement
 from tests.helpers import after_releases
 
 KEY = jax.random.key(0)
@@ -65,10 +65,10 @@ def test_three_paragraphs_agree_with_the_guarantee():
 @pytest.mark.usefixtures("quick")
 def test_blanks_can_be_filled():
     found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
-    assert "\n\n".join(paragraphs(found)).count(_plain_statement.BLANK) == 5
+    assert "\n\n".join(paragraphs(found)).count(_statement.BLANK) == 5
     answers = ("owners", "public_data", "settings", "publications", "batches")
     filled = "\n\n".join(paragraphs(found, **{name: f"<{name}>" for name in answers}))
-    assert _plain_statement.BLANK not in filled
+    assert _statement.BLANK not in filled
     assert all(f": <{name}>." in filled for name in answers)
 
 

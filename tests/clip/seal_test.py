@@ -391,7 +391,7 @@ def test_refuses_complex_sums_even_if_trusted():
 @pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
 def test_noise_stages_keep_refusing_after_changed_sum(make):
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
-    clip, adaptive = CLIP, dpoptax.adaptive_clip(1.0)
+    clip, adaptive = CLIP, dpoptax.contrib.adaptive_clip(1.0)
     total, reference = PARAMS, None
     if make == "adaptive":
         clip, reference = adaptive, jnp.float32(1.0)
@@ -403,7 +403,7 @@ def test_noise_stages_keep_refusing_after_changed_sum(make):
         "correlated": lambda: dpoptax.correlated_noise(
             dpoptax.matrix.BandedToeplitz((1.0, 0.5)), **options
         ),
-        "adaptive": lambda: dpoptax.adaptive_gaussian_noise(adaptive, **options),
+        "adaptive": lambda: dpoptax.contrib.adaptive_gaussian_noise(adaptive, **options),
     }[make]()
     good = dpoptax.extend.trust_clipped(total, clip, reference)
     bad = dataclasses.replace(good, sum=jax.tree.map(lambda x: x + 1, good.sum))

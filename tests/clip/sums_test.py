@@ -129,7 +129,7 @@ def test_step_rounding_counts_every_changed_entry():
             dpoptax.tables.RowSelection(table_size=9, capacity=4, threshold=1.0),
             share=0.75,
         ),
-        dpoptax.adaptive_clip(1.0, count_share=0.75),
+        dpoptax.contrib.adaptive_clip(1.0, count_share=0.75),
     ],
     ids=["row_selecting_clip", "adaptive_clip"],
 )

@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
 NOISE = {"noise_multiplier": 1.0, "batch_size": 4, "key": KEY}
 PARAMS, BATCH, MASK = jnp.zeros(3), jnp.ones((8, 3)), jnp.ones(8, bool)
-ADAPTIVE = dpoptax.adaptive_clip(0.1)
+ADAPTIVE = dpoptax.contrib.adaptive_clip(0.1)
 ENCODING = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
 
 
@@ -83,7 +83,7 @@ STAGES = {
         dpoptax.gaussian_noise(**{**NOISE, "key": dpoptax.random_key_from_os("chacha20")}),
         CLIP,
     ),
-    "adaptive": (dpoptax.adaptive_gaussian_noise(ADAPTIVE, **NOISE), ADAPTIVE),
+    "adaptive": (dpoptax.contrib.adaptive_gaussian_noise(ADAPTIVE, **NOISE), ADAPTIVE),
     "encoded": (dpoptax.gaussian_noise(**NOISE), ENCODING),
     "correlated": (dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **NOISE), CLIP),
     "correlated, fixed point": (
@@ -1226,7 +1226,7 @@ QUICK_CONFIGS = ("dp_sgd",)
 def test_trainer_step_shows_only_releases(path):
     (config,) = load_configs(path).values()
     shapes = config.data().shapes(config.unit)
-    plan = planning.make_plan(config, shapes.units)
+    plan = planning.make_run_plan(config, shapes.units)
     run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
     flow = information_flow(run.step, *arguments, private_argnums=(2, 3))

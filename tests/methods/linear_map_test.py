@@ -182,7 +182,7 @@ CLIPS = {
     "psac": dpoptax.contrib.psac_clip(0.5),
     "normalized": dpoptax.normalized_clip(0.5),
     "per layer": dpoptax.per_layer_clip(0.5),
-    "adaptive": dpoptax.adaptive_clip(0.5),
+    "adaptive": dpoptax.contrib.adaptive_clip(0.5),
     "hyperspherical": dpoptax.contrib.hyperspherical_clip(0.5, angle_norm=9.0),
 }
 
@@ -190,7 +190,7 @@ CLIPS = {
 def _noise(clip, sigma=0.0, batch_size=5):
     release = {"noise_multiplier": sigma, "batch_size": batch_size, "key": jax.random.key(0)}
     if isinstance(clip, type(CLIPS["adaptive"])):
-        return dpoptax.adaptive_gaussian_noise(clip, **release)
+        return dpoptax.contrib.adaptive_gaussian_noise(clip, **release)
     return dpoptax.gaussian_noise(**release)
 
 

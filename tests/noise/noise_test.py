@@ -152,9 +152,9 @@ def test_refuses_noise_that_would_flush_to_zero(fixed_point):
 def test_refuses_differentiating_through_noise(adaptive):
     """Noise is a constant, so the derivative would be that of the clipped sum, which is private."""
     stage = {"noise_multiplier": 1e3, "batch_size": 4, "key": jax.random.key(0)}
-    clip = dpoptax.adaptive_clip(1.0) if adaptive else dpoptax.l2_clip(1.0)
+    clip = dpoptax.contrib.adaptive_clip(1.0) if adaptive else dpoptax.l2_clip(1.0)
     noise = (
-        dpoptax.adaptive_gaussian_noise(clip, **stage)
+        dpoptax.contrib.adaptive_gaussian_noise(clip, **stage)
         if adaptive
         else dpoptax.gaussian_noise(**stage)
     )

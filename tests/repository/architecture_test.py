@@ -26,7 +26,7 @@ ORDER = (
     "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
-    "training.cli",
+    "training.cli", "integrations",
 )  # fmt: skip
 # The same order within `_gradients.ghost_clipping`.
 GHOST_CLIPPING_ORDER = (
@@ -45,13 +45,14 @@ GHOST_CLIPPING_ORDER = (
     "second_moments",
 )
 # Parts above the public names use only public names.
-PUBLIC_ONLY = ("training",)
+PUBLIC_ONLY = ("training", "integrations")
 # The modules whose names are public; documents import from no other. See docs/api/index.md.
 PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
-    "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
-    "dpoptax.training.data", "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
+    "dpoptax.integrations.tunix", "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables",
+    "dpoptax.training", "dpoptax.training.data", "dpoptax.training.hosts",
+    "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
@@ -177,7 +178,7 @@ def test_no_import_cycle():
     assert circle(modules()) is None
 
 
-def test_trainer_and_cli_use_only_public_names():
+def test_trainer_cli_and_integrations_use_only_public_names():
     private = [
         f"{a} imports {b}"
         for a, b in imports(modules())

@@ -21,11 +21,13 @@ def told(monkeypatch, tmp_path):
     """Returns a function that runs a cell in a folder, and returns its commands instead of them."""
     interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    Config = pytest.importorskip("traitlets.config").Config
 
     def run(cell, folder, *, installed):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
-        shell, commands = interactiveshell.InteractiveShell(), []
+        settings = Config(HistoryManager={"enabled": False})
+        shell, commands = interactiveshell.InteractiveShell(config=settings), []
         shell.system = lambda line: commands.append(shell.var_expand(line))
         for name in ("cd", "pip"):
             add = lambda line, name=name: commands.append(f"{name} {line}")  # noqa: E731

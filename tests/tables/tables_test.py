@@ -519,7 +519,7 @@ def test_other_parameters_accept_any_optimizer():
         (lambda: tables.row_selecting_clip(dpoptax.l2_clip(1.0), None), TypeError, "selection"),
         (lambda: tables.row_selecting_clip(dpoptax.l2_clip(1.0), SELECTION, share=1.0),
          ValueError, "share"),
-        (lambda: tables.row_selecting_clip(dpoptax.adaptive_clip(1.0), SELECTION),
+        (lambda: tables.row_selecting_clip(dpoptax.contrib.adaptive_clip(1.0), SELECTION),
          TypeError, "select_rows"),
         (lambda: tables.row_selecting_clip(
             dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError,

@@ -278,7 +278,7 @@ def test_fits_with_correlated_noise():
 
 
 def test_folder_with_adaptive_clip_resumes(tmp_path):
-    clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
+    clip = dpoptax.contrib.adaptive_clip(1.0, quantile=0.2)
     first = quiet(clip=clip, workdir=tmp_path)
     (stage,) = first.guarantee.releases
     assert (stage.number, stage.generator) == (STEPS, "threefry")
@@ -286,7 +286,7 @@ def test_folder_with_adaptive_clip_resumes(tmp_path):
 
 
 def test_fits_with_adaptive_clip():
-    clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
+    clip = dpoptax.contrib.adaptive_clip(1.0, quantile=0.2)
     state = quiet(clip=clip).opt_state
     assert float(dpoptax.gradient_points(state, np.zeros(5)).reference) != 1.0
     with pytest.raises(ValueError, match="`clip` must not be adaptive .* with correlated noise"):

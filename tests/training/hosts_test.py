@@ -121,7 +121,7 @@ def _refused_keys():
     """Returns the errors of keys that differ between the hosts."""
     whole = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec())
     shared = jax.make_array_from_callback((3,), whole, lambda index: np.zeros(3, np.float32)[index])
-    clip = dpoptax.adaptive_clip(1.0)
+    clip = dpoptax.contrib.adaptive_clip(1.0)
     mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
     own = jax.random.key(jax.process_index())
     for params, key in ((shared, jax.random.key(7)), (np.zeros(3), own)):
@@ -129,7 +129,7 @@ def _refused_keys():
     errors = []
     for noise in (
         dpoptax.gaussian_noise(**mechanism, key=own),
-        dpoptax.adaptive_gaussian_noise(clip, **mechanism, key=own),
+        dpoptax.contrib.adaptive_gaussian_noise(clip, **mechanism, key=own),
         dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
         dpoptax.contrib.geodp(0.1, **mechanism, key=own),
     ):

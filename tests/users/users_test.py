@@ -135,8 +135,8 @@ def test_user_without_records_adds_exactly_zero():
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_padding_does_not_change_the_count(method):
     """A user without records has a zero or NaN gradient, for any record in its padding."""
-    clip = dpoptax.adaptive_clip(1.0, count_share=0.25)
-    tx = dpoptax.adaptive_gaussian_noise(
+    clip = dpoptax.contrib.adaptive_clip(1.0, count_share=0.25)
+    tx = dpoptax.contrib.adaptive_gaussian_noise(
         clip, noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
     )
     w = jnp.zeros(2)

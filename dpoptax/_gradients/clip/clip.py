@@ -16,8 +16,8 @@ _REMEDIES = {
     0.0: "A bound of 0 cuts every gradient to zero. To scale all gradients to one length, the "
     "limit of a small clipping bound, write `dpoptax.automatic_clip(1.0, gamma=0.0)`.",
     math.inf: "Without a bound no noise makes the sum private. To find the bound privately, write "
-    "`dpoptax.adaptive_clip(1.0)` with `dpoptax.adaptive_gaussian_noise`. To train without "
-    "privacy, take the gradient of the mean loss, without clip and noise.",
+    "`dpoptax.contrib.adaptive_clip(1.0)` with `dpoptax.contrib.adaptive_gaussian_noise`. To train "
+    "without privacy, take the gradient of the mean loss, without clip and noise.",
 }
 
 

@@ -70,7 +70,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
     if isinstance(clip, EncodingClip) and clip.followed:
         raise ValueError(
             f"`clip` must not follow a threshold of its noise stage, got {clip}. Use "
-            "`dpoptax.clipped_grad` followed by `dpoptax.adaptive_gaussian_noise`."
+            "`dpoptax.clipped_grad` followed by `dpoptax.contrib.adaptive_gaussian_noise`."
         )
 
     def init_fn(params: PyTree) -> ClipPerExampleState:

@@ -23,7 +23,7 @@ from dpoptax._gradients.clipped_grad.engines import Options, choose_engine
 from dpoptax._gradients.clipped_grad.microbatches import check_microbatch_size
 from dpoptax._gradients.ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._gradients.points import GradientPoints, ensure_points, is_unweighted
-from dpoptax._release.random.check_key import check_key
+from dpoptax._release.random.keys import check_key
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._support.tree import PyTree
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from dpoptax._gradients.linear_map import LinearMap
-from dpoptax._release.random.check_key import check_key
+from dpoptax._release.random.keys import check_key
 from dpoptax._support.tree import PyTree
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import serialization
 
 import dpoptax
 from dpoptax.training.errors import ConfigError
@@ -91,6 +90,8 @@ def params_sha256(params: Any) -> str:
 
 def save_params(path: Path, params: Any) -> None:
     """Writes parameters as msgpack, for `flax.serialization.msgpack_restore`."""
+    from flax import serialization
+
     path.write_bytes(serialization.to_bytes(jax.device_get(params)))
 
 

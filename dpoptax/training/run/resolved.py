@@ -13,8 +13,8 @@ from dpoptax.training.models import example_loss, has_random_loss
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
-from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step
+from dpoptax.training.run.run_plan import RunPlan
+from dpoptax.training.run.step import TrainingStep
 
 if TYPE_CHECKING:
     from dpoptax import accounting
@@ -39,7 +39,7 @@ class ResolvedRun:
     init_key: jax.Array
 
     @property
-    def step(self) -> Step:
+    def step(self) -> TrainingStep:
         """The training step."""
         return build_step(self.chain, self.model)
 
@@ -107,7 +107,7 @@ def resolve(
 
     Args:
         config: The config.
-        plan: The plan of this config, from `make_plan`.
+        plan: The plan of this config, from `make_run_plan`.
         num_classes: Number of classes of the data.
 
     Raises:
@@ -125,7 +125,7 @@ def resolve(
     return ResolvedRun(config, plan, model, chain, init_key)
 
 
-def build_step(chain: TrainingChain, model: nn.Module) -> Step:
+def build_step(chain: TrainingChain, model: nn.Module) -> TrainingStep:
     """Returns the training step of a chain and a model."""
     config = chain.config
 
@@ -134,7 +134,7 @@ def build_step(chain: TrainingChain, model: nn.Module) -> Step:
         value: jax.Array = loss_fn(params, example, *key)
         return value
 
-    return Step(
+    return TrainingStep(
         loss,
         chain.clip if config.method.private else None,
         chain.optimizer,
