@@ -157,7 +157,7 @@ def test_lookups_that_a_product_cancels_fit_into_integers():
         factor_products.Segment(tokens, large * one),
         factor_products.Segment(unit, (1 - large) * one),
     ]
-    found = weighted_products.sum_products(
+    found = ghost_clipped_sum.sum_products(
         FactoredGradients(segments, (1, 4, 1)), jnp.ones(size), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
@@ -169,7 +169,7 @@ def test_lookups_that_a_product_cancels_fit_into_integers():
 def test_matrix_products_are_cut_into_blocks(positions, side, examples):
     """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
-    total = lambda x, w: weighted_products.sum_products(  # noqa: E731
+    total = lambda x, w: ghost_clipped_sum.sum_products(  # noqa: E731
         FactoredGradients([factor_products.Segment(x, x)], (1, side, side)),
         w,
         bound=1.0,
@@ -238,7 +238,7 @@ def test_tau_covers_termwise_and_whole_rounding():
 
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
-        return weighted_products.product_rounding(
+        return ghost_clipped_sum.product_rounding(
             FactoredGradients([factor_products.Segment(factor, factor)] * points, (1, 8, 8)), 64
         )
 
@@ -254,7 +254,7 @@ def test_fixed_arrays_add_one_rounding():
     alone = FactoredGradients([factor_products.Segment(factor, factor)], (1, 8, 8))
     term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
     beside = FactoredGradients(alone.segments, alone.sizes, [term])
-    with_it, without = (weighted_products.product_rounding(x, 16).joined for x in (beside, alone))
+    with_it, without = (ghost_clipped_sum.product_rounding(x, 16).joined for x in (beside, alone))
     ratio = weighted_products.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF
@@ -340,7 +340,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     segments = [factor_products.Segment(rows, columns)]
 
     def results(coefficients):
-        total = weighted_products.sum_products(
+        total = ghost_clipped_sum.sum_products(
             FactoredGradients(segments, sizes), coefficients, bound=1.0, examples=6
         )
         return factor_products.measure(segments, sizes, "gram"), total

@@ -34,6 +34,7 @@ GHOST_CLIPPING_ORDER = (
     "norms",
     "transformed",
     "plan",
+    "planned_uses",
     "sums",
     "integers",
     "backward",

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._gradients.ghost_clipping.trace.find_uses import GradientFlow
 from dpoptax._gradients.ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -25,7 +24,7 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
     Step,
     Value,
 )
-from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+from dpoptax._gradients.ghost_clipping.trace.read_program import GradientFlow, read_program
 from dpoptax._gradients.ghost_clipping.trace.rules import is_real
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._support.tree import PyTree
@@ -83,7 +82,7 @@ class _ZeroFinder:
 
     def _follow_scan(self, step: Step, body: Block) -> None:
         constants, first_slice = step.carry.start, step.carry.stop
-        for i, inside in step.entries():
+        for i, inside in enumerate(body.inputs):
             outside = step.operands[i]
             if i < constants:
                 self._pass_on([(outside, inside)])
@@ -179,9 +178,11 @@ def find_vanishing(program: Program) -> Vanishing:
     found.follow(block)
     if not found.zeros:
         return Vanishing(unused)
-    flow = GradientFlow.from_loss(block)  # according to the operations
+    flow = GradientFlow()  # according to the operations
+    flow.follow(block, block.results[:1])
     zeros = found.zeros & flow.values
-    rest = GradientFlow.from_loss(block, zeros=zeros)
+    rest = GradientFlow(zeros)
+    rest.follow(block, block.results[:1])
     leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
     places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
     return Vanishing(unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ())

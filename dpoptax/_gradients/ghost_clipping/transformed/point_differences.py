@@ -105,7 +105,7 @@ def count_parts(
     """
     leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
     groups, *sides = use.layout.sizes
-    factors = [jax.ShapeDtypeStruct((1, groups, use.positions, n), jnp.float32) for n in sides]
+    factors = [jax.ShapeDtypeStruct((1, groups, use.rule.positions, n), jnp.float32) for n in sides]
     found = []
 
     def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:
