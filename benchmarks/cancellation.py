@@ -112,7 +112,7 @@ def sizes(problem, points, batch):
     passes = run_passes(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = scale_gradients(program, plan, passes, groups, differences=True)
+    pieces = scale_gradients(plan, passes, groups, differences=True)
     measured = make_pieces(pieces, groups)
     ratios = [piece.ratio for piece in measured]
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))

@@ -12,7 +12,11 @@ import dpoptax.tables
 from dpoptax._gradients.clip import block_sums, bounds, integer_sums
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._gradients.ghost_clipping.sums import ghost_clipped_sum, weighted_products
+from dpoptax._gradients.ghost_clipping.sums import (
+    ghost_clipped_sum,
+    group_sums,
+    weighted_products,
+)
 from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
 from tests import helpers
 from tests.helpers import floats
@@ -135,15 +139,15 @@ def test_step_rounding_counts_every_changed_entry():
 )
 def test_steps_follow_bound_of_the_gradient(clip, monkeypatch):
     """Steps follow the gradient's clipping bound, not the joint bound with rows or a count."""
-    found, sum_pieces = [], ghost_clipped_sum._sum_weighted_gradients
+    found, sum_products = [], ghost_clipped_sum.sum_products
 
     def seen(*args, bound, **options):
         found.append(bound)
-        return sum_pieces(*args, bound=bound, **options)
+        return sum_products(*args, bound=bound, **options)
 
-    monkeypatch.setattr(ghost_clipped_sum, "_sum_weighted_gradients", seen)
+    monkeypatch.setattr(ghost_clipped_sum, "sum_products", seen)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
-    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
+    grad_fn = dpoptax.clipped_grad(jnp.dot, clip)
     jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
     assert found == [pytest.approx(0.5, abs=0.01)]  # to eight bits
 
@@ -348,7 +352,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
     monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
-    monkeypatch.setattr(weighted_products, "_PART_ENTRIES", 1024)
+    monkeypatch.setattr(group_sums, "_PART_ENTRIES", 1024)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3

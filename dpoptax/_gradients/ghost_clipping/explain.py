@@ -176,7 +176,7 @@ def _explain_parameter(
         kept = "formed and kept" + (", pulled back" if pulled else "")
         rule = "per-example gradient" if plan.formed[leaf] else kept
         rule = "elementwise" if elementwise else rule
-        work = sum(math.prod(u.layout.sizes) * u.rule.positions for u in uses)
+        work = sum(math.prod(u.rule.layout.sizes) * u.rule.positions for u in uses)
         cost = 2 * size + points * work
         return ParameterExplanation(
             path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
-from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
+from dpoptax._gradients.ghost_clipping.trace.program import Parameter, Program, Use
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 
 if TYPE_CHECKING:
@@ -148,10 +148,13 @@ def plan_whole_uses(program: Program, examples: int, points: int) -> Plan | None
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     products: dict[int, Product] = {}
     for use in program.uses:
-        (leaf, *others), shape = use.value.leaves, tuple(use.value.aval.shape)
-        if others or not use.is_whole or leaf in formed or leaf in products:
+        origin, layout, shape = use.value.origin, use.rule.layout, tuple(use.value.aval.shape)
+        if not isinstance(origin, Parameter) or layout.split != shape:
             return None
-        member = PlannedUse(use, leaf, use.layout)
+        leaf = origin.leaf
+        if leaf in formed or leaf in products:
+            return None
+        member = PlannedUse(use, leaf, layout)
         method = choose_product_method([member], examples, points)
         products[leaf] = Product((member,), method, shape)
     if any(product.method == "keep" for product in products.values()):

@@ -149,7 +149,7 @@ def read_use(use: Use) -> list[PlannedUse]:
 
     The list is empty if the used value does more than move entries of parameters.
     """
-    layout = use.layout
+    layout = use.rule.layout
     if (view := find_view(use.value)) is not None:
         view = view.reshape(layout.split)
         return [] if view is None else [PlannedUse(use, view.leaf, layout, view)]

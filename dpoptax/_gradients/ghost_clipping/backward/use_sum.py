@@ -109,17 +109,17 @@ class UseSum:
         """Returns the gradients from operands and cotangents (B, …)."""
         # One step of the scans, in the layout of its rule.
         step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
-        member = PlannedUse(step, leaf_of(self.use), step.layout, view_of_use(self.use))
+        member = PlannedUse(step, leaf_of(self.use), step.rule.layout, view_of_use(self.use))
         examples = operand.shape[0]
         operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
         pair = UseOperands(member, operand, weigh(cotangent, 1.0, member.scale))
         scales, exponents = make_product_scales([largest_entries([pair])])
         segment = scale_segment(*pair, exponents[0]).rounded(self.factor_dtype)
-        factored = FactoredGradients([segment], step.layout.sizes)
+        factored = FactoredGradients([segment], step.rule.layout.sizes)
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
         return MeasuredUse(
-            factored, step.layout, scales, weighted_products.measure_product(product, factored)
+            factored, step.rule.layout, scales, weighted_products.measure_product(product, factored)
         )
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:

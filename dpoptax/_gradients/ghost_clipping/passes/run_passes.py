@@ -120,13 +120,14 @@ def run_pass(
         float32.
     """
     run_use = functools.partial(_record, frozenset(program.opaque), record_dtype)
+    batch_size = inputs[0].shape[0]
     zeros = {
-        u.index: jnp.zeros(u.shape, recorded_dtype(u.output.dtype, record_dtype))
+        u.index: jnp.zeros((batch_size, *u.shape), recorded_dtype(u.output.dtype, record_dtype))
         for u in program.uses
     }
     opaque = {i: leaves[i] for i in program.opaque}
 
-    def example(inputs: Arrays) -> tuple[tuple[ByIndex, ByIndex], tuple[Arrays, ByIndex]]:
+    def example(inputs: Arrays, zeros: ByIndex) -> PyTree:
         def loss(zeros: ByIndex, opaque: ByIndex) -> PyTree:
             own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
             outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
@@ -135,7 +136,7 @@ def run_pass(
         # No other derivatives are taken, so gradients of used parameters are not formed.
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(zeros, opaque)
 
-    (cotangents, gradients), (outputs, operands) = jax.vmap(example)(inputs)
+    (cotangents, gradients), (outputs, operands) = jax.vmap(example)(inputs, zeros)
     return PassResult(outputs, *materialize((operands, cotangents, gradients)))
 
 

@@ -19,15 +19,13 @@ from dpoptax._gradients.ghost_clipping.passes.run_passes import (
 )
 from dpoptax._gradients.ghost_clipping.plan import Plan
 from dpoptax._gradients.ghost_clipping.trace.derived_views import find_view
-from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
+from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.points import weigh
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import round_to_dtype
 
 
-def form_used_gradients(
-    program: Program, plan: Plan, passes: Passes
-) -> Iterator[tuple[int, jax.Array]]:
+def form_used_gradients(plan: Plan, passes: Passes) -> Iterator[tuple[int, jax.Array]]:
     """Yields parameters and their per-example gradients (B, ...) from formed uses.
 
     Gradients from factors of one use are rounded to `passes.factor_dtype` like the factors, since
@@ -40,7 +38,7 @@ def form_used_gradients(
             continue
         pairs = weighted_pairs(use, passes, True)
         gradient = _form_use(use, pairs, passes.factor_dtype, rounded=True)
-        shape = tuple(program.parameters[view.leaf].shape)
+        shape = jnp.shape(passes.leaves[0][view.leaf])
         yield view.leaf, jax.vmap(functools.partial(view.scatter, shape=shape))(gradient)
 
 
@@ -56,7 +54,7 @@ def _form_use(
     The factors are rounded to `dtype`, and the gradients as well if `rounded`. Otherwise these are
     in float32.
     """
-    groups, rows, columns = use.layout.sizes
+    groups, rows, columns = use.rule.layout.sizes
 
     def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
         by_pair = [
@@ -80,7 +78,7 @@ def _form_use(
         default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
     )
     stack = tuple(n for n, stacked in use.loops if stacked)
-    return jax.vmap(lambda g: use.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+    return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
 def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:

@@ -121,7 +121,7 @@ def ghost_clipped_sum(
     groups = clip.groups(points.points[0])
 
     def make_total(differences: bool) -> ClippedTotal:
-        gradients = scale_gradients(program, plan, passes, groups, differences=differences)
+        gradients = scale_gradients(plan, passes, groups, differences=differences)
         return finish(clip, points, gradients, mask, examples.whole)
 
     several = len(points.weights) > 1

@@ -22,7 +22,7 @@ from dpoptax._gradients.ghost_clipping.passes.run_passes import (
     weighted_pairs,
 )
 from dpoptax._gradients.ghost_clipping.plan import Plan, PlannedUse, Product
-from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
+from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.points import weigh
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize, unstack
@@ -71,12 +71,7 @@ class ScaledGradients:
 
 
 def scale_gradients(
-    program: Program,
-    plan: Plan,
-    passes: Passes,
-    groups: list[int],
-    *,
-    differences: bool,
+    plan: Plan, passes: Passes, groups: list[int], *, differences: bool
 ) -> ScaledGradients:
     """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
 
@@ -87,7 +82,7 @@ def scale_gradients(
     Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    gradients = _form_gradients(program, plan, passes)
+    gradients = _form_gradients(plan, passes)
     if (linear_map := passes.points.linear_map) is not None:
         gradients = {i: jax.vmap(linear_map.map_leaf(i))(x) for i, x in gradients.items()}
     formed, bundles = _bundle_gradients(gradients, groups)
@@ -113,8 +108,8 @@ def scale_gradients(
         )
 
         members = [[use.member for use in uses] for uses in uses_of_products]
-        parts = map(list, map(zip, members, divided))
-        products, scales = TransformedGradients(plan, passes, differences)(parts, scales)
+        transform = TransformedGradients(plan, passes, differences)
+        products, scales = transform(members, divided, scales)
     else:
         dtype = passes.factor_dtype
         products = [
@@ -128,22 +123,22 @@ def scale_gradients(
     return ScaledGradients(plan, products, formed, scales, bundles)
 
 
-def _form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+def _form_gradients(plan: Plan, passes: Passes) -> dict[int, jax.Array]:
     """Returns the per-example gradients (B, ...) of the formed parameters, mostly in float32."""
     total: dict[int, jax.Array] = {}
 
     def add(leaf: int, value: jax.Array) -> None:
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
 
-    for leaf in program.opaque:
-        for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True):
-            add(leaf, widen(weigh(at_point.gradients[leaf], weight)))
-        if passes.tangent is not None:
-            add(leaf, widen(passes.tangent.gradients[leaf]))
+    for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True):
+        for leaf, gradient in at_point.gradients.items():
+            add(leaf, widen(weigh(gradient, weight)))
+    for leaf, gradient in passes.tangent.gradients.items() if passes.tangent else ():
+        add(leaf, widen(gradient))
     if plan.formed_uses:
         from dpoptax._gradients.ghost_clipping.sums.formed_gradients import form_used_gradients
 
-        for leaf, value in form_used_gradients(program, plan, passes):
+        for leaf, value in form_used_gradients(plan, passes):
             add(leaf, value)
     return total
 

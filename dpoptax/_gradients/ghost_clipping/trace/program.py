@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout, Rule
+from dpoptax._gradients.ghost_clipping.trace.rules import Rule
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import scan_parts
 
@@ -96,6 +96,7 @@ class Use:
       step_rule: the rule for one of these steps; the same as `rule` outside of scans.
       value: the derived value.
       output: the type of the result, for one example and one step.
+      shape: the shape of the results of all steps.
       loops: (length, stacked) of each enclosing scan. `stacked` says whether the value has a slice
         for each step.
       operand_varies: whether the gradient reads the data operand, and the operand may depend on
@@ -107,24 +108,9 @@ class Use:
     step_rule: Rule
     value: DerivedValue
     output: ShapedArray
+    shape: tuple[int, ...]
     loops: tuple[tuple[int, bool], ...]
     operand_varies: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Returns the shape of the output for one example, over all steps."""
-        return (*(n for n, _ in self.loops), *self.output.shape)
-
-    @property
-    def layout(self) -> FactorLayout:
-        return self.rule.layout
-
-    @property
-    def is_whole(self) -> bool:
-        """Returns whether the used value is a parameter, in its own shape."""
-        return isinstance(self.value.origin, Parameter) and self.layout.split == tuple(
-            self.value.aval.shape
-        )
 
 
 @dataclasses.dataclass(eq=False)

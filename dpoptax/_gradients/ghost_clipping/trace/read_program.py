@@ -10,8 +10,9 @@ An operation on derived and private values is a *use* if it has a rule and a gra
 it. Otherwise the parameters behind it become *opaque*: automatic differentiation gives their
 per-example gradients.
 
-Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`, lookups and other operations
-on entries in `entry_rules`, and used values that are computed from parameters in `derived_views`.
+Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`, lookups and other
+operations on entries in `entry_rules`, and used values that are computed from parameters in
+`derived_views`.
 """
 
 import math
@@ -161,7 +162,7 @@ class GradientFlow:
     what it meets.
     """
 
-    def __init__(self, zeros: Iterable[PrivateValue] = ()) -> None:
+    def __init__(self, zeros: Iterable[Value] = ()) -> None:
         self.zeros = frozenset(zeros)
         self.values: set[Value] = set()
         self.steps: set[Step] = set()
@@ -242,7 +243,8 @@ class UseFinder(GradientFlow):
             from dpoptax._gradients.ghost_clipping.trace.read_loops import Repeated
 
             whole = Repeated.build(rule, loops)
-        step.use = Use(len(self.uses), whole, rule, value, output, loops, varies)
+        shape = (*(length for length, _ in loops), *output.shape)
+        step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
         self.uses.append(step.use)
 
     def find_rule(self, step: Step, place: int, value: DerivedValue) -> tuple[Rule, int] | None:

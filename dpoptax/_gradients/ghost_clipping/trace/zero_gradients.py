@@ -52,11 +52,11 @@ class _ZeroFinder:
     """
 
     def __init__(self) -> None:
-        self.zeros: set[PrivateValue] = set()
+        self.zeros: set[Value] = set()
         self.differences: list[Step] = []
         # Values that equal an earlier value except for axes of size one, and whether a mean was
         # taken.
-        self.equal: dict[PrivateValue, tuple[PrivateValue, bool]] = {}
+        self.equal: dict[Value, tuple[Value, bool]] = {}
 
     def follow(self, block: Block) -> None:
         for step in block.steps:
@@ -93,7 +93,7 @@ class _ZeroFinder:
         stacked = zip(body.results[carried:], step.outputs[carried:], strict=True)
         self.zeros.update(out for inside, out in stacked if inside in self.zeros)
 
-    def _pass_on(self, pairs: Iterable[tuple[Value, PrivateValue]]) -> None:
+    def _pass_on(self, pairs: Iterable[tuple[Value, Value]]) -> None:
         for source, target in pairs:
             if isinstance(source, PrivateValue):
                 self.equal[target] = self.equal.get(source, (source, False))
