@@ -133,11 +133,13 @@ class Plan:
         fallback. The reason is empty if forming is cheaper, for the parameter or for one that is
         used with it.
       formed_uses: the uses of formed parameters.
+      is_transformed: whether gradients of a product are pulled back, or mapped before the clip.
     """
 
     products: tuple[Product, ...]
     formed: dict[int, str]
-    formed_uses: tuple[Use, ...]
+    formed_uses: tuple[Use, ...] = ()
+    is_transformed: bool = False
 
 
 def plan_whole_uses(program: Program, examples: int, points: int) -> Plan | None:
@@ -159,7 +161,7 @@ def plan_whole_uses(program: Program, examples: int, points: int) -> Plan | None
         products[leaf] = Product((member,), method, shape)
     if any(product.method == "keep" for product in products.values()):
         return None
-    return Plan(tuple(products.values()), formed, ())
+    return Plan(tuple(products.values()), formed)
 
 
 def has_one_position(members: list[PlannedUse], points: int) -> bool:

@@ -97,7 +97,8 @@ def make_plan(
         _form_coupled(program, formed)
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
-    return Plan(tuple(products), formed, tuple(formed_uses))
+    transformed = any(product.is_transformed for product in products)
+    return Plan(tuple(products), formed, tuple(formed_uses), transformed)
 
 
 def _choose_formed(

@@ -1,6 +1,7 @@
-"""Forms per-example gradients from factors, if these are cheaper, or pulls them back."""
+"""Adds per-example gradients of several points, or forms them from factors."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -25,12 +26,25 @@ from dpoptax._support.tree import widen
 from dpoptax._support.xla import round_to_dtype
 
 
-def form_used_gradients(plan: Plan, passes: Passes) -> Iterator[tuple[int, jax.Array]]:
-    """Yields parameters and their per-example gradients (B, ...) from formed uses.
+def add_gradients(first: dict[int, jax.Array], plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+    """Returns the per-example gradients (B, ...) of the formed parameters.
 
-    Gradients from factors of one use are rounded to `passes.factor_dtype` like the factors, since
-    they may be large. All others are in float32.
+    `first` are those of opaque parameters at the first point. Gradients from factors of one use are
+    rounded to `passes.factor_dtype` like the factors, since they may be large. All others are in
+    float32.
     """
+    total = dict(first)
+    further = zip(passes.at_points[1:], passes.points.weights[1:], strict=True)
+    found = [(leaf, weigh(x, w)) for point, w in further for leaf, x in point.gradients.items()]
+    if passes.tangent is not None:
+        found += passes.tangent.gradients.items()
+    for leaf, value in itertools.chain(found, _form_used_gradients(plan, passes)):
+        total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
+    return total
+
+
+def _form_used_gradients(plan: Plan, passes: Passes) -> Iterator[tuple[int, jax.Array]]:
+    """Yields parameters and their per-example gradients (B, ...) from formed uses."""
     for use in plan.formed_uses:
         view = find_view(use.value)
         if view is None:

@@ -82,7 +82,12 @@ def scale_gradients(
     Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    gradients = _form_gradients(plan, passes)
+    (first, *others), weights = passes.at_points, passes.points.weights
+    gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
+    if others or passes.tangent is not None or plan.formed_uses:
+        from dpoptax._gradients.ghost_clipping.sums.formed_gradients import add_gradients
+
+        gradients = add_gradients(gradients, plan, passes)
     if (linear_map := passes.points.linear_map) is not None:
         gradients = {i: jax.vmap(linear_map.map_leaf(i))(x) for i, x in gradients.items()}
     formed, bundles = _bundle_gradients(gradients, groups)
@@ -102,7 +107,7 @@ def scale_gradients(
         [scale_segment(*use, exponent) for use in uses]
         for uses, exponent in zip(uses_of_products, exponents, strict=False)
     ]
-    if any(product.is_transformed for product in plan.products):
+    if plan.is_transformed:
         from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import (
             TransformedGradients,
         )
@@ -121,26 +126,6 @@ def scale_gradients(
         for x, (_, exponent) in zip(formed, exponents[len(products) :], strict=True)
     ]
     return ScaledGradients(plan, products, formed, scales, bundles)
-
-
-def _form_gradients(plan: Plan, passes: Passes) -> dict[int, jax.Array]:
-    """Returns the per-example gradients (B, ...) of the formed parameters, mostly in float32."""
-    total: dict[int, jax.Array] = {}
-
-    def add(leaf: int, value: jax.Array) -> None:
-        total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
-
-    for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True):
-        for leaf, gradient in at_point.gradients.items():
-            add(leaf, widen(weigh(gradient, weight)))
-    for leaf, gradient in passes.tangent.gradients.items() if passes.tangent else ():
-        add(leaf, widen(gradient))
-    if plan.formed_uses:
-        from dpoptax._gradients.ghost_clipping.sums.formed_gradients import form_used_gradients
-
-        for leaf, value in form_used_gradients(plan, passes):
-            add(leaf, value)
-    return total
 
 
 def _bundle_gradients(

@@ -143,15 +143,14 @@ class Reader:
 def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
     """Returns the results of an operation on derived values."""
     operands = [v for v in step.operands if isinstance(v, DerivedValue)]
-    leaves = frozenset[int]().union(*(v.leaves for v in operands))
+    leaves = frozenset[int]().union(*(v.leaves for v in operands if _has_derivative(step)))
     varies = any(v.varies for v in operands)
     scans = tuple(sorted({scan for v in operands for scan in v.scans}))
-    smooth = step.eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
-    types = map(type_of, step.eqn.outvars)
-    flows = [leaves if smooth and carries_gradient(aval) else frozenset() for aval in types]
+    types = [type_of(v) for v in step.eqn.outvars]
+    flows = [leaves if carries_gradient(aval) else frozenset() for aval in types]
     return tuple(
-        DerivedValue(type_of(var), Result(step, i), own, varies, scans)
-        for i, (var, own) in enumerate(zip(step.eqn.outvars, flows, strict=True))
+        DerivedValue(aval, Result(step, i), own, varies, scans)
+        for i, (aval, own) in enumerate(zip(types, flows, strict=True))
     )
 
 
