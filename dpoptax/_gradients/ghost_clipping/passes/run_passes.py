@@ -92,9 +92,7 @@ def run_passes(
     single = len(leaves) == 1 and points.tangent is None
     record_dtype = factor_dtype if single else None
 
-    def run_at(leaves: Arrays) -> PassResult:
-        return run_pass(program, leaves, inputs, record_dtype)
-
+    run_at = functools.partial(run_pass, program, inputs=inputs, record_dtype=record_dtype)
     first, *others = leaves
     if points.tangent is None:
         at_first, tangent = run_at(first), None
@@ -127,16 +125,14 @@ def run_pass(
     }
     opaque = {i: leaves[i] for i in program.opaque}
 
-    def example(inputs: Arrays, zeros: ByIndex) -> PyTree:
-        def loss(zeros: ByIndex, opaque: ByIndex) -> PyTree:
-            own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
-            outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
-            return outputs[0], (outputs, records)
+    def example(zeros: ByIndex, opaque: ByIndex, inputs: Arrays) -> PyTree:
+        own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
+        outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
+        return outputs[0], (outputs, records)
 
-        # No other derivatives are taken, so gradients of used parameters are not formed.
-        return jax.grad(loss, argnums=(0, 1), has_aux=True)(zeros, opaque)
-
-    (cotangents, gradients), (outputs, operands) = jax.vmap(example)(inputs, zeros)
+    # No other derivatives are taken, so gradients of used parameters are not formed.
+    by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
+    (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
     return PassResult(outputs, *materialize((operands, cotangents, gradients)))
 
 
