@@ -159,6 +159,12 @@ def compiled_quickly(request: pytest.FixtureRequest):
         jax.clear_caches()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_warned_of(monkeypatch):
+    """Lets each test see warnings that are shown once in a process."""
+    monkeypatch.setattr("dpoptax._pricing.checks._WARNED", set())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory):
     """Redirects the features of experiments away from the user's cache folder."""

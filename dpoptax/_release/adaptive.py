@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, UnitClip, clip_norm, positive
+from dpoptax._gradients.clip.clip import Clip, clip_norm, positive
 from dpoptax._gradients.clip.clip_per_example import clip_each
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._gradients.clip.encoding import UnitClip
 from dpoptax._gradients.points import ReferenceState
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.release import check_same_clip, release
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
 # Keeps the reciprocal of the threshold a normal float32.
@@ -161,10 +162,9 @@ def adaptive_clip(
     )
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class AdaptiveNoiseState:
+class AdaptiveNoiseState(SerializableState):
     """Holds the state of `adaptive_gaussian_noise`.
 
     Attributes:

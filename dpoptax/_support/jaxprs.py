@@ -72,20 +72,28 @@ def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 
 def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
     """Returns the programs among the parameters of an equation."""
+    return list(map(open_jaxpr, _subprograms(params)))
 
+
+def _subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr | ClosedJaxpr]:
     def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
         return hasattr(x, "eqns")
 
-    found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
-    return [open_jaxpr(x) for x in found if is_program(x)]
+    return list(filter(is_program, jax.tree.leaves(list(params.values()), is_leaf=is_program)))
 
 
-def equations(program: Jaxpr) -> Iterator[JaxprEqn]:
+def programs(program: Jaxpr | ClosedJaxpr) -> Iterator[Jaxpr | ClosedJaxpr]:
+    """Yields a program and all programs inside it, with their constants."""
+    yield program
+    for eqn in open_jaxpr(program).eqns:
+        for inner in _subprograms(eqn.params):
+            yield from programs(inner)
+
+
+def equations(program: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
     """Yields the equations of a program and of all programs inside it."""
-    for eqn in program.eqns:
-        yield eqn
-        for inner in subprograms(eqn.params):
-            yield from equations(inner)
+    for each in programs(program):
+        yield from open_jaxpr(each).eqns
 
 
 def open_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:

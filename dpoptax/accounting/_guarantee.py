@@ -22,6 +22,7 @@ from dpoptax._pricing.privacy_event import PrivacyEvent, privacy_event
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
 from dpoptax.accounting import _statement
 from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
+from dpoptax.accounting._plain_statement import BLANK, plain_statement
 
 if TYPE_CHECKING:
     from dpoptax.sampling._base import Unit
@@ -58,8 +59,8 @@ class Guarantee:
     `guarantee` computes it from an optimizer state, `planned_guarantee` from the parameters of a
     run, and the constructor from any event. `print(guarantee)` shows ε at
     `stated_delta` and all terms of the guarantee, with ε and δ rounded up and noise multipliers
-    rounded down. It does not include settings chosen by looking at private results, or other
-    publications.
+    rounded down. `statement` says the same to readers without mathematics. It does not include
+    settings chosen by looking at private results, or other publications.
 
     Privacy: all numbers are upper bounds on the leakage of the releases. The trade-off function is
     a lower bound on the error rates of any attack.
@@ -75,6 +76,8 @@ class Guarantee:
       releases: the `NoisyReleases` of each noise stage.
       other_events: number of events besides the run that are part of `event`.
       stated_delta: δ of the statement.
+      drawn: whether dpoptax drew the batches and checked the number of rows, as `fit` and the
+        trainer do. Otherwise the program's author is responsible.
       event_after: the event of the first t releases, as a function of t; None if it is unknown.
 
     Raises (every method):
@@ -95,6 +98,7 @@ class Guarantee:
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0
     stated_delta: float = 1e-5
+    drawn: bool = False
     event_after: Callable[[int], PrivacyEvent] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
@@ -246,7 +250,46 @@ class Guarantee:
             "attack_success": 1.0 - float(self.trade_off(_statement.FALSE_POSITIVE_RATE)),
             "gdp_mu": self.gdp_mu(self.stated_delta),
             "other_events": self.other_events,
+            "drawn": self.drawn,
         }
+
+    def statement(
+        self,
+        *,
+        owners: str = BLANK,
+        public_data: str = BLANK,
+        settings: str = BLANK,
+        publications: str = BLANK,
+        batches: str = BLANK,
+    ) -> str:
+        """Returns three paragraphs for readers without mathematics, and the table for experts.
+
+        The paragraphs describe the unit of protection, its strength with an example of an attack,
+        and all assumptions. The arguments fill blanks that dpoptax cannot fill. `fit` with a
+        `workdir` and `dpoptax train` write the text to statement.txt.
+
+        Args:
+          owners: the largest number of examples of one person; for users, what a user is.
+          public_data: the data that counted as public.
+          settings: how the settings of the training were chosen.
+          publications: all other results from the same data that somebody has seen.
+          batches: who confirms that the sampler drew the batches. Unused if `drawn`.
+
+        >>> import dp_accounting
+        >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
+        >>> print(Guarantee(event).statement(owners="1").splitlines()[0][:80])
+        What is protected. The unit of protection is one example, which is one row of th
+        """
+        values = self.to_dict()
+        plain = plain_statement(
+            values,
+            owners=owners,
+            public_data=public_data,
+            settings=settings,
+            publications=publications,
+            batches=batches,
+        )
+        return f"{plain}\n\nFor experts:\n\n{_statement.statement_text(values)}\n"
 
     def __str__(self) -> str:
         return _statement.statement_text(self.to_dict())

@@ -298,15 +298,20 @@ class PrivacyPlan:
         if jax.process_count() > 1:
             raise RuntimeError(
                 f"`new_run` must be called in a single process, got {jax.process_count()} "
-                "processes, and each would draw another seed. Draw it once, share it with "
-                "`jax.experimental.multihost_utils.broadcast_one_to_all`, and pass it as `seed`."
+                "processes, and each would draw another seed. Use `seed, key = "
+                "dpoptax.training.hosts.shared_secrets()`, and pass the seed to the plan."
             )
         hashed = isinstance(self.sampler.seed, bytes)
         seed = secrets.token_bytes(SEED_BYTES) if hashed else secrets.randbits(128)
         return dataclasses.replace(self, sampler=dataclasses.replace(self.sampler, seed=seed))
 
     def batches(
-        self, data: "PyTree", *, start: int = 0, users: "UserTable | None" = None
+        self,
+        data: "PyTree",
+        *,
+        start: int = 0,
+        users: "UserTable | None" = None,
+        sharding: "jax.sharding.NamedSharding | None" = None,
     ) -> Iterator[Batch]:
         """Yields the `Batch` of each step of a run: its rows of the data, mask and ids.
 
@@ -320,6 +325,9 @@ class PrivacyPlan:
             `ledgers(opt_state)[0].releases`, and needs the plan with its seed.
           users: the table of owners that made the sampler, if the plan draws users. The data then
             have a row for each record.
+          sharding: how the batch is split over devices, such as `NamedSharding(mesh, P("data"))`.
+            Each host reads only the rows of its devices. All hosts need the same data and a plan
+            with the same seed, such as one from `dpoptax.training.hosts.shared_secrets`.
 
         Raises:
           TypeError: a leaf of `data` is not an array with rows.
@@ -335,7 +343,7 @@ class PrivacyPlan:
         ValueError: `data` must have 100 rows, one for each example of the plan, got 90. ...
         """
         run = self._run(start)
-        load = example_loader(data, run.sampler, users)
+        load = example_loader(data, run.sampler, users, sharding)
         return read_ahead(load, range(start, self.steps))
 
     def draws(self, start: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -93,7 +93,7 @@ def audit_config(
             ten times as many.
         confidence: Confidence of each bound.
         seed: Seed of the attack.
-        progress: Whether to announce each audit on standard error. An audit takes minutes.
+        progress: Whether to announce the duration and each audit on standard error.
 
     Raises:
         ConfigError: The config claims no ε.
@@ -133,6 +133,11 @@ def audit_config(
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
     }
+    if progress:
+        say(
+            f"{len(releases) + 3} attacks, which take about {max(2, 4 * trials // 20_000)} minutes "
+            "together for a small model and 100 steps on two cores ..."
+        )
     rows = []
     for name, make in releases.items():
         tell(name)

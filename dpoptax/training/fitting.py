@@ -14,6 +14,7 @@ from jax.sharding import AxisType
 
 import dpoptax
 from dpoptax.accounting import Guarantee
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
@@ -102,7 +103,7 @@ def fit(
       plan: its N must be the number of examples. If it has no seed, a new run draws its own, and
         two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
-        in it. It must not add noise.
+        in it. It must not add noise. The learning rate of the default often needs tuning.
       clip: as for `clipped_grad`; by default 1.0.
       grad_fn: a function from `clipped_grad`, or any other that returns a `ClippedSum`, for options
         that `fit` does not have:
@@ -122,8 +123,9 @@ def fit(
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
       microbatch_size: as for `clipped_grad`.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
-        one device. All hosts make the same call, with the same `key`.
-      key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
+        one device. All hosts make the same call.
+      key: the noise key, new for each run, and the same on all hosts. By default, one from
+        `hosts.shared_secrets`.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -131,7 +133,8 @@ def fit(
       log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
         the path of a file of JSON lines, or a function of one record. A resumed run logs earlier
         records again.
-      workdir: folder for checkpoints and metrics.jsonl. If it holds a run, the same call resumes it
+      workdir: folder for checkpoints, metrics.jsonl and, after the last step, statement.txt, the
+        guarantee in plain language. If it holds a run, the same call resumes it
         with its key, seed and parameters, and ends with the same parameters bit for bit. Another
         loss, optimizer, clip or data set raises an error, even if the run has finished. Parameters
         are saved before `evaluate` or a record shows them.
@@ -187,7 +190,7 @@ def fit(
             plan, key = _continued(plan, key, context.begun, workdir)
         elif plan.sampler.seed is None:
             plan = _seeded(plan, devices.fresh_seed(bits=128))
-        key = dpoptax.random_key_from_os() if key is None else key
+        key = hosts.shared_secrets()[1] if key is None else key
         seed = plan.sampler.seed
         assert seed is not None
 
@@ -247,7 +250,9 @@ def fit(
             del first
             course.finish()
     state = course.state
-    guarantee = plan.guarantee(state.opt_state)
+    guarantee = dataclasses.replace(plan.guarantee(state.opt_state), drawn=True)
+    if workdir is not None and jax.process_index() == 0:
+        records.write_text(workdir / records.STATEMENT, guarantee.statement())
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
 
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip.checksum import checksum
+from dpoptax._gradients.clip.checksum import checksum, checksum_leaves
 from dpoptax._gradients.clip.clipped_sum import is_intact
 from tests import helpers
 
@@ -444,6 +444,18 @@ def test_seal_covers_large_arrays_of_every_dtype(dtype):
             flipped[place] ^= 1
             assert hashed(jax.device_put(flipped.view(np.asarray(values).dtype))) != want
         assert hashed(values[::-1]) != want
+
+
+def test_seal_does_not_depend_on_the_platform(monkeypatch):
+    """The order of the words differs: CPU sums in blocks, other platforms array by array."""
+    normal = np.random.default_rng(0).normal
+    tree = [helpers.floats(normal(size=shape)) for shape in ((300, 400), (3, 4), 70_000, 5)]
+    want = checksum_leaves(tree, 5)
+    pick = lambda *args, default, cpu: default(*args)  # noqa: E731
+    monkeypatch.setattr(jax.lax, "platform_dependent", pick)
+    jax.clear_caches()
+    assert checksum_leaves(tree, 5) == want
+    jax.clear_caches()
 
 
 def test_seal_detects_signs_scales_and_permutations():

@@ -1,6 +1,7 @@
 """Tests that imports run in one direction: each part imports only the parts below it."""
 
 import ast
+import json
 import pathlib
 import re
 
@@ -21,6 +22,7 @@ ORDER = (
     "_release.information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
+    "training.hosts",
     "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
@@ -50,7 +52,7 @@ PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
     "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
-    "dpoptax.training.data", "dpoptax.training.methods", "dpoptax.users",
+    "dpoptax.training.data", "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
@@ -160,6 +162,9 @@ def test_documents_import_only_public_modules():
         for pattern in ("*.md", "docs/**/*.md", "configs/**/*.py")
         for path in ROOT.parent.glob(pattern)
     }
+    for path in ROOT.parent.glob("notebooks/*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts[path.name] = "\n".join("".join(cell["source"]) for cell in cells)
     private = [
         f"{name}: {module}"
         for name, text in texts.items()

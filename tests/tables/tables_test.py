@@ -364,6 +364,20 @@ def test_sum_is_released_once_by_its_own_state():
     assert np.isnan(released["weights"]).all()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_without_a_mask_the_batch_must_have_the_stages_size(masked):
+    tx = noise(batch_size=B - 1)
+    state, rng = tx.init(None), np.random.default_rng(0)
+    batch = jnp.asarray(some_lookups(rng)), jnp.asarray(rng.normal(size=B), jnp.float32)
+    mask = jnp.ones(B, bool) if masked else None
+    found = COMPILED_GRAD(state, as_arrays(some_params()), batch, mask)
+    if masked:
+        tx.update(found.sum, state)
+    else:
+        with pytest.raises(ValueError, match="batch_size"):
+            tx.update(found.sum, state)
+
+
 def test_refuses_sum_without_selected_rows():
     params = as_arrays(some_params())
     sums = [

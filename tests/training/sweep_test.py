@@ -488,6 +488,16 @@ def test_dead_worker_ends_command_with_remedy(tmp_path, capsys):
     assert "One of 2 worker processes died" in capsys.readouterr().err
 
 
+def test_drawn_values_are_rounded():
+    rng = np.random.default_rng(0)
+    drawn = [settings._draw("learning_rate", "log:0.001:10", rng) for _ in range(200)]
+    assert all(float(f"{value:.3g}") == value for value in drawn)
+    assert len(set(drawn)) > 180
+    narrow = [settings._draw("learning_rate", "uniform:1:1.001", rng) for _ in range(200)]
+    assert all(1 <= value <= 1.001 for value in narrow)
+    assert len(set(narrow)) > 30
+
+
 @pytest.mark.slow
 def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path, seed):
     """A dry run prices the draws of the actual seed; previously it used seed 0."""

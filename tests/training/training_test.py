@@ -76,6 +76,21 @@ def test_summary_has_every_field_as_strict_json(finished):
     assert summary["config"]["method"] == {"name": "DP-SGD"}
 
 
+def test_writes_statement_in_plain_language(finished):
+    result, workdir = finished
+    text = (workdir / "statement.txt").read_text("utf-8")
+    assert text == result.guarantee.statement()
+    assert result.guarantee.stated_epsilon == result.summary["epsilon"]
+    assert "dpoptax chose them itself" in text
+
+
+def test_run_without_a_guarantee_leaves_no_statement(tmp_path):
+    (tmp_path / "statement.txt").write_text("of an earlier run")
+    config = tiny(method=NonPrivate(), epsilon=None)
+    train_and_evaluate(config, tmp_path, progress=False)
+    assert not (tmp_path / "statement.txt").exists()
+
+
 def test_epsilon_matches_accounting_of_written_numbers(finished):
     summary = finished[0].summary
     expected = accounting.epsilon(

@@ -24,6 +24,8 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipping_functions import PerLayerClip
+from dpoptax._gradients.clip.encoding import EncodingClip, encodes
+from dpoptax._gradients.clip.encoding import join as join_encoding
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, TracedLoss
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -72,8 +74,9 @@ class Options:
     @property
     def needs_gradients(self) -> bool:
         """Returns whether the options require per-example gradients."""
-        encodes = self.clip.encodes and not self.clip.by_norms
-        return self.method == "vmap" or self.grid is not None or encodes
+        clip = self.clip
+        by_gradients = isinstance(clip, EncodingClip) and clip.encodes and not clip.by_norms
+        return self.method == "vmap" or self.grid is not None or by_gradients
 
     @property
     def factor_dtype(self) -> DTypeLike | None:
@@ -162,7 +165,7 @@ def _integers(options: Options) -> Engine:
     from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import join_sums
 
     clip, grid = options.clip, options.grid
-    if grid is None or clip.encodes:
+    if grid is None or encodes(clip):
         raise ValueError(
             "method='integers' needs a `grid`, and a clip that does not encode gradients, got "
             f"grid={grid} and clip={clip}."
@@ -204,7 +207,7 @@ def _in_backward(
 
     def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
         del params
-        return options.clip.join(*total)
+        return join_encoding(options.clip, *total)
 
     return Engine(_after_reading(sums, options), join, in_backward=True)
 

@@ -55,13 +55,10 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
         raise ValueError(f"`generator` must be one of {get_args(Generator)}, got {generator!r}.")
     words = 2 if generator == "threefry" else chacha20.KEY_WORDS
     if jax.process_count() > 1:
-        key = "bits" if generator == "chacha20" else "jax.random.wrap_key_data(bits)"
         raise RuntimeError(
             f"`random_key_from_os` must be called in a single process, got {jax.process_count()} "
-            "processes, and each would draw another key. For one run on all processes, draw it "
-            "once: `bits = jax.experimental.multihost_utils.broadcast_one_to_all("
-            f"np.frombuffer(os.urandom({4 * words}), np.uint32))`, `key = {key}`. For separate "
-            "runs, omit the broadcast."
+            "processes, and each would draw another key. For one run on all processes, use "
+            "`seed, key = dpoptax.training.hosts.shared_secrets()`."
         )
     bits = jnp.asarray(np.frombuffer(os.urandom(4 * words), np.uint32))
     return jax.random.wrap_key_data(bits, impl=_IMPL) if generator == "threefry" else bits

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,9 @@ from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.step import Step
+
+if TYPE_CHECKING:
+    from dpoptax import accounting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +69,17 @@ class ResolvedRun:
         )
         return found
 
-    def guarantee(self, opt_state: Any) -> dict[str, Any]:
-        """Returns the guarantee of the run from the ledger in the final state."""
+    def guarantee(self, opt_state: Any) -> "accounting.Guarantee | None":
+        """Returns the guarantee of the ledger in the final state, or None without a guarantee."""
+        plan = self.plan
+        if plan.promise is None or plan.noise_multiplier == 0:
+            return None
+        return dataclasses.replace(plan.promise.guarantee(opt_state), drawn=True)
+
+    def summary(self, guarantee: "accounting.Guarantee | None") -> dict[str, Any]:
+        """Returns the part of the summary on privacy."""
         config, plan = self.config, self.plan
-        epsilon = None
-        if plan.promise is not None and plan.noise_multiplier > 0:
-            epsilon = plan.promise.guarantee(opt_state).stated_epsilon
+        epsilon = None if guarantee is None else guarantee.stated_epsilon
         return {
             "method": config.method.name,
             "private": epsilon is not None and math.isfinite(epsilon),

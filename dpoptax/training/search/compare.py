@@ -245,6 +245,11 @@ def _notes(methods: list[MethodResult]) -> list[str]:
             "Each learning rate was selected on a held-out fifth of the training split. The test "
             "split was used for the reported accuracy only."
         )
+    if any(method.test_accuracy_std is not None for method in methods):
+        notes.append(
+            "± is the standard deviation of the accuracy over seeds. In comparison.png, it is the "
+            "standard error of the mean difference, paired by seed."
+        )
     if any(method.private for method in methods):
         notes.append(
             "ε is that of one run at the selected learning rate. It covers neither the runs that "

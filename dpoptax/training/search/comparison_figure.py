@@ -62,7 +62,10 @@ def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
     label(axes, "test accuracy (%)", "")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_title(f"Mean, and difference from {methods[baseline].name}", fontsize="medium")
+    title = f"Mean, and difference from {methods[baseline].name}"
+    if len(results.seeds) > 1:
+        title += " ± standard error"
+    axes.set_title(title, fontsize="medium")
 
 
 def _color(methods: list[MethodResult], index: int) -> str:

@@ -32,6 +32,7 @@ from dpoptax._gradients.clip.bounds import (
 )
 from dpoptax._gradients.clip.checksum import mixed
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.ghost_clipping.integers.integer_norms import Term, certify, square_norms
 from dpoptax._gradients.ghost_clipping.integers.integer_products import (
     DIGIT_BITS,
@@ -127,9 +128,9 @@ def _clip_and_sum(
     pieces = make_pieces(gradients, groups)
     # Products of integers are summed exactly.
     pieces[: len(products)] = [Piece(x.size, x.group, _UNLIMITED) for x in pieces[: len(products)]]
-    scaling, count = clip.scaling(points.reference), 1 + max(groups)
+    scaled, count = scaling(clip, points.reference), 1 + max(groups)
     coefficients, _, _ = bounds.clip_coefficients(
-        scaling, gradients.scales, pieces, mask, group_count=count, tau=0.0
+        scaled, gradients.scales, pieces, mask, group_count=count, tau=0.0
     )
     if any(factored.terms for factored in products):
         raise ValueError(

@@ -24,6 +24,7 @@ from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch, sum_statistic
 from dpoptax._gradients.clip.bounds import Piece
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import join, scaling
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
 from dpoptax._gradients.ghost_clipping.plan import Plan, plan_whole_uses
@@ -141,7 +142,7 @@ def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, statistic = total
-    return clip.join(sums.tree(params), statistic)
+    return join(clip, sums.tree(params), statistic)
 
 
 def _total_of_points(
@@ -171,11 +172,11 @@ def sum_floats(
     if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
-    # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
-    scaling, groups = clip.scaling(reference), clip.groups(points.points[0])
+    # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
+    scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
     tau = sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
-        scaling,
+        scaled,
         gradients.scales,
         make_pieces(gradients, groups),
         mask,
@@ -183,7 +184,7 @@ def sum_floats(
         tau=tau,
     )
     (by_piece,) = unstack(coefficients)
-    bound, products = scaling.sensitivity, gradients.products
+    bound, products = scaled.sensitivity, gradients.products
     parts = [
         sum_products(factored, each, bound=bound, examples=whole.examples)
         for factored, each in zip(products, by_piece, strict=False)

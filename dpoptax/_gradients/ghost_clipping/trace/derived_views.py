@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpoptax._gradients.ghost_clipping.trace import rules
 from dpoptax._gradients.ghost_clipping.trace.program import (
     Constant,
     DerivedValue,
@@ -18,6 +17,7 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
 )
 from dpoptax._gradients.ghost_clipping.trace.views import View, view_of_result
 from dpoptax._support.jaxprs import CUSTOM_DERIVATIVE_CALLS, subprograms, type_of
+from dpoptax._support.tree import is_narrow, is_real
 
 _MOST_INTEGERS = 1 << 20  # computed while the loss is traced
 # Operations with the same results everywhere. Others may read a mesh, a platform or a host.
@@ -63,7 +63,7 @@ def _view_of_move(move: Result, view: View) -> View | None:
     # Only `mul` may have the moved value as its second operand.
     if moved is not operands[0] and name != "mul":
         return None
-    if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):
+    if not all(is_real(type_of(v).dtype) for v in eqn.outvars):
         return None
     lead = len(moved.scans)
     if name == "split":
@@ -123,7 +123,7 @@ def _nonlinear(eqn: JaxprEqn) -> str:
         return name
     bits = eqn.params if name == "reduce_precision" else {}
     few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
-    if few or any(rules.is_narrow(type_of(v).dtype) for v in eqn.outvars):
+    if few or any(is_narrow(type_of(v).dtype) for v in eqn.outvars):
         return f"{name} to few bits"
     inner = [e for jaxpr in subprograms(eqn.params) for e in jaxpr.eqns]
     return next(filter(None, map(_nonlinear, inner)), "")

@@ -12,7 +12,8 @@ from jax.extend.core import JaxprEqn
 
 from dpoptax._gradients.ghost_clipping.trace.derived_views import find_view
 from dpoptax._gradients.ghost_clipping.trace.program import DerivedValue, PrivateValue, Step
-from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout, Rule, is_real, shape_of
+from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout, Rule, shape_of
+from dpoptax._support.tree import is_real
 from dpoptax._support.xla import materialize
 
 

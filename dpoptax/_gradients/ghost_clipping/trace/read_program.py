@@ -34,7 +34,7 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
     Use,
     Value,
 )
-from dpoptax._gradients.ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
+from dpoptax._gradients.ghost_clipping.trace.rules import Convolution, Dot, Rule
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import (
     INLINED_CALLS,
@@ -44,6 +44,7 @@ from dpoptax._support.jaxprs import (
     closed_program,
     type_of,
 )
+from dpoptax._support.tree import is_real
 
 _BODIES = REMATERIALIZED_CALLS | {"scan"}
 # For these, the gradient of a parameter is at most as large as a part of the output.

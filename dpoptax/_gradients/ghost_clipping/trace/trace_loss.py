@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.ghost_clipping.trace.check_loss import (
     check_parameters,
-    check_scalar,
+    check_result,
     failure_note,
     warn_of_constants,
 )
@@ -56,15 +56,13 @@ class TracedLoss:
     """Holds a loss and its checked program for one example.
 
     Attributes:
-      loss_fn: `loss_fn(params, example[, key])`.
-      has_aux: whether it returns (loss, aux).
+      function: `function(params, example, key)` returns (loss, aux). Key and aux may be `None`.
       program: the program. Its first operands are the parameters.
       parameters: the number of parameters.
-      result_tree: the structure of (loss, aux); aux is `None` without `has_aux`.
+      result_tree: the structure of (loss, aux).
     """
 
-    loss_fn: Callable[..., PyTree]
-    has_aux: bool
+    function: Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
     program: ClosedJaxpr
     parameters: int
     result_tree: jax.tree_util.PyTreeDef
@@ -113,19 +111,19 @@ def trace_loss(
     """
     check_parameters(params)
 
-    def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
+    def function(params: PyTree, example: PyTree, key: PyTree) -> tuple[jax.Array, PyTree]:
+        args = (params, example) if key is None else (params, example, key)
         try:
-            out = loss_fn(params, example, *key)
+            out = loss_fn(*args)
         except Exception as error:
-            error.add_note(failure_note(error, example, bool(key)))
+            error.add_note(failure_note(error, example, key is not None))
             raise
         return out if has_aux else (out, None)
 
-    inputs = (example,) if key is None else (example, key)
-    program, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(params, example, key)
     parameters = len(jax.tree.leaves(params))
-    check_scalar(shapes, has_aux)
+    check_result(shapes, has_aux)
     if may_mix(program):
         check_separate(program, parameters, derivatives=2 if has_tangent else 1)
     warn_of_constants(program)
-    return TracedLoss(loss_fn, has_aux, program, parameters, jax.tree.structure(shapes))
+    return TracedLoss(function, program, parameters, jax.tree.structure(shapes))

@@ -25,9 +25,8 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
     Value,
 )
 from dpoptax._gradients.ghost_clipping.trace.read_program import GradientFlow, read_program
-from dpoptax._gradients.ghost_clipping.trace.rules import is_real
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, is_real
 
 # The result and its derivatives are zero if any operand is.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})

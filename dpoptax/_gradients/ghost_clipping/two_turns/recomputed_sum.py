@@ -30,6 +30,7 @@ from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import Rounding, WholeBatch
 from dpoptax._gradients.clip.bounds import NormBounds, Piece, Scales
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.clip.limits import (
     Limits,
     PartNorms,
@@ -85,7 +86,7 @@ def recomputed_sum(
     mask, whole = program.loss.separate(examples.mask), examples.whole
     check_uses(program, points, "`method='recompute'`")
     uses = _LimitedUses(
-        clip.scaling(points.reference),
+        scaling(clip, points.reference),
         program,
         UsePlaces(program, leaves, devices.specs),
         whole,

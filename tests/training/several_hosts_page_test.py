@@ -1,0 +1,51 @@
+"""Tests that the scripts of the page on several hosts run in two processes, and continue."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training import hosts_test
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "several-hosts.md"
+SCRIPTS = dict(
+    re.findall(r'^```py title="(\w+\.py)"\n(.*?)^```', PAGE.read_text("utf-8"), re.DOTALL | re.M)
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train_with_fit.py", "train_by_hand.py"])
+def test_script_runs_and_continues_in_two_processes(name, tmp_path):
+    x = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "x.npy", x)
+    np.save(tmp_path / "data" / "y.npy", (x.sum(1) > 0).astype(np.int32))
+    (tmp_path / name).write_text(SCRIPTS[name])
+    command = [sys.executable, name, str(tmp_path / "data"), str(tmp_path / "run")]
+
+    def run(processes, devices):
+        """Returns the parameters of the run, which it has to write anew."""
+        for path in tmp_path.rglob("model.npz"):
+            path.unlink()
+        first, *others = hosts_test.start(command, processes, devices, cwd=tmp_path)
+        assert "releases   20 of the Gaussian mechanism" in first
+        assert not any("releases" in text for text in others)
+        (path,) = tmp_path.rglob("model.npz")
+        return dict(np.load(path))
+
+    whole = run(2, 2)
+    moved = max(float(np.abs(part).max()) for part in whole.values())
+    assert 0.01 < moved < 100
+    # As after a preemption: the steps after the last checkpoint are lost.
+    (newest,) = tmp_path.rglob("20")
+    shutil.rmtree(newest)
+    again = run(2, 2)
+    for key in whole:
+        np.testing.assert_array_equal(again[key], whole[key])
+    (newest,) = tmp_path.rglob("20")
+    shutil.rmtree(newest)
+    for key, part in run(1, 4).items():
+        np.testing.assert_allclose(part, whole[key], rtol=0, atol=1e-4)
