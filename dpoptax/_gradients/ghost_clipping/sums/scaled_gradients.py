@@ -140,14 +140,16 @@ def _bundle_gradients(
         small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
-    def join(bundle: list[int]) -> jax.Array:
-        gradients = [formed[leaf] for leaf in bundle]
-        if len(gradients) == 1:
-            return gradients[0]  # on TPU, which tiles the last two axes, a reshape is a copy
-        flat = [g.reshape(g.shape[0], math.prod(g.shape[1:])) for g in gradients]
-        return jnp.concatenate(flat, axis=1)
+    found = [_join([formed[leaf] for leaf in bundle]) for bundle in bundles.values()]
+    return found, tuple(map(tuple, bundles.values()))
 
-    return [join(bundle) for bundle in bundles.values()], tuple(map(tuple, bundles.values()))
+
+def _join(gradients: list[jax.Array]) -> jax.Array:
+    """Returns arrays (B, …) as one array (B, entries), and a single array in its shape."""
+    if len(gradients) == 1:
+        return gradients[0]  # on TPU, which tiles the last two axes, a reshape is a copy
+    flat = [g.reshape(g.shape[0], math.prod(g.shape[1:])) for g in gradients]
+    return jnp.concatenate(flat, axis=1)
 
 
 def collect_operands(product: Product, passes: Passes, differences: bool) -> list[UseOperands]:
@@ -166,16 +168,14 @@ def collect_operands(product: Product, passes: Passes, differences: bool) -> lis
 def largest_entries(uses: list[UseOperands]) -> LargestEntries:
     """Returns the largest entries of operands and cotangents over a product's uses."""
     cotangents = [bounds.largest_entry(use.cotangent) for use in uses]
-    ones = jnp.ones_like(cotangents[0])
+    one = jnp.ones_like(cotangents[0])
     operands = [
-        bounds.largest_entry(use.operand) if _has_magnitude(use.member.use, use.operand) else ones
+        bounds.largest_entry(use.operand) if _has_magnitude(use.member.use, use.operand) else one
         for use in uses
     ]
-    return LargestEntries(
-        functools.reduce(jnp.maximum, operands),
-        any(use.member.use.operand_varies for use in uses),
-        functools.reduce(jnp.maximum, cotangents),
-    )
+    varies = any(use.member.use.operand_varies for use in uses)
+    largest = functools.partial(functools.reduce, jnp.maximum)
+    return LargestEntries(largest(operands), varies, largest(cotangents))
 
 
 def make_product_scales(
