@@ -169,6 +169,7 @@ class Program:
       elementwise: the opaque parameters that are only added to, multiplied by or concatenated with
         data of at least their size, such as biases and scales. Forming their per-example gradients
         is cheapest.
+      unused: the parameters from which no gradient flows to the loss.
     """
 
     loss: TracedLoss
@@ -177,3 +178,4 @@ class Program:
     uses: tuple[Use, ...]
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
+    unused: frozenset[int]

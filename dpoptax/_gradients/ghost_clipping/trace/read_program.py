@@ -74,7 +74,10 @@ def read_program(loss: TracedLoss) -> Program:
         finder.meet_opaque(args, "a jax.Ref")
     opaque = {leaf: tuple(reasons) for leaf, reasons in sorted(finder.opaque.items())}
     elementwise = frozenset(opaque.keys() - finder.beyond_elementwise)
-    return Program(loss, block, parameters, tuple(reversed(finder.uses)), opaque, elementwise)
+    used = set(opaque).union(*(use.value.leaves for use in finder.uses))
+    unused = frozenset(leaf for leaf, aval in enumerate(parameters) if aval.size) - used
+    uses = tuple(reversed(finder.uses))
+    return Program(loss, block, parameters, uses, opaque, elementwise, unused)
 
 
 class Reader:

@@ -24,8 +24,7 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
     Step,
     Value,
 )
-from dpoptax._gradients.ghost_clipping.trace.read_program import GradientFlow, read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
+from dpoptax._gradients.ghost_clipping.trace.read_program import GradientFlow
 from dpoptax._support.tree import PyTree, is_real
 
 # The result and its derivatives are zero if any operand is.
@@ -171,12 +170,10 @@ class Vanishing(NamedTuple):
 
 def find_vanishing(program: Program) -> Vanishing:
     """Finds the parameters whose gradients are zero for every example, whatever its data."""
-    used = set(program.opaque).union(*(use.value.leaves for use in program.uses))
-    unused = frozenset(i for i, x in enumerate(program.parameters) if x.size and i not in used)
     block, found = program.block, _ZeroFinder()
     found.follow(block)
     if not found.zeros:
-        return Vanishing(unused)
+        return Vanishing(program.unused)
     flow = GradientFlow()  # according to the operations
     flow.follow(block, block.results[:1])
     zeros = found.zeros & flow.values
@@ -184,7 +181,9 @@ def find_vanishing(program: Program) -> Vanishing:
     rest.follow(block, block.results[:1])
     leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
     places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
-    return Vanishing(unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ())
+    return Vanishing(
+        program.unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
+    )
 
 
 def _describe_step(step: Step) -> str:
@@ -243,7 +242,7 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(shown[:_LISTED_NAMES]) + more
 
 
-def warn_of_vanishing(loss: TracedLoss, params: PyTree) -> None:
+def warn_of_vanishing(program: Program, params: PyTree) -> None:
     """Warns of parameters whose gradients are exactly zero."""
-    if text := describe_vanishing(find_vanishing(read_program(loss)), params):
+    if text := describe_vanishing(find_vanishing(program), params):
         warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)
