@@ -100,8 +100,8 @@ def find_tiles(value: DerivedValue) -> tuple[int, tuple[View, ...]] | None:
 def find_nonlinear(value: DerivedValue) -> str:
     """Names an operation behind a value whose derivative is not linear in the cotangent.
 
-    Such as a `custom_vjp` or a rounding to few bits. Uses of the value then cannot be pulled back
-    separately. The result is empty if there is none.
+    Examples are `custom_vjp` and rounding to few bits. Uses of the value cannot be pulled back
+    separately. Without such an operation, the result is empty.
     """
     seen, stack, found = {value}, [value], set()
     while stack:

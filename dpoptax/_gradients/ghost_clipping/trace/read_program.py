@@ -2,9 +2,9 @@
 
 Every value of the program is either *derived* (a function of parameters and constants, the same for
 all examples) or *private* (it may depend on the example). One turn through the equations sorts the
-values. A second one goes back from the loss and follows its gradient: auxiliary outputs,
-comparisons and `stop_gradient` have none. Operands that only reach these must not be used, because
-an infinite operand times a cotangent of zero is NaN.
+values. A second one goes back from the loss and follows its gradient, which does not flow through
+auxiliary outputs, comparisons and `stop_gradient`. Operands that only reach these must not be used,
+because an infinite operand times a cotangent of zero is NaN.
 
 An operation on derived and private values is a *use* if it has a rule and a gradient flows through
 it. Otherwise the parameters behind it become *opaque*: automatic differentiation gives their

@@ -61,7 +61,7 @@ class TracedLoss:
       program: the program. Its first operands are the parameters.
       parameters: the number of parameters.
       result_tree: the structure of (loss, aux).
-      is_mapped: whether all operations are mapped by `jax.vmap`, so that none may mix examples.
+      is_mapped: whether `jax.vmap` maps all operations, which then keep examples separate.
     """
 
     function: Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
