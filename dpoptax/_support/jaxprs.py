@@ -99,3 +99,9 @@ def equations(program: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
 def open_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
     """Returns a program without its constants."""
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program
+
+
+def closed_program(params: Mapping[str, PyTree]) -> tuple[Jaxpr, Sequence[object]]:
+    """Returns the only program among the parameters of an equation, and its constants."""
+    program = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    return open_jaxpr(program), program.consts if isinstance(program, ClosedJaxpr) else ()

@@ -10,7 +10,6 @@ import pytest
 
 import dpoptax
 from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.ghost_clipping import cost_model, plan
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.trace import entry_rules, rules
@@ -99,9 +98,10 @@ def test_longer_search_of_models(program, clip):
     helpers.covering(["regression", "batched", "standardised"], WAYS, strength=1),
 )
 def test_bound_holds_for_each_norm_method(program, way, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
-    assert plan.cost_model is cost_model
+    asked = []
+    helpers.force_norm_method(monkeypatch, lambda: asked.append(way) or way)
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
+    assert asked
 
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
@@ -142,7 +142,7 @@ def test_longer_search(program, clip, method):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_longer_search_of_each_norm_method(program, way, dtype, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
 
@@ -198,7 +198,7 @@ def test_bound_holds_if_sums_have_largest_allowed_error(room, way, monkeypatch, 
     """Sums err upward with the example and downward without it, next to canceling terms."""
     if not room:
         request.getfixturevalue("no_room")
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     exact, clip, (size, positions) = factor_products.contract, dpoptax.l2_clip(1.0), (16, 8)
 
     def contract_off_by(sign, axes, a, b):
@@ -554,7 +554,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
     ],
 )
 def test_bound_holds_if_gradients_cancel_between_points(program, points, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -565,7 +565,7 @@ def test_search_at_several_points_finds_rounding_errors(monkeypatch):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, 7) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
     assert found > 1
 
@@ -575,7 +575,7 @@ def test_search_at_several_points_finds_rounding_errors(monkeypatch):
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)
 def test_longer_search_at_several_points(program, points, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
     assert found <= 1
 
@@ -585,7 +585,7 @@ def test_longer_search_at_several_points(program, points, monkeypatch):
 @pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
 @pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
 def test_longer_search_at_several_points_forming_gradients(program, points, way, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
     assert found <= 1
 
@@ -594,7 +594,7 @@ def test_longer_search_at_several_points_forming_gradients(program, points, way,
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
 def test_points_search_with_microbatches_or_bfloat16(points, options, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
         assert found <= 1
@@ -620,7 +620,7 @@ def _precisions(jaxpr):
 @pytest.mark.parametrize("way", WAYS)
 def test_norms_and_sums_contract_at_full_precision(way, monkeypatch):
     """The platform's default does not matter. By default, TPUs and GPUs round operands."""
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -642,7 +642,7 @@ def test_sum_over_positions_is_stored_before_its_norm():
 @pytest.mark.parametrize("way", WAYS)
 def test_norm_and_sum_read_same_bfloat16_factors(way, monkeypatch):
     """XLA on GPU removes round-trip conversions. Norm and sum must still use the same numbers."""
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -668,7 +668,7 @@ def test_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, bits) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 
@@ -742,7 +742,7 @@ def test_bfloat16_factors_keep_bound_and_approximate_sum():
 
 
 def test_attack_finds_weighted_rounding_without_room(monkeypatch, no_room):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") <= 1
     monkeypatch.setattr(weighted_products, "BFLOAT16_ERROR", 0.0)
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") > 1

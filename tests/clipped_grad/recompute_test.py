@@ -144,7 +144,7 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
     ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     options = {"method": "recompute"}
     assert _attack(program, CLIPS["AUTO-V"], QUICK, precision="bfloat16", **options) <= 1
     assert _attack(program, CLIPS["AUTO-V"], QUICK, dtype="bfloat16", **options) <= 1

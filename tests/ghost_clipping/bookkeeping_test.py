@@ -312,8 +312,8 @@ def test_row_parts_join_to_rows(name):
     counts = []
     for use in program.uses:
         arrays = passes.operands[use.index][0], passes.cotangents[use.index][0]
-        rows, columns = use.factors(*arrays)
-        parts, repeated = zip(*use.row_parts(*arrays), strict=True)
+        rows, columns = use.rule.factors(*arrays)
+        parts, repeated = zip(*use.rule.row_parts(*arrays), strict=True)
         np.testing.assert_array_equal(jnp.concatenate(parts, axis=-1), rows)
         np.testing.assert_array_equal(jnp.stack(repeated), jnp.stack([columns] * len(parts)))
         counts.append(len(parts))

@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 from dpoptax._gradients.ghost_clipping.transformed import point_differences
@@ -18,6 +17,7 @@ from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import (
 )
 from experiments.models.networks import WideResNet
 from experiments.models.vision_transformer import VisionTransformer
+from tests import helpers
 from tests.ghost_clipping.bookkeeping_test import QUICK, both, close
 from tests.networks import Network
 
@@ -83,7 +83,7 @@ _QUICK = ("standardised, with a gain", "merged LoRA")
 
 def _check(names, way, monkeypatch):
     """Checks the sum of the losses. Each function has its own layer of the clip."""
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     losses = {name: _loss(FUNCTIONS[name][0]) for name in names}
     params = {name: _params(FUNCTIONS[name][1]) for name in names}
 
@@ -138,7 +138,7 @@ def _points(params, weights, apart=0.05):
 
 
 def _check_several(loss, params, weights, monkeypatch, way="gram"):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     rows = dpoptax.explain(loss, params, _DATA[0], num_points=len(weights)).rows
     assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
     mask = jnp.array([True, True, False, True, True])

@@ -10,13 +10,21 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax.auditing import _worst_example as adversary
 from dpoptax.auditing import worst_example
 from tests import programs
 from tests.clipped_grad import adversary_test
 from tests.ghost_clipping.bookkeeping_test import both, close, points_of
-from tests.helpers import floats, global_norm, mlp_batch, mlp_loss, mlp_params, normal, slow_but
+from tests.helpers import (
+    floats,
+    force_norm_method,
+    global_norm,
+    mlp_batch,
+    mlp_loss,
+    mlp_params,
+    normal,
+    slow_but,
+)
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -146,7 +154,7 @@ def test_table_may_be_looked_up_and_contracted(lookup_first, size):
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 def test_every_norm_method_uses_mapped_factors(way, monkeypatch):
     asked = []
-    monkeypatch.setattr(cost_model, "choose_method", lambda *_, **__: asked.append(way) or way)
+    force_norm_method(monkeypatch, lambda: asked.append(way) or way)
     network = NETWORKS["convolution_over_time"]
     # A new function for each way, because `both` keeps compiled sums by their loss.
     network = network._replace(loss=functools.partial(network.loss))

@@ -36,6 +36,7 @@ GHOST_CLIPPING_ORDER = (
     "norms",
     "transformed",
     "plan",
+    "planned_uses",
     "sums",
     "integers",
     "backward",

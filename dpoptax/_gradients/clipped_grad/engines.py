@@ -26,6 +26,7 @@ from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipping_functions import PerLayerClip
 from dpoptax._gradients.clip.encoding import EncodingClip, encodes
 from dpoptax._gradients.clip.encoding import join as join_encoding
+from dpoptax._gradients.ghost_clipping.trace.check_loss import may_center
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, TracedLoss
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -217,6 +218,10 @@ def _after_reading(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
+        if program.unused or may_center(loss.program.jaxpr):
+            from dpoptax._gradients.ghost_clipping.trace.zero_gradients import warn_of_vanishing
+
+            warn_of_vanishing(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
     return total

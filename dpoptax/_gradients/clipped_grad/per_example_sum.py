@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._gradients.ghost_clipping.trace.check_loss import may_vanish
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, TracedLoss
 from dpoptax._gradients.points import GradientPoints, weigh
 from dpoptax._support.tree import PyTree
@@ -31,6 +32,11 @@ def per_example_sum(
 
     With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in units of it.
     """
+    if may_vanish(loss.program.jaxpr, loss.parameters):
+        from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
+        from dpoptax._gradients.ghost_clipping.trace.zero_gradients import warn_of_vanishing
+
+        warn_of_vanishing(read_program(loss), points.points[0])
     differentiate = jax.grad(loss.function, has_aux=True)
 
     def combine(*grads: jax.Array) -> jax.Array:

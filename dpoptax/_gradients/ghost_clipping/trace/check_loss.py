@@ -112,7 +112,12 @@ def may_vanish(program: Jaxpr, parameters: int) -> bool:
     If it returns false, `zero_gradients` finds none. The first inputs are the parameters.
     """
     reached = _reached_inputs(program, [True] + [False] * (len(program.outvars) - 1))
-    return not all(reached[:parameters]) or any(map(_may_center, equations(program)))
+    return not all(reached[:parameters]) or may_center(program)
+
+
+def may_center(program: Jaxpr) -> bool:
+    """Returns whether a program sums over axes of size one, as batch normalization may."""
+    return any(map(_sums_one_entry, equations(program)))
 
 
 def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
@@ -137,8 +142,7 @@ def _carries(atom: Var | Literal) -> bool:
     return isinstance(atom, Var) and carries_gradient(type_of(atom))
 
 
-def _may_center(eqn: JaxprEqn) -> bool:
-    """Returns whether an operation sums over axes of size one, as batch normalization may."""
+def _sums_one_entry(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name != "reduce_sum":
         return False
     return all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])

@@ -80,6 +80,7 @@ class Rule:
     layout: FactorLayout
     positions: int
     reads_data: bool = True  # whether the gradient depends on the data operand
+    is_lookup: bool = False  # whether rows are one-hot, represented by integers
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns `rows` and `columns` of one example.
