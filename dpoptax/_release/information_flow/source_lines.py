@@ -19,6 +19,7 @@ _INSTALLED_FOLDERS = tuple(
     sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib", "platstdlib")
 )
 _TABLES_FOLDER = str(pathlib.Path(__file__).parents[1] / "random")
+_SUPPORT_FOLDER = str(pathlib.Path(__file__).parents[2] / "_support")
 _FRAME_LIMIT = 100
 _CODE_LENGTH = 60
 
@@ -58,12 +59,18 @@ def quoted_line(eqn: JaxprEqn) -> str:
 
 def uses_own_table(eqn: JaxprEqn) -> bool:
     """Returns whether a generator of noise in this package made the equation."""
-    return _frame(eqn, inner=True).startswith(_TABLES_FOLDER)
+    callers = (each for each in _frames(eqn) if not each.startswith(_SUPPORT_FOLDER))
+    return next(callers, "").startswith(_TABLES_FOLDER)
+
+
+def _frames(eqn: JaxprEqn) -> list[str]:
+    """Returns path, line and function of an equation's calls, from the innermost one."""
+    return summarize(eqn.source_info, _FRAME_LIMIT).splitlines()[::-1]
 
 
 def _frame(eqn: JaxprEqn, *, inner: bool = False) -> str:
     """Returns path, line and function: the user's innermost ones, unless `inner`."""
-    frames = summarize(eqn.source_info, _FRAME_LIMIT).splitlines()[::-1]
+    frames = _frames(eqn)
     if inner:
         return next(iter(frames), "")
     own = [each for each in frames if not each.startswith(_LIBRARY_FOLDERS)]
