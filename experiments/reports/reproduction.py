@@ -17,7 +17,7 @@ _DIGITS = {
     "DP-PMLF, Fig. 1(a), has it worse at ε = 8)",
     "DiSK": "DiSK is better than DP-SGD at equal ε (DiSK, Fig. 1, 2 and 4)",
     "DP-PMLF": "DP-PMLF is better than DP-SGD at equal ε (DP-PMLF, Tables 1 and 3, Fig. 4)",
-    "Inner-outer": "DP-SGD with inner and outer momentum is better than without on grey images "
+    "Inner-outer": "DP-SGD with inner and outer momentum is better than without on gray images "
     "(DP-PMLF, Tables 1 and 3; on CIFAR it is far worse with ViT, Table 1, and worse with CNN-5 at "
     "ε = 1, Fig. 1(b))",
 }

@@ -168,7 +168,7 @@ WAYS = (
 _OF_MODELS = ("constants", "init inside", "unrolled")  # slow to compile
 _QUICK = {
     ("regression", "constants"), ("long", "init inside"), ("tied", "unrolled"),
-    ("elementwise", "linear map"), ("standardised", "constants"), ("merged", "scan"),
+    ("elementwise", "linear map"), ("standardized", "constants"), ("merged", "scan"),
     ("one position", "vmapped"), ("token", "arguments"), ("LoRA", "constants"),
     ("experts", "init inside"), ("graph", "unrolled"), ("short", "eager"),
     ("convolution", "constants"),

@@ -14,7 +14,7 @@ from dpoptax.auditing import _worst_example as adversary
 from dpoptax.auditing import worst_example
 from tests import programs
 from tests.clipped_grad import adversary_test
-from tests.ghost_clipping.bookkeeping_test import both, close, points_of
+from tests.ghost_clipping.comparison import both, close, points_of
 from tests.helpers import (
     floats,
     force_norm_method,
@@ -319,7 +319,7 @@ ATTACKED = {
     ("regression", "matrix"): 2.0,
     ("batched", "side"): 1e8,
     ("opaque", "entry"): 1e4,
-    ("standardised kernel", "side"): 1e4,
+    ("standardized kernel", "side"): 1e4,
     ("one position", "entry"): 1e8,
 }
 

@@ -12,7 +12,7 @@ import pytest
 import dpoptax
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
 from tests import helpers
-from tests.ghost_clipping import bookkeeping_test
+from tests.ghost_clipping import comparison
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -176,14 +176,14 @@ def test_training_loop_corrects_a_bad_threshold():
 def test_ghost_clipping_gives_same_gradient_and_count(name):
     network = NETWORKS[name]
     batch = network.batch(2, 6)
-    points = bookkeeping_test.points_of(network, 2)
+    points = comparison.points_of(network, 2)
     wide = dpoptax.contrib.adaptive_clip(1e6, count_share=0.5)
     mask = jnp.array([True, False, True, True, True, True])
     for threshold in (1e-9, _middle_norm(network, points, batch), 1e9):
         at = dataclasses.replace(points, reference=jnp.float32(threshold))
-        got, want = bookkeeping_test.both(network, wide, at, batch, mask)
+        got, want = comparison.both(network, wide, at, batch, mask)
         assert isinstance(got, dpoptax.extend.CountedGradient)
-        bookkeeping_test.close(got, want)
+        comparison.close(got, want)
     assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, except masked ones
 
 
@@ -197,7 +197,7 @@ def _middle_norm(network, points, batch):
         return optax.tree.norm(total)
 
     keys = jax.random.split(jax.random.key(7), 6)
-    options = bookkeeping_test.QUICK
+    options = comparison.QUICK
     norms = np.sort(jax.jit(jax.vmap(norm), compiler_options=options)(batch, keys))
     return float(norms[2:4].mean())
 
@@ -214,7 +214,7 @@ def test_extreme_and_non_finite_examples_are_counted():
     ]
     for scale in (1e-30, 1.0, 1e30):
         sums = [grad_fn(points, (x.at[2].multiply(scale), y)).sum for grad_fn in grad_fns]
-        bookkeeping_test.close(*sums)
+        comparison.close(*sums)
         signs = float(sums[0].count) / clip.count_share**0.5
         assert signs == pytest.approx(round(signs), abs=1e-5)
         assert round(signs) % 2 == 1  # five examples

@@ -282,8 +282,8 @@ def test_selection_costs_at_most_its_gaussian(lookups):
     """Sums δ over all sets of rows, for an added and a removed example."""
     selection = tables.RowSelection(table_size=6, capacity=6, threshold=1.5, rows_per_example=2)
     others = np.array([[0, 1, 4, -1], [4, 5, -1, -1], [0, 0, 0, 0]], np.int32)
-    neighbours = others, np.concatenate([others, np.array([lookups], np.int32)])
-    chances = [law(counts_of(n, selection=selection), selection, 1.1) for n in neighbours]
+    neighbors = others, np.concatenate([others, np.array([lookups], np.int32)])
+    chances = [law(counts_of(n, selection=selection), selection, 1.1) for n in neighbors]
     sets = np.array(list(itertools.product([False, True], repeat=6)))
     p, q = (np.prod(np.where(sets, c, 1 - c), axis=1) for c in chances)
     for epsilon in (0.0, 0.5, 1.5):
@@ -300,10 +300,10 @@ def test_both_releases_cost_at_most_the_ledgers_price(share, threshold):
     sigma, grid = 0.8, np.linspace(-20, 20, 40_001)
     one, other = sigma / math.sqrt(share), sigma / math.sqrt(1 - share)
     chance = stats.norm.sf((threshold - np.array([0.0, 1.0])) / one)
-    shifted, centred = (stats.norm.pdf(grid, loc, other) for loc in (1.0, 0.0))
+    shifted, centered = (stats.norm.pdf(grid, loc, other) for loc in (1.0, 0.0))
     for epsilon in (0.0, 1.0, 2.0):
         for sign in (1, -1):
-            (p0, p1), (f, g) = chance[::sign], (centred, shifted)[::sign]
+            (p0, p1), (f, g) = chance[::sign], (centered, shifted)[::sign]
             ratio = math.exp(epsilon)
             spent = np.maximum(p1 * g - ratio * p0 * f, 0).sum() * (grid[1] - grid[0])
             spent += max((1 - p1) - ratio * (1 - p0), 0)
@@ -448,7 +448,7 @@ def _indexed(params, example):
     return jnp.sum(params["table"][0])
 
 
-def _penalised(params, example):
+def _penalized(params, example):
     return sum(jnp.sum(p**2) for p in jax.tree.leaves(params))
 
 
@@ -464,7 +464,7 @@ def _compiled(params, example):
     return jax.jit(lambda table: table.sum())(params["table"])
 
 
-@pytest.mark.parametrize("loss", [_tied, _indexed, _penalised, _by_array, _by_lax, _compiled])
+@pytest.mark.parametrize("loss", [_tied, _indexed, _penalized, _by_array, _by_lax, _compiled])
 def test_refuses_second_use_of_the_table(loss):
     grad_fn = tables.selected_grad(loss, CLIP, where=table_of)
     params = as_arrays(some_params())

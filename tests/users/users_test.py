@@ -90,10 +90,10 @@ def test_no_layer_falls_back_to_per_user_gradients(name, reduction):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("hostile", [1.0, 1e3, 1e18, 3e38, np.inf, np.nan, "cancelling"])
+@pytest.mark.parametrize("hostile", [1.0, 1e3, 1e18, 3e38, np.inf, np.nan, "canceling"])
 def test_user_moves_sum_by_at_most_the_bound(reduction, hostile):
     x, y = users_of_mlp()
-    if hostile == "cancelling":  # gradients of two labels at one input, in opposite directions
+    if hostile == "canceling":  # gradients of two labels at one input, in opposite directions
         x, y = x.at[0].set(1e6), y.at[0].set(jnp.array([0, 1, 2]))
     else:
         x = x.at[0, 1].multiply(hostile)
