@@ -29,10 +29,9 @@ import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
 from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
-from dpoptax._gradients.ghost_clipping.plan import make_plan
-from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import sum_rounding
+from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
+from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import make_pieces, sum_rounding
 from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import scale_gradients
-from dpoptax._gradients.ghost_clipping.sums.weighted_products import absolute_ratio, measure_product
 from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
 
@@ -113,11 +112,11 @@ def sizes(problem, points, batch):
     passes = run_passes(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = scale_gradients(program, plan, passes, groups, differences=True)
-    measured = [measure_product(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
-    ratios = [absolute_ratio(piece) for piece in pieces.products] + [1.0] * len(pieces.norm_bounds)
+    pieces = scale_gradients(plan, passes, groups, differences=True)
+    measured = make_pieces(pieces, groups)
+    ratios = [piece.ratio for piece in measured]
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
-    square, absolute = map(jnp.stack, zip(*measured, *pieces.norm_bounds, strict=True))
+    square, absolute = map(jnp.stack, zip(*(piece.size for piece in measured), strict=True))
     upper, absolute, limited = (
         jnp.sqrt(jnp.sum((x * scale) ** 2, axis=0))
         for x in (jnp.sqrt(square), absolute, absolute / np.array(ratios)[:, None])

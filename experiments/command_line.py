@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tyro
 
@@ -12,6 +12,7 @@ from dpoptax.training.cli.main import run_command
 from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.claims.study_names import NAMES
 
+_Options = TypeVar("_Options")
 _PROGRAM = "python -m experiments"
 _USAGE = f"""\
 usage: {_PROGRAM} COMMAND ...
@@ -49,10 +50,11 @@ commands:
 
 @dataclasses.dataclass(frozen=True)
 class StudyArguments:
-    """Options of `study`.
+    """Computes numbers, a figure and findings for each study of the papers' claims.
 
     Attributes:
-        names: Names of studies. Without names, all studies that need no data.
+        names: Names of studies; see `python -m experiments study --help`. Without names, all that
+            need no data.
         workdir: Folder for a .csv, a .png and a .md file of each study.
         seeds: Number of repetitions. The figures show their mean and range.
         data_dir: Folder with published data. Studies that train on such data need it.
@@ -68,7 +70,7 @@ class StudyArguments:
 
 @dataclasses.dataclass(frozen=True)
 class FetchArguments:
-    """Options of `fetch`.
+    """Downloads published data sets and checks their checksums.
 
     Attributes:
         names: Names of data sets.
@@ -81,7 +83,7 @@ class FetchArguments:
 
 @dataclasses.dataclass(frozen=True)
 class GenerateArguments:
-    """Options of `generate`.
+    """Generates texts with the parameters of a finished run and scores them.
 
     Attributes:
         config: A config file, or FILE:NAME, of a finished run on e2e or dart.
@@ -104,7 +106,7 @@ class GenerateArguments:
 
 @dataclasses.dataclass(frozen=True)
 class SpectrumArguments:
-    """Options of `spectrum`.
+    """Trains a config, records what it releases, and draws the spectra.
 
     Attributes:
         config: A config file, or FILE:NAME.
@@ -121,7 +123,7 @@ class SpectrumArguments:
 
 @dataclasses.dataclass(frozen=True)
 class RecordArguments:
-    """Options of `record`.
+    """Adds the runs of a comparison to a file of records.
 
     Attributes:
         workdir: Directory of a comparison, with its results.json.
@@ -134,7 +136,7 @@ class RecordArguments:
 
 @dataclasses.dataclass(frozen=True)
 class DigitsArguments:
-    """Options of `digits`.
+    """Trains settings of private training on digits and writes a table.
 
     Attributes:
         name: The measurement: batch sizes at equal compute, or uses of public examples.
@@ -151,7 +153,7 @@ class DigitsArguments:
 
 @dataclasses.dataclass(frozen=True)
 class ImageBenchmarkArguments:
-    """Options of `image-benchmark`.
+    """Writes the page on methods on images from the records of comparisons.
 
     Attributes:
         folder: Folder with the files that `record` writes. The figures are also written there.
@@ -177,16 +179,19 @@ def _dispatch(arguments: list[str]) -> int:
     return COMMANDS[command](rest)
 
 
+def _parse(command: str, options: type[_Options], arguments: list[str], more: str = "") -> _Options:
+    """Returns the options in `arguments`; the help starts with the docstring of their class."""
+    purpose = (options.__doc__ or "").partition("\n")[0]
+    return tyro.cli(
+        options, args=arguments, prog=f"{_PROGRAM} {command}", description=f"{purpose} {more}"
+    )
+
+
 # Each command imports the modules that it runs, so that help does not wait for them.
 
 
 def _study(arguments: list[str]) -> int:
-    given = tyro.cli(
-        StudyArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} study",
-        description=f"Run studies of the papers' claims: {', '.join(NAMES)}.",
-    )
+    given = _parse("study", StudyArguments, arguments, f"Studies: {', '.join(NAMES)}.")
     from experiments.claims import catalog
 
     names = given.names or catalog.names_for(given.data_dir)
@@ -207,23 +212,13 @@ def _study(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     from experiments.reports.reproduction import Report, write_report
 
-    given = tyro.cli(
-        Report,
-        args=arguments,
-        prog=f"{_PROGRAM} report",
-        description="Run the parts of the papers' experiments that run anywhere; write a report.",
-    )
+    given = _parse("report", Report, arguments)
     print(f"Written to {write_report(given)}")
     return 0
 
 
 def _fetch(arguments: list[str]) -> int:
-    given = tyro.cli(
-        FetchArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} fetch",
-        description="Download published data sets and check their checksums.",
-    )
+    given = _parse("fetch", FetchArguments, arguments)
     from experiments.data.fetching import fetch
 
     for name in given.names:
@@ -233,12 +228,7 @@ def _fetch(arguments: list[str]) -> int:
 
 
 def _generate(arguments: list[str]) -> int:
-    given = tyro.cli(
-        GenerateArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} generate",
-        description="Generate texts with the parameters of a finished run and score them.",
-    )
+    given = _parse("generate", GenerateArguments, arguments)
     from experiments.config import load_experiments
     from experiments.generation.generation import Search, score_run
 
@@ -262,12 +252,7 @@ def _generate(arguments: list[str]) -> int:
 
 
 def _spectrum(arguments: list[str]) -> int:
-    given = tyro.cli(
-        SpectrumArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} spectrum",
-        description="Train a config, record what it releases, and draw the spectra.",
-    )
+    given = _parse("spectrum", SpectrumArguments, arguments)
     from dpoptax.training import load_config
     from experiments.recording import record_run
 
@@ -281,12 +266,7 @@ def _spectrum(arguments: list[str]) -> int:
 
 
 def _record(arguments: list[str]) -> int:
-    given = tyro.cli(
-        RecordArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} record",
-        description="Add the runs of a comparison to a file of records.",
-    )
+    given = _parse("record", RecordArguments, arguments)
     from experiments.image_benchmark.run_lines import append, comparison_lines
 
     path = given.workdir / "results.json"
@@ -300,12 +280,7 @@ def _record(arguments: list[str]) -> int:
 
 
 def _digits(arguments: list[str]) -> int:
-    given = tyro.cli(
-        DigitsArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} digits",
-        description="Train settings of private training on digits, and write a table.",
-    )
+    given = _parse("digits", DigitsArguments, arguments)
     from experiments.digits import batches, public
 
     page = batches.batches_page if given.name == "batches" else public.public_page
@@ -318,12 +293,7 @@ def _digits(arguments: list[str]) -> int:
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
-    given = tyro.cli(
-        ImageBenchmarkArguments,
-        args=arguments,
-        prog=f"{_PROGRAM} image-benchmark",
-        description="Write the page on methods on images from the records of comparisons.",
-    )
+    given = _parse("image-benchmark", ImageBenchmarkArguments, arguments)
     print(f"Written to {write_page(given.folder, given.output)}")
     return 0
 
@@ -331,12 +301,7 @@ def _image_benchmark(arguments: list[str]) -> int:
 def _released_code(arguments: list[str]) -> int:
     from experiments.released.report import ReleasedCode, write_report
 
-    given = tyro.cli(
-        ReleasedCode,
-        args=arguments,
-        prog=f"{_PROGRAM} released-code",
-        description="Measure and price the papers' released update rules, and train with them.",
-    )
+    given = _parse("released-code", ReleasedCode, arguments)
     print(write_report(given))
     return 0
 

@@ -159,6 +159,12 @@ def compiled_quickly(request: pytest.FixtureRequest):
         jax.clear_caches()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_warned_of(monkeypatch):
+    """Lets each test see warnings that are shown once in a process."""
+    monkeypatch.setattr("dpoptax._pricing.checks._WARNED", set())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory):
     """Redirects the features of experiments away from the user's cache folder."""
@@ -183,9 +189,11 @@ def no_room():
 @pytest.fixture
 def coarse_prices(monkeypatch):
     """Prices by a grid of privacy losses ten times as wide, for tests that compare two prices."""
-    from dpoptax._pricing import accountants
+    from dpoptax._pricing import accountants, random_allocation
 
-    monkeypatch.setattr(accountants, "DISCRETIZATION", 10 * accountants.DISCRETIZATION)
+    interval = 10 * accountants.DISCRETIZATION
+    monkeypatch.setattr(accountants, "DISCRETIZATION", interval)
+    monkeypatch.setattr(random_allocation, "FINE_INTERVAL", interval)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def signed(state):
     return ledger.replace_key(state, state.key)
 
 
-def mislabelled(noise, claimed):
+def mislabeled(noise, claimed):
     """Returns a noise stage whose ledger claims a different noise multiplier than it uses."""
 
     def relabel(state, noise_multiplier):

@@ -14,6 +14,7 @@ from jax.extend.core import jaxprs_in_params
 from dpoptax import accounting
 from dpoptax._gradients.clip import bounds
 from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._gradients.ghost_clipping import cost_model, plan
 from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_batch
 from dpoptax._release.ledger import count_releases
@@ -52,6 +53,16 @@ def mlp_batch(seed, size, sizes=(5, 4, 3)):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(size, sizes[0]))
     return floats(x), jax.device_put(rng.integers(sizes[-1], size=size))
+
+
+def force_norm_method(monkeypatch, way):
+    """Lets all products use one method for their norms, even where there is no choice.
+
+    `way` is the method, or a function that returns it.
+    """
+    monkeypatch.setattr(plan, "has_one_position", lambda members, points: False)
+    choose = way if callable(way) else lambda: way
+    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: choose())
 
 
 def event_epsilon(event, delta, **options):
@@ -152,5 +163,6 @@ def cancellations():
 def sum_by(engine, loss_fn, clip, points, examples):
     """Returns the total of `per_example_sum` or `ghost_clipped_sum`, for a loss without aux."""
     loss = trace_batch(loss_fn, points, examples, has_aux=False)
-    given = loss if engine is per_example_sum else read_program(loss)
-    return engine(given, clip, points, examples)[0]
+    if engine is per_example_sum:
+        return engine(loss, points, examples, clip=clip)[0]
+    return engine(read_program(loss), clip, points, examples)[0]

@@ -54,7 +54,7 @@ def _vectors(*shape):
     return lambda seed, n: _floats(np.random.default_rng(seed), (n, *shape))
 
 
-def _labelled(*shape, classes=3):
+def _labeled(*shape, classes=3):
     def make(seed, n):
         rng = np.random.default_rng(seed)
         return _floats(rng, (n, *shape)), jax.device_put(rng.integers(0, classes, n))
@@ -85,13 +85,13 @@ def _conv(x, w, stride=1, padding="SAME", **kwargs):
     )
 
 
-@_network(_normal(w=(5, 4), b=(4,), v=(4, 3), c=(3,)), _labelled(5))
+@_network(_normal(w=(5, 4), b=(4,), v=(4, 3), c=(3,)), _labeled(5))
 def _mlp(p, example):
     x, y = example
     return _cross_entropy(jnp.tanh(x @ p["w"] + p["b"]) @ p["v"] + p["c"], y)
 
 
-@_network(_normal(a=(3, 3, 2, 4), b=(4,), c=(3, 3, 4, 6), d=(6,), e=(24, 3)), _labelled(8, 8, 2))
+@_network(_normal(a=(3, 3, 2, 4), b=(4,), c=(3, 3, 4, 6), d=(6,), e=(24, 3)), _labeled(8, 8, 2))
 def _cnn(p, example):
     x, y = example
     x = jax.nn.relu(_conv(x, p["a"], 2) + p["b"])
@@ -102,7 +102,7 @@ def _cnn(p, example):
 
 @_network(
     _normal(a=(3, 2, 2, 4), b=(3, 3, 1, 4), c=(2, 3, 2, 6), d=(2, 2, 6, 4), e=(3, 3, 4, 2)),
-    _labelled(9, 9, 2),
+    _labeled(9, 9, 2),
 )
 def _odd_convolutions(p, example):
     x, y = example
@@ -114,7 +114,7 @@ def _odd_convolutions(p, example):
     return _cross_entropy(x.sum((0, 1, 2)), y) + jnp.mean(x**2)
 
 
-@_network(_normal(w=(3, 2, 4), v=(4, 3)), _labelled(10, 2))
+@_network(_normal(w=(3, 2, 4), v=(4, 3)), _labeled(10, 2))
 def _convolution_over_time(p, example):
     x, y = example
     x = lax.conv_general_dilated(
@@ -156,7 +156,7 @@ def _tied_embeddings(p, tokens):
     return jnp.mean(jax.vmap(_cross_entropy)(logits, tokens[1:]))
 
 
-@_network(_normal(e=(5, 8), out=(8, 3), **_BLOCK), _labelled(4, 4, 2))
+@_network(_normal(e=(5, 8), out=(8, 3), **_BLOCK), _labeled(4, 4, 2))
 def _vit(p, example):
     x, y = example
     patches = x.reshape(2, 2, 2, 2, 2).transpose(0, 2, 1, 3, 4).reshape(4, 8)
@@ -183,7 +183,7 @@ def _lstm_step(p, carry, x):
     return (jax.nn.sigmoid(o) * jnp.tanh(c), c), c
 
 
-@_network(_normal(w=(3, 16), u=(4, 16), b=(16,), h=(4,), v=(4, 3)), _labelled(6, 3))
+@_network(_normal(w=(3, 16), u=(4, 16), b=(16,), h=(4,), v=(4, 3)), _labeled(6, 3))
 def _lstm(p, example):
     x, y = example
     start = (jnp.tanh(p["h"]), jnp.zeros(4))
@@ -191,7 +191,7 @@ def _lstm(p, example):
     return _cross_entropy(h @ p["v"], y) + jnp.mean(cells**2)
 
 
-@_network(_normal(w=(3, 16), u=(4, 16), b=(16,), h=(4,), v=(4, 3)), _labelled(4, 5, 3))
+@_network(_normal(w=(3, 16), u=(4, 16), b=(16,), h=(4,), v=(4, 3)), _labeled(4, 5, 3))
 def _nested_scans(p, example):
     x, y = example
 
@@ -205,7 +205,7 @@ def _nested_scans(p, example):
 
 @_network(
     _normal(a=(3, 3, 2, 4), b=(3, 3, 4, 4), c=(3, 3, 4, 4), g=(4,), h=(4,), o=(4, 3)),
-    _labelled(6, 6, 2),
+    _labeled(6, 6, 2),
 )
 def _resnet(p, example):
     def group_norm(x, scale):
@@ -221,22 +221,22 @@ def _resnet(p, example):
     return _cross_entropy(x.mean((0, 1, 2)) @ p["o"], y)
 
 
-@_network(_normal(a=(3, 3, 2, 4), gain=(4,), b=(3, 3, 4, 4), o=(4, 3)), _labelled(6, 6, 2))
-def _weight_standardisation(p, example):
+@_network(_normal(a=(3, 3, 2, 4), gain=(4,), b=(3, 3, 4, 4), o=(4, 3)), _labeled(6, 6, 2))
+def _weight_standardization(p, example):
     x, y = example
     x = jax.nn.relu(_conv(x, _norm(p["a"], p["gain"], (0, 1, 2))))
     x = jax.nn.relu(_conv(x, _norm(p["b"], 0.5, (0, 1, 2))))
     return _cross_entropy(x.mean((0, 1, 2)) @ p["o"], y)
 
 
-@_network(_normal(w=(5, 4), a=(5, 2), b=(2, 4), c=(4, 1), d=(1, 3), v=(4, 3)), _labelled(2, 5))
+@_network(_normal(w=(5, 4), a=(5, 2), b=(2, 4), c=(4, 1), d=(1, 3), v=(4, 3)), _labeled(2, 5))
 def _lora(p, example):
     x, y = example
     x = jnp.tanh(x @ lax.stop_gradient(p["w"]) + 0.5 * (x @ p["a"]) @ p["b"])
     return _cross_entropy((x @ (p["v"] + 2.0 * p["c"] @ p["d"])).sum(0), y)
 
 
-@_network(_normal(w=(4, 4), v=(4, 4), b=(4,), o=(4, 3)), _labelled(4))
+@_network(_normal(w=(4, 4), v=(4, 4), b=(4,), o=(4, 3)), _labeled(4))
 def _shared_layers(p, example):
     x, y = example
     for _ in range(3):
@@ -254,7 +254,7 @@ def _einsums(p, x):
     return jnp.sum(jnp.sin(z))
 
 
-@_network(_normal(w=(5, 8), v=(8, 3)), _labelled(5), keyed=True)
+@_network(_normal(w=(5, 8), v=(8, 3)), _labeled(5), keyed=True)
 def _dropout(p, example, key):
     x, y = example
     x = jnp.tanh(x @ p["w"])
@@ -262,8 +262,8 @@ def _dropout(p, example, key):
     return _cross_entropy(x @ p["v"], y)
 
 
-@_network(_normal(w=(5, 8), v=(8, 8), o=(8, 3), b=(8,)), _labelled(4, 5))
-def _rematerialised(p, example):
+@_network(_normal(w=(5, 8), v=(8, 8), o=(8, 3), b=(8,)), _labeled(4, 5))
+def _rematerialized(p, example):
     x, y = example
 
     @jax.checkpoint
@@ -275,7 +275,7 @@ def _rematerialised(p, example):
     return _cross_entropy((x @ o).sum(0), y)
 
 
-@_network(_normal(w=(5, 5), v=(5, 5), u=(5, 5), o=(5, 3)), _labelled(5))
+@_network(_normal(w=(5, 5), v=(5, 5), u=(5, 5), o=(5, 3)), _labeled(5))
 def _control_flow(p, example):
     x, y = example
     x = jnp.tanh(x @ p["u"])
@@ -304,15 +304,15 @@ def _doubled(x, b):
 _doubled.defvjp(lambda x, b: (x + b, None), lambda _, ct: (ct, 2.0 * ct))
 
 
-@_network(_normal(w=(5, 4), v=(4, 4), b=(4,), o=(4, 3)), _labelled(5))
+@_network(_normal(w=(5, 4), v=(4, 4), b=(4,), o=(4, 3)), _labeled(5))
 def _custom_rules(p, example):
     x, y = example
     x = jax.nn.elu(jax.nn.relu(_halved(p["w"], x)) @ jax.nn.softplus(p["v"]))
     return _cross_entropy(_doubled(x, p["b"]) @ p["o"], y)
 
 
-@_network(_normal(w=(4, 4), u=(4, 2), g=(), o=(4, 3), unused=(3,)), _labelled(4))
-def _penalised(p, example):
+@_network(_normal(w=(4, 4), u=(4, 2), g=(), o=(4, 3), unused=(3,)), _labeled(4))
+def _penalized(p, example):
     x, y = example
     x = jnp.tanh(x @ p["w"] * jnp.exp(p["g"]))
     x = x + (p["u"] * x[:, None]).sum(1)

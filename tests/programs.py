@@ -85,13 +85,13 @@ def token(params, example):
     return jnp.sum(jnp.concatenate([x, params[1]]) * d)
 
 
-def standardised(params, example):
+def standardized(params, example):
     x, d = example
     w = params[0] - params[0].mean(0)
     return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) * d)
 
 
-def standardised_squared(params, example):
+def standardized_squared(params, example):
     """Even in the parameters, so the gradients at opposite points cancel."""
     x, d = example
     w = params[0] - params[0].mean(0)
@@ -104,7 +104,7 @@ def merged_squared(params, example):
     return jnp.sum((x @ (params[0] + 2.0 * params[1] @ params[2])) ** 2 * d)
 
 
-def standardised_kernel(params, example):
+def standardized_kernel(params, example):
     w = params[0] - params[0].mean((0, 1))
     w = w / jnp.sqrt(jnp.maximum(jnp.sum(w**2, (0, 1)), 1e-4))
     return convolution(1, [w], example)
@@ -117,7 +117,7 @@ def weight_norm(params, example):
     return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
 
 
-def tied_and_standardised(params, example):
+def tied_and_standardized(params, example):
     x, d = example
     w = params[0] - params[0].mean(0)
     w = w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5)
@@ -146,8 +146,8 @@ PROGRAMS = {
     "elementwise": (elementwise, [(4,), (4,)], [(6, 4), (6, 4)]),
     "opaque": (opaque, [(3, 3)], [(4, 3), (4, 3)]),
     "token": (token, [(3, 4), (1, 4)], [(4, 4), (6, 4)]),
-    "standardised": (standardised, [(4, 4)], [(16, 4), (16, 4)]),
-    "standardised kernel": (standardised_kernel, [(3, 2, 4)], [(8, 2), (8, 4)]),
+    "standardized": (standardized, [(4, 4)], [(16, 4), (16, 4)]),
+    "standardized kernel": (standardized_kernel, [(3, 2, 4)], [(8, 2), (8, 4)]),
     "weight norm": (weight_norm, [(4, 4), (4,)], [(16, 4), (16, 4)]),
     "norm of all": (over_the_norm_of_all, [(4, 4)], [(16, 4), (16, 4)]),
     "merged": (merged, [(4, 4), (4, 2), (2, 4)], [(16, 4), (16, 4)]),
@@ -218,7 +218,7 @@ def graph(params, example):
     return jnp.sum(jax.nn.relu(messages + x @ params[1]) @ params[2] * d)
 
 
-def weight_standardised(params, example):
+def weight_standardized(params, example):
     x, d = example
     w = params[0] - params[0].mean((0, 1, 2))
     w = w * jax.lax.rsqrt(jnp.mean(w**2, (0, 1, 2)) + 1e-4) * params[1]
@@ -320,8 +320,8 @@ MODELS = {
         _SEQUENCES,
     ),
     "graph": (graph, [(4, 5), (4, 5), (5, 4)], _SEQUENCES),
-    "weight standardised": (
-        weight_standardised,
+    "weight standardized": (
+        weight_standardized,
         [(3, 3, 2, 4), (4,)],
         [(4, 4, 2), (4, 4, 4)],
     ),
@@ -340,6 +340,6 @@ MODELS = {
 }
 # Programs whose kernels are computed from parameters. Sums by uses refuse them.
 COMPUTED_KERNELS = (
-    "standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque",
-    "weight standardised",
+    "standardized", "standardized kernel", "weight norm", "norm of all", "merged", "opaque",
+    "weight standardized",
 )  # fmt: skip

@@ -100,7 +100,7 @@ class Cost(NamedTuple):
 
 def cost(text: str) -> Cost:
     """Returns the cost of an optimized program, `compiled.as_text()`."""
-    program = Program(text)
+    program = HloProgram(text)
     passes, moved = 0.0, 0.0
     collectives: dict[str, tuple[int, float]] = {}
     for name, runs in program.runs.items():
@@ -116,7 +116,7 @@ def cost(text: str) -> Cost:
     return Cost(passes, moved, collectives)
 
 
-class Program:
+class HloProgram:
     """A compiled program: the instructions of each computation, and how often it runs."""
 
     def __init__(self, text: str):

@@ -60,7 +60,7 @@ def methods():
     banded = dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **release, key=key)
     buffered = matrix.BufferedToeplitz((0.5,), (0.4,), steps=_STEPS)
     sphere = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
-    adaptive = dpoptax.adaptive_clip(1.0)
+    adaptive = dpoptax.contrib.adaptive_clip(1.0)
     rows = dpoptax.tables.RowSelection(table_size=9, capacity=3, threshold=8.0)
     selecting = dpoptax.tables.row_selecting_clip(clip, rows)
     return {
@@ -93,7 +93,7 @@ def methods():
         "DP-SignSGD": (clip, optax.chain(white, optax.scale_by_sign())),
         "`adaptive_clip`": (
             adaptive,
-            dpoptax.adaptive_gaussian_noise(adaptive, **release, key=key),
+            dpoptax.contrib.adaptive_gaussian_noise(adaptive, **release, key=key),
         ),
         "`hyperspherical_clip`": (sphere, white),
         "`row_selecting_clip`": (

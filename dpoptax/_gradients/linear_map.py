@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree, is_masked, widen
 
 # The range of scales. A gradient times two of them stays well within the range of float32.
@@ -63,10 +63,12 @@ class LinearMap:
       factors: one for each leaf of the parameters, in the order of `jax.tree.leaves`; `None` for
         the identity.
       back: whether a release is mapped back with T⁻¹. Static.
+      reference: the public data of a clip that follows the run, in the units of T g, or `None`.
     """
 
     factors: tuple[Factor | None, ...]
     back: bool = dataclasses.field(default=True, metadata={"static": True})
+    reference: PyTree = None
 
     def forward(self, grads: PyTree) -> PyTree:
         """Returns T g, in float32 or wider."""
@@ -86,10 +88,9 @@ class LinearMap:
         return jax.tree.unflatten(structure, mapped)
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LinearMapState:
+class LinearMapState(SerializableState):
     """Holds the map of the next step. `gradient_points` finds it by its type.
 
     Attributes:
@@ -101,11 +102,15 @@ class LinearMapState:
     factors: PyTree
     back: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def of(self, params: PyTree) -> LinearMap:
-        """Returns the map for `params`. It is the identity for leaves of `optax.masked`."""
+    def of(self, params: PyTree, reference: PyTree = None) -> LinearMap:
+        """Returns the map for `params`. It is the identity for leaves of `optax.masked`.
+
+        `reference` is the reference of the clip, in the units of T g.
+        """
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
         leaves = structure.flatten_up_to(self.factors)
-        return LinearMap(tuple(None if is_masked(f) else f for f in leaves), self.back)
+        factors = tuple(None if is_masked(f) else f for f in leaves)
+        return LinearMap(factors, self.back, reference)
 
 
 def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:

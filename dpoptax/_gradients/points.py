@@ -1,21 +1,20 @@
 """Defines gradient points, and a transform that stores iterates for them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 
 from dpoptax._gradients.linear_map import LinearMap, LinearMapState
-from dpoptax._support.serialization import register, serializable
+from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
-
-# One or several fixed weights, or a function of the step count that returns them.
-Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
 
 
 class Origin(NamedTuple):
@@ -55,9 +54,8 @@ class GradientPoints:
       weights: the w_j, scalars; Python floats or float32 arrays.
       tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
         point; `None` for none.
-      reference: public data for clip geometries that follow the run, or `None`; see
-        `ReferenceState`.
-      linear_map: T, for the parameters; `None` for the identity.
+      reference: public data for the clip, or `None`: of clips that follow the run, see
+        `ReferenceState`, or the `LinearMap` T.
       origin: how the points were computed, which methods check. `None` for points made by hand,
         which are not checked. Static.
     """
@@ -66,14 +64,17 @@ class GradientPoints:
     weights: tuple[float | jax.Array, ...]
     tangent: PyTree = None
     reference: PyTree = None
-    linear_map: LinearMap | None = None
     origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
+    @property
+    def linear_map(self) -> LinearMap | None:
+        """Returns T; `None` for the identity."""
+        return self.reference if isinstance(self.reference, LinearMap) else None
 
-@serializable
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TrackIteratesState:
+class TrackIteratesState(SerializableState):
     """Holds the state of `track_iterates`.
 
     Attributes:
@@ -97,19 +98,20 @@ class TrackIteratesState:
     directions: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ReferenceState:
+class ReferenceState(SerializableState):
     """Holds public data for a clip that follows the run.
 
     `gradient_points` finds it by its type.
 
     Attributes:
       reference: public data, computed only from releases.
+      is_gradient: whether it is a gradient, which a linear map before the clip maps. Static.
     """
 
     reference: PyTree
+    is_gradient: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 def track_iterates(
@@ -165,12 +167,10 @@ def track_iterates(
             f"`tangent_row` must have {len(mixing[0])} coefficients, got {tangent_row}."
         )
 
-    def scheduled(value: Weight, count: jax.Array) -> jax.Array:
-        now = value(count) if callable(value) else value
-        return jnp.asarray(now, jnp.float32)
-
-    def scheduled_tangent(count: jax.Array) -> jax.Array | None:
-        return None if tangent_weight is None else scheduled(tangent_weight, count)
+    def scheduled(count: jax.Array) -> dict[str, Any]:
+        given: dict[str, Any] = {"weights": weights, "tangent_weight": tangent_weight}
+        now = {name: value(count) if callable(value) else value for name, value in given.items()}
+        return {k: None if x is None else jnp.asarray(x, jnp.float32) for k, x in now.items()}
 
     def init_fn(params: PyTree) -> TrackIteratesState:
         register()
@@ -180,12 +180,7 @@ def track_iterates(
             jax.tree.map(lambda p: jnp.array(p, copy=True), params) for _ in mixing[0][1:]
         )
         return TrackIteratesState(
-            count,
-            iterates,
-            scheduled(weights, count),
-            scheduled_tangent(count),
-            mixing,
-            direction,
+            count, iterates, rows=mixing, tangent_row=direction, **scheduled(count)
         )
 
     def update_fn(
@@ -194,14 +189,9 @@ def track_iterates(
         if params is None:
             raise no_params("track_iterates")
         count = optax.safe_increment(state.count)
-        state = dataclasses.replace(
-            state,
-            count=count,
-            iterates=(params, *state.iterates)[: len(state.iterates)],
-            weights=scheduled(weights, count),
-            tangent_weight=scheduled_tangent(count),
-        )
-        return updates, state
+        iterates = (params, *state.iterates)[: len(state.iterates)]
+        now = scheduled(count)
+        return updates, dataclasses.replace(state, count=count, iterates=iterates, **now)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -235,12 +225,13 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     followed = find_state(opt_state, ReferenceState)
     reference = None if followed is None else followed.reference
     mapped = find_state(opt_state, LinearMapState)
-    linear_map = None if mapped is None else mapped.of(params)
+    if mapped is not None:
+        reference = _mapped_reference(mapped.of(params), followed, params)
     origin = origin_of(state)._replace(
         reference=followed is not None, linear_map=mapped is not None
     )
     if state is None:
-        return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
+        return GradientPoints((params,), (1.0,), None, reference, origin)
     iterates = (params, *state.iterates)
     try:
         points = tuple(_combine(row, iterates, state.directions) for row in state.rows)
@@ -250,7 +241,19 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map, origin)
+    return GradientPoints(points, tuple(state.weights), tangent, reference, origin)
+
+
+def _mapped_reference(
+    linear_map: LinearMap, followed: ReferenceState | None, params: PyTree
+) -> LinearMap:
+    """Returns a linear map with the reference of the clip behind it."""
+    if followed is None:
+        return linear_map
+    reference, shapes = followed.reference, functools.partial(jax.tree.map, jnp.shape)
+    if followed.is_gradient and linear_map.back and shapes(reference) == shapes(params):
+        reference = linear_map.forward(reference)
+    return dataclasses.replace(linear_map, reference=reference)
 
 
 def ensure_points(params: PyTree) -> GradientPoints:
@@ -268,16 +271,11 @@ def is_unweighted(points: GradientPoints) -> bool:
 
 def origin_of(state: TrackIteratesState | None) -> Origin:
     """Returns the origin of the points from a state of `track_iterates`."""
-
-    def stripped(row: tuple[float, ...]) -> tuple[float, ...]:
-        while row and row[-1] == 0.0:
-            row = row[:-1]
-        return row
-
     if state is None:
         return Origin()
-    tangent = None if state.tangent_row is None else stripped(state.tangent_row)
-    return Origin(tuple(map(stripped, state.rows)), tangent)
+    rows = tuple(tuple(np.trim_zeros(row, "b")) for row in state.rows)
+    tangent = state.tangent_row
+    return Origin(rows, None if tangent is None else tuple(np.trim_zeros(tangent, "b")))
 
 
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
@@ -307,11 +305,9 @@ def _combine(
         return scaled.astype(history[0].dtype)
 
     def node(*nodes: PyTree) -> PyTree:
-        *older, newest = nodes
+        newest = nodes[-1]
         # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
         fixed = optax.tree.zeros_like(newest) if directions else newest
-        older = [fixed if is_masked(x) else x for x in older]
-        return jax.tree.map(mix, newest, *older)
+        return jax.tree.map(mix, newest, *(fixed if is_masked(x) else x for x in nodes[:-1]))
 
-    newest, *older = iterates
-    return jax.tree.map(node, *older, newest, is_leaf=is_masked)
+    return jax.tree.map(node, *iterates[1:], iterates[0], is_leaf=is_masked)

@@ -1,5 +1,7 @@
 """A transform whose state keeps a release as the reference of clip geometries."""
 
+import dataclasses
+
 import optax
 
 from dpoptax._gradients.clip.clipped_sum import check_released
@@ -30,13 +32,14 @@ def track_reference() -> optax.GradientTransformation:
 
     def init_fn(params: PyTree) -> ReferenceState:
         register()
-        return ReferenceState(optax.tree.zeros_like(params))
+        return ReferenceState(optax.tree.zeros_like(params), is_gradient=True)
 
     def update_fn(
         updates: PyTree, state: ReferenceState, params: PyTree = None
     ) -> tuple[PyTree, ReferenceState]:
         del params
         check_released("track_reference", updates)
-        return updates, ReferenceState(optax.tree.cast_like(updates, state.reference))
+        reference = optax.tree.cast_like(updates, state.reference)
+        return updates, dataclasses.replace(state, reference=reference)
 
     return optax.GradientTransformation(init_fn, update_fn)

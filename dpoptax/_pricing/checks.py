@@ -33,6 +33,10 @@ def check_accountant(accountant: str) -> None:
         raise ValueError(f"`accountant` must be one of {list(known)}, got {accountant!r}.")
 
 
+# Pairs of δ and N that were warned of. A plan is checked several times, on several lines.
+_WARNED: set[tuple[float, int | None]] = set()
+
+
 def check_delta(delta: float, dataset_size: int | None = None) -> None:
     """Raises if δ is not in (0, 1), and warns if it is not below 1/N."""
     if not 0 < number("delta", delta) < 1:
@@ -40,7 +44,8 @@ def check_delta(delta: float, dataset_size: int | None = None) -> None:
             f"`delta` must be in (0, 1), got {delta}. Choose it well below one over the number of "
             "records or users."
         )
-    if dataset_size is not None and delta >= 1 / dataset_size:
+    known = delta, dataset_size
+    if dataset_size is not None and delta >= 1 / dataset_size and known not in _WARNED:
         warnings.warn(
             f"delta={delta} is not below 1/N = {1 / dataset_size:.3g} for dataset_size="
             f"{dataset_size}: publishing one of the N records, picked at random, would meet it. "
@@ -48,6 +53,7 @@ def check_delta(delta: float, dataset_size: int | None = None) -> None:
             UserWarning,
             stacklevel=_level_of_caller(),
         )
+        _WARNED.add(known)
 
 
 def _level_of_caller() -> int:

@@ -56,6 +56,8 @@ def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float)
       interval: h, the same for all pairs.
       delta: in (0, 1).
     """
+    if not pairs:
+        return 0.0
     return max(_epsilon(parts, interval, delta) for parts in _directions(pairs, interval))
 
 
@@ -70,6 +72,8 @@ def deltas_by_direction(
     pairs: Sequence[tuple[Pair, int]], interval: float, epsilons: np.ndarray
 ) -> np.ndarray:
     """Returns the least provable δ of removing and of adding a record, (2, n)."""
+    if not pairs:
+        return np.zeros((2, len(epsilons)))
     found = [_deltas(parts, interval, epsilons) for parts in _directions(pairs, interval)]
     return np.stack([found[0], found[-1]])
 
@@ -151,8 +155,17 @@ class _Tilted:
         """Returns Σ t g and its error bound."""
         excess = self.losses[np.searchsorted(self.losses, epsilon) :] - epsilon
         weights = np.exp(-self.tilt * excess) * -np.expm1(-excess)
-        total = float(weights @ self.masses[len(self.masses) - len(weights) :])
-        return total, float(np.linalg.norm(weights)) * self.off + self.outside
+        total = _dot(weights, self.masses[len(self.masses) - len(weights) :])
+        return total, _norm(weights) * self.off + self.outside
+
+
+def _dot(x: np.ndarray, y: np.ndarray) -> float:
+    """Returns x · y. BLAS would start threads, which wait for each other on a busy machine."""
+    return float(np.sum(x * y))
+
+
+def _norm(x: np.ndarray) -> float:
+    return math.sqrt(_dot(x, x))
 
 
 def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
@@ -260,7 +273,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
         transform = fft.rfft(np.bincount(places, mass, size))
         logs = np.where(mass > 0, part.logs, 0.0)
         sizes = np.abs(logs) + np.abs(tilt * part.losses) + abs(moment) + 1.0
-        off = _OPERATION * _UNIT * float(mass @ sizes) + stages * float(mass.sum())
+        off = _OPERATION * _UNIT * _dot(mass, sizes) + stages * float(mass.sum())
         absolute = np.abs(transform)
         log_least += part.count * np.log(np.maximum(absolute, _TINY))
         log_most += part.count * np.log(absolute + off)
@@ -270,8 +283,8 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     error = np.exp(log_most) * -np.expm1(np.minimum(log_least - log_most, 0.0))
     error += np.abs(power) * (math.expm1(rounded) - _OPERATION * _UNIT * log_least)
     found = np.roll(fft.irfft(power, size), -(start % size))
-    off = math.sqrt(2.0 / size) * float(np.linalg.norm(error))
-    off += stages * float(np.linalg.norm(found))
+    off = math.sqrt(2.0 / size) * _norm(error)
+    off += stages * _norm(found)
     losses = (start + np.arange(size)) * interval
     return _Tilted(tilt, log_moment, losses, found, off, math.exp(_LOG_OUTSIDE))
 
@@ -282,8 +295,8 @@ def _window(
     """Returns Chernoff limits that the tilted S exceeds with probability 10^-20."""
     variance = 0.0
     for part, mass in zip(parts, masses, strict=True):
-        mean = float(mass @ part.losses)
-        variance += part.count * float(mass @ (part.losses - mean) ** 2)
+        mean = _dot(mass, part.losses)
+        variance += part.count * _dot(mass, (part.losses - mean) ** 2)
     usual = math.sqrt(-2.0 * _LOG_OUTSIDE / max(variance, 1e-30))
 
     def limit(rate: float) -> float:

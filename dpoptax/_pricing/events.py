@@ -1,15 +1,15 @@
-"""Privacy events of noisy gradient sums, which accountants price."""
+"""Privacy events of noisy gradient sums, and the parts of a composition."""
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import attr
 import dp_accounting as dpa
 from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event
-
-from dpoptax._pricing import random_allocation, renyi
-from dpoptax._pricing.participation_chains import Chain
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
+from scipy import stats
 
 RELATIONS = {
     "add-or-remove-one": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -20,87 +20,8 @@ RELATIONS = {
 # ε is above 10^5 anyway. More noise counts as the upper limit.
 MULTIPLIERS = (1e-3, 1e6)
 
-
-@attr.frozen
-class WorstOfDpEvent(dpa.DpEvent):
-    """One of several events, by a public choice that does not depend on the data.
-
-    A mixture with public weights costs at most as much as its costliest part, for each order of the
-    Rényi divergence (quasi-convexity).
-
-    Attributes:
-      events: A tuple of events.
-    """
-
-    events: tuple[Event, ...]
-
-
-@attr.frozen
-class RandomAllocationDpEvent(dpa.DpEvent):
-    """The first `steps` of `period` noisy sums, with a record in a random one.
-
-    Attributes:
-      noise_multiplier: The standard deviation of the Gaussian noise of each sum, in units of a
-        record's contribution.
-      period: T.
-      steps: The number of released sums.
-      overflow: An upper bound on the probability that other records fill one of these batches.
-    """
-
-    noise_multiplier: float
-    period: int
-    steps: int
-    overflow: float = 0.0
-
-
-@attr.frozen
-class ParticipationDpEvent(dpa.DpEvent):
-    """Sums with correlated noise A⁻¹Z, in which a record takes part at random.
-
-    Attributes:
-      noise_multiplier: The standard deviation of the Gaussian noise Z, in units of a record's
-        contribution.
-      column: The first column of A, without trailing zeros.
-      chain: The law of a record's participations.
-      steps: The number of released sums.
-      bound: A composable event that reveals at least as much; "pld" and "rdp" price it.
-      overflow: An upper bound on the probability that other records fill one of the batches.
-    """
-
-    noise_multiplier: float
-    column: tuple[float, ...]
-    chain: Chain
-    steps: int
-    bound: Event
-    overflow: float = 0.0
-
-
-@attr.frozen
-class CutDpEvent(dpa.DpEvent):
-    """The event `event` with batches that may be cut.
-
-    In a cut batch, the drawn record replaces another one.
-
-    Attributes:
-      event: The releases, over batches of unbounded size.
-      overflow: An upper bound on the probability that other records fill a batch, above 0.
-    """
-
-    event: Event
-    overflow: float
-
-
-@attr.frozen
-class GroupDpEvent(dpa.DpEvent):
-    """The releases of `event` for neighbors that differ in several records, by group privacy.
-
-    Attributes:
-      event: The releases, for neighbors that differ in one record.
-      records: The number of records.
-    """
-
-    event: Event
-    records: int
+Parts: TypeAlias = tuple[tuple[Event, int], ...]
+"""Events that are composed, each with its number of repetitions."""
 
 
 def gaussian_event(noise_multiplier: float) -> Event:
@@ -163,165 +84,104 @@ def truncated_poisson_event(
     )
 
 
-def allocation_event(
-    noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
-) -> Event:
-    """Returns the event of `steps` noisy sums with each record in k of every T.
+def full_probability(size: int, probability: float, largest: int) -> float:
+    """Computes P(Bin(N, q) ≥ b), the probability that other records fill a batch of b.
 
-    For k > 1 each period costs at most k times a period of ⌊T/k⌋ steps with k = 1. A uniform set of
-    k steps can be drawn in two stages: k disjoint blocks of ⌊T/k⌋ steps, independently of the data,
-    and then a step of each block. A mixture costs at most as much as its costliest part (Feldman
-    and Shenfeld, 2025). If k > 1, an incomplete period is priced as a complete one.
-
-    Args:
-      noise_multiplier: Relative to the clipping bound.
-      steps: Number of releases, from the start of a period on.
-      period: T.
-      participations: k.
-      overflow: The probability that other records fill one step's batch.
+    The neighbor may have one more record, so N others are counted instead of N − 1.
     """
-    if steps == 0 or math.isinf(noise_multiplier):
-        return dpa.NoOpDpEvent()
-    if noise_multiplier < MULTIPLIERS[0]:
-        return dpa.NonPrivateDpEvent()
-    block = period // participations
-    exactly_once = participations == 1
-    lowest, highest = random_allocation.MULTIPLIERS
-
-    def part(released: int) -> Event:
-        if block == 1 or noise_multiplier < lowest:
-            # Reveals the step of the record, which is then in one known sum. The omissions of a
-            # full batch do not depend on the data.
-            event = gaussian_event(noise_multiplier)
-        else:
-            event = RandomAllocationDpEvent(
-                noise_multiplier=min(float(noise_multiplier), highest),
-                period=block,
-                steps=released,
-                overflow=(released if exactly_once else period / participations) * overflow,
-            )
-        return event if exactly_once else dpa.SelfComposedDpEvent(event, participations)
-
-    whole, rest = divmod(steps, period)
-    parts = [dpa.SelfComposedDpEvent(part(block), whole)] if whole else []
-    if rest:
-        parts.append(part(rest if exactly_once else block))
-    return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+    return float(stats.binom.sf(largest - 1, size, probability))
 
 
-def separated_event(
-    noise_multiplier: float, steps: int, *, probability: float, separation: int, overflow: float
-) -> Event:
-    """Returns an upper bound on `steps` noisy sums with minimum separation b.
+class Uncut(NamedTuple):
+    """An event with batches of unbounded size.
 
-    The bound is Poisson sampling: given earlier steps, the probability of a step is p or 0. If
-    p = 1, only the first step is random. Revealing it also reveals which batches are cut.
-
-    Args:
-      noise_multiplier: Relative to the clipping bound.
-      steps: Number of releases.
-      probability: p, for a record that may take part.
-      separation: b.
-      overflow: The probability that other records fill one step's batch.
+    Attributes:
+      event: the releases, over batches of unbounded size.
+      overflow: p, an upper bound on the probability of a cut that matters.
+      only_by_delta: whether no accountant prices the event with its cuts, so δ must cover them.
     """
-    if probability == 1:
-        return poisson_event(noise_multiplier, 1.0, -(-steps // separation))
-    return cut_event(poisson_event(noise_multiplier, probability, steps), steps * overflow)
+
+    event: Event
+    overflow: float
+    only_by_delta: bool = False
 
 
-def cut_event(event: Event, overflow: float) -> Event:
-    """Returns the event with batches that are full with probability `overflow`."""
-    if not overflow or isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
-        return event
-    return CutDpEvent(event, min(1.0, overflow))
+class OwnDpEvent(dpa.DpEvent):
+    """An event that dp_accounting lacks; see `own_events`."""
+
+    def parts(self, count: int) -> Parts:
+        """Returns the parts of `count` repetitions."""
+        return ((self, count),)
+
+    def uncut(self) -> Uncut:
+        """Returns the event with unbounded batches, as `without_truncation`."""
+        return Uncut(self, 0.0)
+
+    def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
+        """Returns the privacy loss of the event.
+
+        Raises:
+          dpa.UnsupportedEventError: it is not supported under the relation.
+        """
+        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, "unsupported")
+        raise dpa.UnsupportedEventError(details)
+
+    def similar(self) -> Event:
+        """Returns an event with about the same price, which is priced fast."""
+        return self
 
 
-def participation_event(
-    noise_multiplier: float,
-    steps: int,
-    *,
-    column: tuple[float, ...],
-    chain: Chain,
-    bound: Event,
-    overflow: float,
-) -> Event:
-    """Returns the event of `steps` noisy sums, or a trivial `bound`.
+@attr.frozen
+class GroupDpEvent(OwnDpEvent):
+    """The releases of `event` for neighbors that differ in several records, by group privacy.
 
-    Args:
-      noise_multiplier: Relative to the clipping bound.
-      steps: Number of releases, from step 0 on.
-      column: The first column of A over these steps; see `shortest`.
-      chain: The law of a record's participations.
-      bound: An event that reveals at least as much.
-      overflow: The probability that other records fill one step's batch.
+    Attributes:
+      event: The releases, for neighbors that differ in one record.
+      records: The number of records.
     """
-    if isinstance(bound, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
-        return bound
-    return ParticipationDpEvent(
-        noise_multiplier=float(noise_multiplier),
-        column=column,
-        chain=chain,
-        steps=int(steps),
-        bound=bound,
-        overflow=min(1.0, steps * overflow),
-    )
+
+    event: Event
+    records: int
+
+    def parts(self, count: int) -> Parts:
+        """Returns `count` repetitions of the event, with hashable parts."""
+        return ((GroupDpEvent(hashable(self.event), self.records), count),)
 
 
-def shortest(column: Sequence[float]) -> tuple[float, ...]:
-    """Returns the column without trailing zeros."""
-    last = max(i for i, entry in enumerate(column) if entry)
-    return tuple(float(entry) for entry in column[: last + 1])
-
-
-def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
-    """Returns the event with `change` applied to its parts, if it has any.
+def parts_of(event: Event, count: int = 1) -> Parts:
+    """Returns the parts of a composition, with bounds for those that only Monte Carlo can price.
 
     The result is hashable if the parts are, so that prices can be cached.
     """
+    if isinstance(event, dpa.SelfComposedDpEvent):
+        return parts_of(event.event, count * event.count)
     if isinstance(event, dpa.ComposedDpEvent):
         if not isinstance(event.events, Sequence):
             raise TypeError(
                 "`ComposedDpEvent.events` must be a list or a tuple, since a generator can be read "
                 f"only once, got {event.events!r}."
             )
-        return attr.evolve(event, events=tuple(change(part) for part in event.events))
-    if isinstance(event, WorstOfDpEvent):
-        return WorstOfDpEvent(tuple(change(part) for part in event.events))
-    if isinstance(getattr(event, "event", None), dpa.DpEvent) and attr.has(type(event)):
-        return attr.evolve(event, event=change(event.event))
-    return event
+        return tuple(part for each in event.events for part in parts_of(each, count))
+    if isinstance(event, OwnDpEvent):
+        return event.parts(count)
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        event = attr.evolve(event, event=hashable(event.event))
+    return ((event, count),)
+
+
+def composition_of(parts: Parts) -> Event:
+    """Returns the event of all parts."""
+    events = [e if count == 1 else dpa.SelfComposedDpEvent(e, count) for e, count in parts]
+    return events[0] if len(events) == 1 else dpa.ComposedDpEvent(tuple(events))
 
 
 def hashable(event: Event) -> Event:
     """Returns the event with composed lists replaced by tuples."""
-    return over_parts(event, hashable)
+    return composition_of(parts_of(event))
 
 
-def bounded(event: Event) -> Event:
-    """Returns the event with bounds for the parts that only Monte Carlo can price."""
-    return event.bound if isinstance(event, ParticipationDpEvent) else over_parts(event, bounded)
-
-
-def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
-    """Returns the event with `leaf` applied to every basic event, from the inside out."""
-    wrappers = (
-        dp_event.RepeatAndSelectDpEvent,
-        dpa.SelfComposedDpEvent,
-        dpa.PoissonSampledDpEvent,
-        dpa.SampledWithoutReplacementDpEvent,
-        CutDpEvent,
-        GroupDpEvent,
-    )
-    if hasattr(event, "event") and not isinstance(event, wrappers):
-        raise ValueError(
-            f"The event {event} is not accounted for here. Use Gaussian noise under composition, "
-            "Poisson sampling or sampling without replacement."
-        )
-    return leaf(over_parts(event, lambda part: rewrite(part, leaf)))
-
-
-def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
-    """Returns the event with unbounded batches, and the p that δ must cover.
+def without_truncation(parts: Parts) -> tuple[Parts, float, bool]:
+    """Returns the parts with unbounded batches, the p that δ must cover, and `only_by_delta`.
 
     If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP. Let F be the event
     that in some step the other records fill the batch and the target is drawn. A neighbor without
@@ -338,47 +198,21 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
     For a random number of repetitions, p is multiplied by its mean. Given that F does not happen,
     the number has a law of the same kind with a smaller mean, for which selection costs no more.
     """
-    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
-        plain, overflow = without_truncation(event.event, count * event.mean)
-        return attr.evolve(event, event=plain), overflow
-    if isinstance(event, WorstOfDpEvent):
-        parts = [without_truncation(e, count) for e in event.events]
-        return WorstOfDpEvent(tuple(e for e, _ in parts)), max(p for _, p in parts)
-    if isinstance(event, dpa.SelfComposedDpEvent):
-        plain, overflow = without_truncation(event.event, count * event.count)
-        return attr.evolve(event, event=plain), overflow
-    if isinstance(event, dpa.ComposedDpEvent):
-        parts = [without_truncation(e, count) for e in event.events]
-        return dpa.ComposedDpEvent([e for e, _ in parts]), math.fsum(p for _, p in parts)
+    found = [(_uncut(event), count) for event, count in parts]
+    plain = tuple(part for each, count in found for part in parts_of(each.event, count))
+    overflow = math.fsum(count * each.overflow for each, count in found)
+    return plain, overflow, any(each.only_by_delta for each, _ in found)
+
+
+def _uncut(event: Event) -> Uncut:
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         q, sigma = event.sampling_probability, event.noise_multiplier
-        full = renyi.full_probability(event.dataset_size, q, event.truncated_batch_size)
-        return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), count * q * full
-    if isinstance(event, RandomAllocationDpEvent):
-        return attr.evolve(event, overflow=0.0), count * event.overflow
-    if isinstance(event, CutDpEvent):
-        plain, overflow = without_truncation(event.event, count)
-        return plain, overflow + count * event.overflow
-    return event, 0.0
-
-
-def overflows(event: Event) -> bool:
-    """Returns whether a part of the event has an overflow that only δ can cover."""
-    found = []
-
-    def look(part: Event) -> Event:
-        kinds = RandomAllocationDpEvent, CutDpEvent
-        found.append(isinstance(part, kinds) and part.overflow > 0)
-        return part
-
-    rewrite(event, look)
-    return any(found)
-
-
-def allocation_as_poisson(event: Event) -> Event:
-    """Replaces random allocation by similar Poisson sampling, which is priced fast."""
-    if isinstance(event, RandomAllocationDpEvent):
-        gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
-        step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)
-        return dpa.SelfComposedDpEvent(step, event.steps)
-    return event
+        full = full_probability(event.dataset_size, q, event.truncated_batch_size)
+        return Uncut(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), q * full)
+    if isinstance(event, OwnDpEvent):
+        return event.uncut()
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        plain, overflow, only_by_delta = without_truncation(parts_of(event.event))
+        selected = attr.evolve(event, event=composition_of(plain))
+        return Uncut(selected, event.mean * overflow, only_by_delta)
+    return Uncut(event, 0.0)

@@ -35,6 +35,8 @@ from dpoptax._pricing import renyi
 # The grid of a law: points within 8.5 standard deviations on both sides, then one point per
 # standard deviation up to 37, where double precision ends.
 POINTS, COARSE_POINTS = 1000, 400
+# Up to this interval of the privacy loss, all points are used.
+FINE_INTERVAL = 1e-4
 _BULK, _END = 8.5, 37.0
 _TAIL = np.arange(_BULK + 0.5, _END + 1)
 _KNOTS = np.arange(-_END, _END + 0.25, 0.25)

@@ -35,7 +35,9 @@ import math
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
-from scipy import special, stats
+from scipy import special
+
+from dpoptax._pricing.events import full_probability
 
 _UNIT = 2.0**-53
 _MOST_POINTS = 2**15
@@ -117,14 +119,6 @@ def truncated_rdp(
     found = np.full(len(alphas), np.inf)
     found[finite] = logs / scale
     return found
-
-
-def full_probability(size: int, probability: float, largest: int) -> float:
-    """Computes P(Bin(N, q) ≥ b), the probability that other records fill a batch of b.
-
-    The neighbor may have one more record, so N others are counted instead of N − 1.
-    """
-    return float(stats.binom.sf(largest - 1, size, probability))
 
 
 def rounding(orders: np.ndarray) -> np.ndarray:

@@ -14,8 +14,16 @@ from dp_accounting import DpEvent as Event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 from scipy import special, stats
 
-from dpoptax._pricing import curves, renyi
-from dpoptax._pricing.events import GroupDpEvent, bounded, cut_event, gaussian_event, over_parts
+from dpoptax._pricing import curves
+from dpoptax._pricing.events import (
+    GroupDpEvent,
+    OwnDpEvent,
+    composition_of,
+    full_probability,
+    gaussian_event,
+    parts_of,
+)
+from dpoptax._pricing.own_events import cut_event
 
 _ADD_OR_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dpa.NeighboringRelation.REPLACE_ONE
@@ -24,7 +32,7 @@ _RARE = 1e-25
 
 
 @attr.frozen
-class SampledRecordsDpEvent(dpa.DpEvent):
+class SampledRecordsDpEvent(OwnDpEvent):
     """A noisy sum over a Poisson sample that may hold several records of one person.
 
     Attributes:
@@ -45,7 +53,7 @@ class SampledRecordsDpEvent(dpa.DpEvent):
 
 
 @attr.frozen
-class ReplacedRecordsDpEvent(dpa.DpEvent):
+class ReplacedRecordsDpEvent(OwnDpEvent):
     """A noisy sum over a batch of fixed size, in which several records are replaced.
 
     Attributes:
@@ -100,11 +108,12 @@ def event_of_records(
     if records == 1:
         return event
     if not literal:
-        return GroupDpEvent(bounded(event), records)
+        return GroupDpEvent(event, records)
     try:
-        return _several(bounded(event), records, relation)
+        parts = [(_several(part, records, relation), count) for part, count in parts_of(event)]
+        return composition_of(tuple(parts))
     except _NoPriceError:
-        return GroupDpEvent(bounded(event), records)
+        return GroupDpEvent(event, records)
 
 
 class _NoPriceError(Exception):
@@ -112,8 +121,6 @@ class _NoPriceError(Exception):
 
 
 def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> Event:
-    if isinstance(event, dpa.ComposedDpEvent | dpa.SelfComposedDpEvent):
-        return over_parts(event, lambda part: _several(part, records, relation))
     if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
     if isinstance(event, dpa.GaussianDpEvent):
@@ -132,7 +139,7 @@ def _sampled(event: Event, records: int) -> Event:
         q, size = event.sampling_probability, event.dataset_size
         # A batch with j of the records is cut only if more than b − j others are drawn.
         b, drawn = event.truncated_batch_size, np.arange(1, records + 1)
-        full = [renyi.full_probability(size, q, b - j + 1) for j in drawn.tolist()]
+        full = [full_probability(size, q, b - j + 1) for j in drawn.tolist()]
         overflow = float(stats.binom.pmf(drawn, records, q) @ np.asarray(full))
         sampled = SampledRecordsDpEvent(event.noise_multiplier, q, records)
         return cut_event(sampled, overflow)

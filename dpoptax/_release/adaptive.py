@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, UnitClip, clip_norm, positive
+from dpoptax._gradients.clip.clip import Clip, clip_norm, positive
 from dpoptax._gradients.clip.clip_per_example import clip_each
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._gradients.clip.encoding import UnitClip
 from dpoptax._gradients.points import ReferenceState
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.release import check_same_clip, release
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
 # Keeps the reciprocal of the threshold a normal float32.
@@ -86,9 +87,10 @@ class QuantileClip(UnitClip):
     def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():
             raise ValueError(
-                "`adaptive_clip` needs the threshold that `dpoptax.adaptive_gaussian_noise` keeps "
-                "in its state. Use that stage instead of `dpoptax.gaussian_noise`, and call "
-                "`grad_fn` with `dpoptax.gradient_points(opt_state, params)`."
+                "`adaptive_clip` needs the threshold that "
+                "`dpoptax.contrib.adaptive_gaussian_noise` keeps in its state. Use that "
+                "stage instead of `dpoptax.gaussian_noise`, and call `grad_fn` with "
+                "`dpoptax.gradient_points(opt_state, params)`."
             )
         return reference
 
@@ -161,10 +163,9 @@ def adaptive_clip(
     )
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class AdaptiveNoiseState:
+class AdaptiveNoiseState(SerializableState):
     """Holds the state of `adaptive_gaussian_noise`.
 
     Attributes:
@@ -212,7 +213,7 @@ def adaptive_gaussian_noise(
     0.1
     """
     if not isinstance(clip, QuantileClip):
-        raise TypeError(f"`clip` must be a `dpoptax.adaptive_clip(...)`, got {clip!r}.")
+        raise TypeError(f"`clip` must be a `dpoptax.contrib.adaptive_clip(...)`, got {clip!r}.")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
     key = check_noise_key(key)
 

@@ -15,15 +15,14 @@ from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key, fold_in
 from dpoptax._release.random.tree_noise import add_noise
 from dpoptax._release.release import check_same_clip, release
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 from dpoptax.matrix._strategies import BandedToeplitz, Strategy
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CorrelatedNoiseState:
+class CorrelatedNoiseState(SerializableState):
     """Holds the state of `correlated_noise`, including the ledger of its releases.
 
     Attributes:

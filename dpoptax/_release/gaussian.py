@@ -12,20 +12,18 @@ import optax
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clip_per_example import clip_per_example
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._pricing.noise_schedule import checked_phases, least
-from dpoptax._release import fixed_point as _fixed_point
+from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.random.tree_noise import add_noise
 from dpoptax._release.release import release
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GaussianNoiseState:
+class GaussianNoiseState(SerializableState):
     """Holds the state of `gaussian_noise`, including the ledger of its releases.
 
     Attributes:
@@ -197,7 +195,7 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
     0.01
     """
     clip = as_clip(clip)
-    if clip.encodes:
+    if encodes(clip):
         raise ValueError(
             f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
             "standard deviation."
@@ -226,6 +224,8 @@ def _mechanism(
         )
     phases = None
     if isinstance(noise_multiplier, Mapping):
+        from dpoptax._pricing.noise_schedule import checked_phases, least
+
         phases = checked_phases(noise_multiplier)
         noise_multiplier = least(phases)
     return Mechanism(
@@ -256,6 +256,8 @@ def _add_in_fixed_point(
 ) -> PyTree:
     if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
         return clipped.sum
+    from dpoptax._release import fixed_point as _fixed_point
+
     step = _fixed_point.grid_of(clipped, mechanism)
     sensitivity = _fixed_point.sensitivity_on_grid(clipped, step)
 

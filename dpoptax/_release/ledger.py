@@ -13,12 +13,12 @@ import optax
 from jax.experimental import multihost_utils
 
 from dpoptax._gradients.clip.checksum import mixed
-from dpoptax._pricing.noise_schedule import Phases
 from dpoptax._release.random.keys import fold_in, two_words
-from dpoptax._support.serialization import register, serializable
+from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_arrays
 
 if TYPE_CHECKING:
+    from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.matrix._strategies import Strategy
 
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
@@ -57,7 +57,7 @@ class Mechanism:
     strategy: "Strategy | None" = None
     fixed_point: bool = False
     sensitivity: float | None = None
-    schedule: Phases | None = None
+    schedule: "Phases | None" = None
 
     @property
     def checkpoint_key(self) -> str:
@@ -77,10 +77,9 @@ class Mechanism:
         return "\n".join(["mechanism/1", f"noise {_DRAWN[self.fixed_point]}", *lines])
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Imprint:
+class Imprint(SerializableState):
     """Holds a copy of a ledger's mechanism and key in arrays, for checkpoints.
 
     Attributes:
@@ -106,13 +105,20 @@ class LedgerState(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def count(self) -> jax.Array: ...
+    def count(self) -> jax.Array:
+        """Returns the number of releases."""
+
     @property
-    def key(self) -> jax.Array: ...
+    def key(self) -> jax.Array:
+        """Returns the key of the noise."""
+
     @property
-    def mechanism(self) -> Mechanism: ...
+    def mechanism(self) -> Mechanism:
+        """Returns what the stage releases."""
+
     @property
-    def imprint(self) -> Imprint | None: ...
+    def imprint(self) -> Imprint | None:
+        """Returns the imprint; `None` in states of earlier versions."""
 
 
 State = TypeVar("State", bound=LedgerState)
@@ -278,8 +284,7 @@ def _check_hosts(key: jax.Array, params: PyTree) -> None:
         raise ValueError(
             "All hosts of a run must have the same key. With different keys, each host would "
             "release the same sum with different noise, and the ledger would count one release. "
-            "Make the key from the same seed on all hosts, or draw it on one host and share it "
-            "with `jax.experimental.multihost_utils.broadcast_one_to_all`."
+            "Use a key of `dpoptax.training.hosts.shared_secrets()`, or one from the same seed."
         )
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dpoptax._gradients.check_points import origin_code
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._gradients.clip.encoding import selects
 from dpoptax._release.ledger import (
     Mechanism,
     State,
@@ -60,7 +61,7 @@ def release(
             "point. Use `dpoptax.gaussian_noise(..., fixed_point=True)`, or omit `grid` in "
             "`dpoptax.clipped_grad`."
         )
-    if clipped.clip.selects != (belongs is not None):
+    if selects(clipped.clip) != (belongs is not None):
         raise TypeError(
             f"The clipped sum was made with {clipped.clip}. Row selection and gradient noise are "
             "one release and must be priced together. Use `dpoptax.tables.row_selecting_noise` "

@@ -72,22 +72,36 @@ def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 
 def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
     """Returns the programs among the parameters of an equation."""
+    return list(map(open_jaxpr, _subprograms(params)))
 
+
+def _subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr | ClosedJaxpr]:
     def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
         return hasattr(x, "eqns")
 
-    found = jax.tree.leaves(list(params.values()), is_leaf=is_program)
-    return [open_jaxpr(x) for x in found if is_program(x)]
+    return list(filter(is_program, jax.tree.leaves(list(params.values()), is_leaf=is_program)))
 
 
-def equations(program: Jaxpr) -> Iterator[JaxprEqn]:
+def programs(program: Jaxpr | ClosedJaxpr) -> Iterator[Jaxpr | ClosedJaxpr]:
+    """Yields a program and all programs inside it, with their constants."""
+    yield program
+    for eqn in open_jaxpr(program).eqns:
+        for inner in _subprograms(eqn.params):
+            yield from programs(inner)
+
+
+def equations(program: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
     """Yields the equations of a program and of all programs inside it."""
-    for eqn in program.eqns:
-        yield eqn
-        for inner in subprograms(eqn.params):
-            yield from equations(inner)
+    for each in programs(program):
+        yield from open_jaxpr(each).eqns
 
 
 def open_jaxpr(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
     """Returns a program without its constants."""
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program
+
+
+def closed_program(params: Mapping[str, PyTree]) -> tuple[Jaxpr, Sequence[object]]:
+    """Returns the only program among the parameters of an equation, and its constants."""
+    program = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    return open_jaxpr(program), program.consts if isinstance(program, ClosedJaxpr) else ()

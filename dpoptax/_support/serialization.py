@@ -7,19 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_unregistered: list[type] = []
+_registered: set[type] = set()
 
 
-def serializable(cls: type) -> type:
-    """Lets `flax.serialization` store and restore states of this dataclass.
+class SerializableState:
+    """Base class of dataclasses of states that `flax.serialization` can store and restore.
 
     Only arrays are stored. Static fields come from the target, and `update` compares them with the
-    stored arrays. Importing flax would take a second. So the class is registered now only if flax
-    is already imported, and otherwise by a later call of `register`.
+    stored arrays. Importing flax would take a second, so `register` does not import it.
     """
-    _unregistered.append(cls)
-    register()
-    return cls
 
 
 def register() -> None:
@@ -28,9 +24,9 @@ def register() -> None:
     # While flax is being imported, its module exists but its functions do not.
     if not hasattr(serialization, "register_serialization_state"):
         return
-    while _unregistered:
-        cls = _unregistered.pop()
+    for cls in set(SerializableState.__subclasses__()) - _registered:
         serialization.register_serialization_state(cls, _to_state_dict, _from_state_dict)
+        _registered.add(cls)
 
 
 def _stored(x: Any) -> list[str]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 # JAX accepts any object as a pytree.
 PyTree: TypeAlias = Any
@@ -125,6 +126,16 @@ def float32_at_least(*arrays: jax.Array) -> jnp.dtype:
 def widen(x: jax.Array) -> jax.Array:
     """Converts `x` to float32 or wider."""
     return x.astype(float32_at_least(x))
+
+
+def is_real(dtype: DTypeLike) -> bool:
+    """Returns whether a dtype is a real float of 16 bits or more."""
+    return jnp.issubdtype(dtype, jnp.floating) and not is_narrow(dtype)
+
+
+def is_narrow(dtype: DTypeLike) -> bool:
+    """Returns whether a dtype is a float of fewer than 16 bits, which gradients do not support."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
 
 
 def is_masked(x: object) -> bool:

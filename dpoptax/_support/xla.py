@@ -69,16 +69,9 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     # Outside of a trace, each operation runs separately and stores its result.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
-        stored = lax.platform_dependent(
-            [leaves[i] for i in places],
-            cpu=_after_empty_loop,
-            tpu=lax.optimization_barrier,
-            default=lambda arrays: _after_empty_loop(arrays, change=lax.neg),
-        )
-    for i, x in zip(places, stored, strict=True):
-        leaves[i] = x
-    found: Tree = jax.tree.unflatten(structure, leaves)
+    on_gpu = functools.partial(_after_empty_loop, change=lax.neg)
+    stored = dict(zip(places, _store([leaves[i] for i in places], on_gpu), strict=True))
+    found: Tree = jax.tree.unflatten(structure, [stored.get(i, x) for i, x in enumerate(leaves)])
     return found
 
 
@@ -89,12 +82,17 @@ def store_integers(integers: jax.Array) -> jax.Array:
     """
     if not isinstance(integers, jax.core.Tracer):
         return integers
-    found: jax.Array = lax.platform_dependent(
-        integers,
-        cpu=lambda x: materialize(x, jnp.integer),
-        default=lax.optimization_barrier,
-    )
-    return found
+    return _store([integers], on_gpu=lax.optimization_barrier)[0]
+
+
+def _store(
+    arrays: list[jax.Array], on_gpu: Callable[[list[jax.Array]], list[jax.Array]]
+) -> list[jax.Array]:
+    with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
+        stored: list[jax.Array] = lax.platform_dependent(
+            arrays, cpu=_after_empty_loop, tpu=lax.optimization_barrier, default=on_gpu
+        )
+    return stored
 
 
 def _after_empty_loop(
@@ -164,3 +162,16 @@ def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
         [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
         for x, n in zip(stacks, sizes, strict=True)
     ]
+
+
+def once(draw: Callable[[], Tree], key: jax.Array) -> Tree:
+    """Returns `draw()`, drawn with a key, computed once for all uses.
+
+    On CPU, XLA would fuse the draw into each use, such as the output of a filter and its buffer. It
+    would then be computed twice, with parts stored in memory.
+    """
+    if not isinstance(key, jax.core.Tracer):  # outside jit nothing is fused
+        return draw()
+    draw = jax.jit(draw)  # traced once for both platforms
+    found: Tree = lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)
+    return found

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._pricing.checks import (
-    ADD_OR_REMOVE,
     Accountant,
     check_accountant,
     check_delta,
@@ -16,15 +15,14 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
-from dpoptax._pricing.noise_schedule import checked_phases, scaled
-from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, composed, other_events
-from dpoptax.accounting._design import checked_noise, make_design
+from dpoptax._pricing.privacy_event import Composable, other_events
+from dpoptax.accounting._design import Sampling, checked_noise, event_of, sampling_of
 from dpoptax.accounting._parameter_search import Search
-from dpoptax.matrix._participation import Participation
-from dpoptax.sampling import PoissonSampler
+from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:
-    from dpoptax.sampling import Sampler
+    from dpoptax.matrix._participation import Participation
+    from dpoptax.sampling._base import Sampler
 
 _MULTIPLIERS = (0.05, 1e6)
 _MAX_STEPS = 10**9
@@ -61,18 +59,17 @@ def calibrate_noise_multiplier(
     0.959
     """
     steps = integer("steps", steps, 1, "a run without steps needs no noise")
-    design, others = make_design(sampling_probability, sampler), other_events(also)
+    sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
+    noise = checked_noise(1.0 if schedule is None else schedule)
 
     def event(factor: float) -> dpa.DpEvent:
-        priced = design.event(scaled(relative, factor), steps)
-        run = PrivacyEvent(priced, design.seeds, unit=design.unit)
-        return composed(run, others).dp_event
+        scaled = tuple((t, factor * r) for t, r in noise) if isinstance(noise, tuple) else factor
+        return event_of(sampling, scaled, steps, others).dp_event
 
-    relative = checked_phases({0: 1.0} if schedule is None else schedule)
     least, most = _MULTIPLIERS
     multiplier, spent = Search(
         event,
-        *_target(epsilon, delta, accountant, design.dataset_size, design.relation),
+        *_target(epsilon, delta, accountant, sampling),
         lowest=least,
         highest=most,
         rising=False,
@@ -114,14 +111,13 @@ def calibrate_steps(
     ... ) // 10
     172
     """
-    design = make_design(sampling_probability, sampler)
+    sampling = sampling_of(sampling_probability, sampler)
     multiplier = checked_noise(noise_multiplier)
-    most = _MAX_STEPS
-    if isinstance(sampler, Participation):
-        most = min(_MAX_STEPS, getattr(sampler.strategy, "steps", _MAX_STEPS))
+    strategy = getattr(sampler, "strategy", None)
+    most = min(_MAX_STEPS, getattr(strategy, "steps", _MAX_STEPS))
     steps, spent = Search(
-        lambda x: design.event(multiplier, int(x)),
-        *_target(epsilon, delta, accountant, design.dataset_size, design.relation),
+        lambda x: event_of(sampling, multiplier, int(x)).dp_event,
+        *_target(epsilon, delta, accountant, sampling),
         lowest=1,
         highest=most,
         rising=True,
@@ -165,9 +161,10 @@ def calibrate_batch_size(
     steps = integer("steps", steps, 1, "a run without steps has no batch")
     dataset_size = integer("dataset_size", dataset_size, 1, "count the training records, or users")
     multiplier = checked_multiplier(noise_multiplier)
+    largest = PoissonSampler(dataset_size, dataset_size)
     size, spent = Search(
-        lambda x: PoissonSampler(dataset_size, int(x), seed=0).dp_event(multiplier, steps),
-        *_target(epsilon, delta, accountant, dataset_size),
+        lambda x: PoissonSampler(dataset_size, int(x)).dp_event(multiplier, steps),
+        *_target(epsilon, delta, accountant, largest),
         lowest=1,
         highest=dataset_size,
         rising=True,
@@ -182,14 +179,10 @@ def calibrate_batch_size(
 
 
 def _target(
-    epsilon: float,
-    delta: float,
-    accountant: str,
-    dataset_size: int | None,
-    relation: str = ADD_OR_REMOVE,
+    epsilon: float, delta: float, accountant: str, sampling: Sampling
 ) -> tuple[float, float, str, dpa.NeighboringRelation]:
     if not 0 < number("epsilon", epsilon) < math.inf:
         raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
-    check_delta(delta, dataset_size)
+    check_delta(delta, sampling.dataset_size)
     check_accountant(accountant)
-    return epsilon, delta, accountant, relation_named(relation)
+    return epsilon, delta, accountant, relation_named(sampling.neighboring_relation)

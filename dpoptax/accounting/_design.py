@@ -1,54 +1,50 @@
-"""The sampling of a run, as a function from noise and steps to an event."""
+"""The sampling of a run, and the event of its releases."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import dp_accounting as dpa
 
-from dpoptax._pricing import events, noise_schedule
 from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, number
-from dpoptax._pricing.noise_schedule import Phases, checked_phases
-from dpoptax._pricing.privacy_event import seed_fingerprint
+from dpoptax._pricing.events import poisson_event
+from dpoptax._pricing.privacy_event import PrivacyEvent, composed, seed_fingerprint
 
 if TYPE_CHECKING:
+    from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.matrix._participation import Participation
-    from dpoptax.sampling import Sampler
-    from dpoptax.sampling._base import Unit
+    from dpoptax.sampling._base import Sampler
+
+Sampling: TypeAlias = "Sampler | Participation | PoissonRate"
+"""What prices draws: a sampler, also with a strategy, or only a sampling probability."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Design:
-    """Describes the sampling of a run.
+class PoissonRate:
+    """Poisson sampling of a data set of unknown size; it has the attributes of a sampler."""
 
-    Attributes:
-      at: (noise_multiplier, steps) -> the event.
-      relation: the name of the neighboring relation.
-      dataset_size: N, or None if it is unknown.
-      independent_steps: whether the steps can be priced one by one.
-      seeds: the fingerprint of the sampler's seed, if it has one.
-      unit: "example" or "user", or None if it is unknown.
-    """
+    sampling_probability: float
 
-    at: Callable[[float, int], dpa.DpEvent]
-    relation: str = ADD_OR_REMOVE
-    dataset_size: int | None = None
-    independent_steps: bool = True
-    seeds: frozenset[str] = frozenset()
-    unit: Optional["Unit"] = None
+    neighboring_relation: ClassVar[str] = ADD_OR_REMOVE
+    independent_steps: ClassVar[bool] = True
+    dataset_size: ClassVar[None] = None
+    seed: ClassVar[None] = None
+    unit: ClassVar[None] = None
 
-    def event(self, noise_multiplier: float | Phases, steps: int) -> dpa.DpEvent:
-        """Returns the event of `steps` steps with a checked multiplier."""
-        if isinstance(noise_multiplier, tuple):
-            return noise_schedule.event_of(
-                self.at, noise_multiplier, steps, apart=self.independent_steps
-            )
-        return self.at(noise_multiplier, steps)
+    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+        """Returns the event of `steps` noisy sums."""
+        return poisson_event(noise_multiplier, self.sampling_probability, steps)
+
+    def describe(self) -> dict[str, object]:
+        """Returns the sampling as JSON values."""
+        return {"sampling_probability": self.sampling_probability}
 
 
-def checked_noise(noise_multiplier: float | Mapping[int, float]) -> float | Phases:
+def checked_noise(noise_multiplier: float | Mapping[int, float]) -> "float | Phases":
     """Returns a noise multiplier, or the phases of a schedule, after checks."""
     if isinstance(noise_multiplier, Mapping):
+        from dpoptax._pricing.noise_schedule import checked_phases
+
         return checked_phases(noise_multiplier)
     return checked_multiplier(noise_multiplier)
 
@@ -62,16 +58,10 @@ def check_sampler(sampler: object) -> None:
         )
 
 
-def seeds_of(sampler: "Sampler | Participation") -> frozenset[str]:
-    """Returns the fingerprint of the seed of a sampler; empty without a seed."""
-    seed = getattr(getattr(sampler, "sampler", sampler), "seed", None)
-    return frozenset() if seed is None else frozenset([seed_fingerprint(seed)])
-
-
-def make_design(
+def sampling_of(
     sampling_probability: float | None, sampler: "Sampler | Participation | None"
-) -> Design:
-    """Returns the design for the argument that is not None."""
+) -> Sampling:
+    """Returns the sampling for the argument that is not None."""
     if (sampling_probability is None) == (sampler is None):
         raise ValueError(
             "Pass exactly one of `sampling_probability` and `sampler`, got "
@@ -80,20 +70,40 @@ def make_design(
     if sampler is not None:
         check_sampler(sampler)
         sampler.dp_event(1.0, 0)  # raises here, with the reason, if the sampler has no event
-        return Design(
-            sampler.dp_event,
-            sampler.neighboring_relation,
-            sampler.dataset_size,
-            sampler.independent_steps,
-            seeds_of(sampler),
-            getattr(getattr(sampler, "sampler", sampler), "unit", None),
-        )
+        return sampler
     probability = number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:
         raise ValueError(
             f"`sampling_probability` must be in [0, 1], got {probability}. Pass the expected batch "
             "size over the number of records or users."
         )
-    return Design(
-        lambda noise_multiplier, steps: events.poisson_event(noise_multiplier, probability, steps)
-    )
+    return PoissonRate(probability)
+
+
+def event_of(
+    sampling: Sampling,
+    noise: "float | Phases",
+    steps: int,
+    others: Sequence[PrivacyEvent] = (),
+) -> PrivacyEvent:
+    """Returns the event of the first `steps` noisy sums of a run, and of other releases."""
+    if isinstance(noise, tuple):
+        from dpoptax._pricing import noise_schedule
+
+        apart = sampling.independent_steps
+        priced = noise_schedule.event_of(sampling.dp_event, noise, steps, apart=apart)
+    else:
+        priced = sampling.dp_event(noise, steps)
+    return run_event(priced, sampling, others)
+
+
+def run_event(
+    priced: dpa.DpEvent,
+    sampling: Sampling,
+    others: Sequence[PrivacyEvent],
+    keys: frozenset[str] = frozenset(),
+) -> PrivacyEvent:
+    """Returns the event of a run with the fingerprints of its seed and keys, and of others."""
+    seed = sampling.seed
+    seeds = frozenset() if seed is None else frozenset([seed_fingerprint(seed)])
+    return composed(PrivacyEvent(priced, seeds, keys, sampling.unit), others)

@@ -17,18 +17,21 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
-from dpoptax._pricing.noise_schedule import Phases
 from dpoptax._pricing.privacy_event import PrivacyEvent, privacy_event
-from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
+from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, least_mu
 from dpoptax.accounting import _statement
-from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
+from dpoptax.accounting._statement import BLANK
 
 if TYPE_CHECKING:
+    from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.sampling._base import Unit
 
 # In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
 _CURVE_COUNTS = {"pld": 50, "monte_carlo": 4}
 _CURVE_COARSENESS = 50
+# The grid of the privacy loss for a whole curve is ten times as coarse as for a stated ε. It is
+# rounded in the same direction, so the curve claims less privacy.
+_CURVE_INTERVAL = 10 * accountants.DISCRETIZATION
 
 
 class NoisyReleases(NamedTuple):
@@ -43,7 +46,7 @@ class NoisyReleases(NamedTuple):
     """
 
     number: int
-    phases: Phases
+    phases: "Phases"
     strategy: str | None = None
     fixed_point: bool | None = None
     generator: str | None = None
@@ -58,8 +61,8 @@ class Guarantee:
     `guarantee` computes it from an optimizer state, `planned_guarantee` from the parameters of a
     run, and the constructor from any event. `print(guarantee)` shows ε at
     `stated_delta` and all terms of the guarantee, with ε and δ rounded up and noise multipliers
-    rounded down. It does not include settings chosen by looking at private results, or other
-    publications.
+    rounded down. `statement` says the same to readers without mathematics. It does not include
+    settings chosen by looking at private results, or other publications.
 
     Privacy: all numbers are upper bounds on the leakage of the releases. The trade-off function is
     a lower bound on the error rates of any attack.
@@ -75,6 +78,8 @@ class Guarantee:
       releases: the `NoisyReleases` of each noise stage.
       other_events: number of events besides the run that are part of `event`.
       stated_delta: δ of the statement.
+      drawn: whether dpoptax drew the batches and checked the number of rows, as `fit` and the
+        trainer do. Otherwise the program's author is responsible.
       records: number of examples or users by which neighbors differ; see `for_records`.
       event_after: the event of the first t releases, as a function of t; None if it is unknown.
 
@@ -96,6 +101,7 @@ class Guarantee:
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0
     stated_delta: float = 1e-5
+    drawn: bool = False
     records: int = 1
     event_after: Callable[[int], PrivacyEvent] | None = dataclasses.field(
         default=None, repr=False, compare=False
@@ -144,7 +150,7 @@ class Guarantee:
         >>> Guarantee(event).trade_off([0.01, 0.1]).round(3)
         array([0.966, 0.783])
         """
-        return approximate_trade_off(*privacy_profile(self.event.dp_event, self._relation))
+        return approximate_trade_off(*self._profile(accountants.LEAST_DELTA))
 
     def gdp_mu(self, delta: float) -> float:
         """Returns the least μ for which the releases are μ-Gaussian DP, except for δ.
@@ -164,8 +170,7 @@ class Guarantee:
         2.0
         """
         self._check_delta(delta)
-        profile = privacy_profile(self.event.dp_event, self._relation, delta / 2)
-        return least_mu(*profile, delta)
+        return least_mu(*self._profile(delta / 2), delta)
 
     def for_records(self, records: int) -> "Guarantee":
         """Returns the guarantee for a person with k records.
@@ -300,7 +305,48 @@ class Guarantee:
             "attack_success": 1.0 - float(self.trade_off(_statement.FALSE_POSITIVE_RATE)),
             "gdp_mu": self.gdp_mu(self.stated_delta),
             "other_events": self.other_events,
+            "drawn": self.drawn,
         }
+
+    def statement(
+        self,
+        *,
+        owners: str = BLANK,
+        public_data: str = BLANK,
+        settings: str = BLANK,
+        publications: str = BLANK,
+        batches: str = BLANK,
+    ) -> str:
+        """Returns three paragraphs for readers without mathematics, and the table for experts.
+
+        The paragraphs describe the unit of protection, its strength with an example of an attack,
+        and all assumptions. The arguments fill blanks that dpoptax cannot fill. `fit` with a
+        `workdir` and `dpoptax train` write the text to statement.txt.
+
+        Args:
+          owners: the largest number of examples of one person; for users, what a user is.
+          public_data: the data that counted as public.
+          settings: how the settings of the training were chosen.
+          publications: all other results from the same data that somebody has seen.
+          batches: who confirms that the sampler drew the batches. Unused if `drawn`.
+
+        >>> import dp_accounting
+        >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
+        >>> print(Guarantee(event).statement(owners="1").splitlines()[0][:80])
+        What is protected. The unit of protection is one example, which is one row of th
+        """
+        from dpoptax.accounting._plain_statement import plain_statement
+
+        values = self.to_dict()
+        plain = plain_statement(
+            values,
+            owners=owners,
+            public_data=public_data,
+            settings=settings,
+            publications=publications,
+            batches=batches,
+        )
+        return f"{plain}\n\nFor experts:\n\n{_statement.statement_text(values)}\n"
 
     def __str__(self) -> str:
         return _statement.statement_text(self.to_dict())
@@ -311,6 +357,11 @@ class Guarantee:
         return accountants.epsilon_of(
             event.dp_event, delta, self.accountant, self._relation, interval
         )
+
+    def _profile(self, least_delta: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns pairs of ε and δ, by a grid of the privacy loss for whole curves."""
+        event, interval = self.event.dp_event, _CURVE_INTERVAL
+        return accountants.profile_of(event, self._relation, interval, least_delta=least_delta)
 
     def _check_delta(self, delta: float) -> None:
         check_delta(delta, self.sampling.get("dataset_size"))

@@ -1,12 +1,14 @@
 """Search for a parameter of a run whose ε meets a target."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import dp_accounting as dpa
 
 from dpoptax._pricing import accountants
+from dpoptax._pricing.events import parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,62 +36,71 @@ class Search:
     def solve(self, start: float) -> tuple[float, float]:
         """Returns the parameter and its ε.
 
-        ε exceeds the target only at the end of the range. Three passes each start from the last
-        result: RDP over few orders (milliseconds), PLD on a coarse grid (a tenth of the cost), and
-        the requested accountant. PLD is slow far from the solution, so the first pass saves most of
-        the time. Integers are exact, and other parameters are within 2e-4 of the target ε. With
-        Monte Carlo, the second pass draws a tenth of the samples, and the result is within 1e-2,
-        since bounds of different parameters vary by that much.
+        ε exceeds the target only at the end of the range. Integers are exact, and other parameters
+        are within 2e-4 of the target ε. With Monte Carlo, they are within 1e-2, since bounds of
+        different parameters vary by that much.
+        """
+        x, slope, spent = start, 1.0 if self.rising else -1.0, math.inf
+        for price, tolerance in self._passes():
+            x, spent, slope = self._boundary(price, x, slope, tolerance)
+        return x, spent
+
+    def _passes(self) -> Iterator[tuple[Callable[[float], float], float]]:
+        """Yields prices with their tolerances. Each pass starts from the last result and slope.
+
+        First, RDP over few orders takes milliseconds. PLD is slow far from the solution, so this
+        saves most of the time. Then PLD is extrapolated from two coarse grids, at a tenth of the
+        cost: the excess of a grid over the limit is proportional to the square of its interval.
+        Finally, the requested accountant prices the parameter that is returned. With Monte Carlo,
+        the second pass draws a tenth of the samples.
         """
         drawn = self.accountant == "monte_carlo"
         exact = (1e-2 if drawn else 2e-4) if self.digits else 0.0
 
-        def guessed(x: float) -> float:
-            return accountants.guessed_epsilon(self.event_at(x), self.delta, self.relation)
-
-        def priced(x: float, interval: float = accountants.DISCRETIZATION) -> float:
+        def priced(x: float, coarseness: int = 1) -> float:
+            interval = coarseness * accountants.DISCRETIZATION
+            event = self.event_at(x)
             return accountants.epsilon_of(
-                self.event_at(x), self.delta, self.accountant, self.relation, interval
+                event, self.delta, self.accountant, self.relation, interval
             )
 
-        def coarse(x: float) -> float:
-            return priced(x, 10 * accountants.DISCRETIZATION)
+        def guessed(x: float) -> float:
+            parts = parts_of(self.event_at(x))
+            return accountants.guessed_epsilon(parts, self.delta, self.relation)
 
-        # Each pass starts with the slope of the previous one.
-        x, _, slope = self._boundary(guessed, start, 1.0 if self.rising else -1.0, 1e-2)
-        if self.accountant != "rdp":
-            x, _, slope = self._boundary(coarse, x, slope, 1e-2 if drawn else 2e-3)
-        x, spent, _ = self._boundary(priced, x, slope, exact)
-        return x, spent
+        def extrapolated(x: float) -> float:
+            finer, coarser = priced(x, 20), priced(x, 40)
+            return max(finer - (coarser - finer) / 3, finer / 2) if coarser < math.inf else finer
+
+        yield guessed, 1e-2
+        if self.accountant == "pld":
+            yield extrapolated, max(exact, 1e-4)
+        if drawn:
+            yield functools.partial(priced, coarseness=10), 1e-2
+        yield priced, exact
 
     def _boundary(
-        self, spent_at: Callable[[float], float], x: float, slope: float, tolerance: float
+        self, price: Callable[[float], float], x: float, slope: float, tolerance: float
     ) -> tuple[float, float, float]:
         """Runs Newton's method on log ε as a function of log x, kept inside a bracket."""
-        toward_spending = 1 if self.rising else -1
-        safe: tuple[float, float] | None = None
-        unsafe: tuple[float, float] | None = None
+        known: dict[bool, tuple[float, float]] = {}  # x and ε, by whether ε is within the target
         last: tuple[float, float] | None = None
         while True:
-            spent = spent_at(x)
+            spent = price(x)
+            within = spent <= self.epsilon
+            known[within] = x, spent
             ratio = math.log(spent / self.epsilon) if 0 < spent < math.inf else None
             if ratio is not None:
                 if last is not None and last[0] != x and last[1] != ratio:
-                    secant = (ratio - last[1]) / (math.log(x) - math.log(last[0]))
-                    slope = secant if secant * toward_spending > 0 else slope
-                last = (x, ratio)
-            if spent <= self.epsilon:
-                safe = (x, spent)
-                at_end = x == (self.highest if self.rising else self.lowest)
-                if at_end or (ratio is not None and -ratio <= tolerance):
-                    return x, spent, slope
-            else:
-                unsafe = (x, spent)
-                if x == (self.lowest if self.rising else self.highest):
-                    return x, spent, slope
-            if safe and unsafe and abs(safe[0] - unsafe[0]) < 1.5 * self._unit(x):
-                return *safe, slope
-            x = self._next(x, ratio, slope, tolerance, safe and safe[0], unsafe and unsafe[0])
+                    secant = (ratio - last[1]) / math.log(x / last[0])
+                    slope = secant if (secant > 0) == self.rising else slope
+                last = x, ratio
+            at_end = x == (self.highest if within == self.rising else self.lowest)
+            if at_end or (within and ratio is not None and -ratio <= tolerance):
+                return x, spent, slope
+            if len(known) == 2 and abs(known[True][0] - known[False][0]) < 1.5 * self._unit(x):
+                return *known[True], slope
+            x = self._next(x, ratio, slope, tolerance, known)
 
     def _next(
         self,
@@ -97,28 +108,19 @@ class Search:
         ratio: float | None,
         slope: float,
         tolerance: float,
-        safe: float | None,
-        unsafe: float | None,
+        known: Mapping[bool, tuple[float, float]],
     ) -> float:
         """Returns the next guess in the bracket; `ratio` is log(spent/ε) at x."""
-        toward_spending = 1 if self.rising else -1
-        outward = toward_spending if x == safe else -toward_spending
-        if ratio is None:
-            log_move = 2.0 * outward
+        below, above = known.get(self.rising), known.get(not self.rising)
+        low = below[0] + self._unit(below[0]) if below else self.lowest
+        high = above[0] - self._unit(above[0]) if above else self.highest
+        if ratio is not None:
+            guess = x * math.exp(max(-2.0, min(2.0, (-ratio - tolerance / 2) / slope)))
+        elif below and above:
+            guess = math.sqrt(low * high)
         else:
-            log_move = max(-2.0, min(2.0, (-ratio - tolerance / 2) / slope))
-        proposal = x * math.exp(log_move)
-        low, high = self.lowest, self.highest
-        if safe is not None and unsafe is not None:
-            low, high = min(safe, unsafe), max(safe, unsafe)
-            low, high = low + self._unit(low), high - self._unit(high)
-            if ratio is None:
-                proposal = math.sqrt(low * high)
-        elif outward > 0:
-            low = x + self._unit(x)
-        else:
-            high = x - self._unit(x)
-        return max(self.lowest, min(self.highest, self._snap(max(low, min(high, proposal)))))
+            guess = x * math.exp(2.0 if below else -2.0)
+        return max(self.lowest, min(self.highest, self._snap(max(low, min(high, guess)))))
 
     def _unit(self, x: float) -> float:
         if self.digits is None:

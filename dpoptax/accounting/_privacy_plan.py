@@ -1,18 +1,17 @@
 """The plan of a private run: its sampler, noise and guarantee."""
 
 import bisect
+import copy
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import optax
 
-from dpoptax import accounting
 from dpoptax._pricing.checks import Accountant
-from dpoptax._pricing.noise_schedule import Schedule
 from dpoptax._pricing.privacy_event import (
     Composable,
     PrivacyEvent,
@@ -20,21 +19,21 @@ from dpoptax._pricing.privacy_event import (
     key_fingerprint,
     other_events,
 )
-from dpoptax._release.adaptive import QuantileClip, adaptive_gaussian_noise
-from dpoptax._release.correlated import correlated_noise
-from dpoptax._release.fixed_point import fixed_point_grid
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.random.keys import check_noise_key, words_of
-from dpoptax._release.random.shake256 import SEED_BYTES
-from dpoptax.accounting._statement import claim_text, multipliers_text
-from dpoptax.matrix._participation import Participation
-from dpoptax.matrix._strategies import Strategy
-from dpoptax.sampling import PoissonSampler, Sampler
+from dpoptax.accounting._calibration import calibrate_noise_multiplier
+from dpoptax.accounting._guarantee import Guarantee
+from dpoptax.accounting._runs import guarantee as run_guarantee
+from dpoptax.accounting._runs import planned_guarantee
+from dpoptax.sampling._base import SEED_BYTES, Sampler
 from dpoptax.sampling._batches import Batch, example_loader, read_ahead
+from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:
     from dpoptax._gradients.clip.clip import Clip
     from dpoptax._support.tree import PyTree
+    from dpoptax.matrix._participation import Participation
+    from dpoptax.matrix._strategies import Strategy
     from dpoptax.users import UserTable
 
 
@@ -75,12 +74,11 @@ class PrivacyPlan:
       steps: T.
       dataset_size: N. Required unless `sampler` is an object.
       batch_size: B, the expected batch size. Required unless `sampler` is an object.
-      epsilon: the ε that the whole plan may spend, which determines σ. Pass either this or
-        `noise_multiplier`.
+      epsilon: the ε that the whole plan may spend, which determines σ.
       delta: in (0, 1). Required with `epsilon`. By default, the largest power of ten below 1/N, at
         most 1e-5.
-      noise_multiplier: σ or a schedule, as for `gaussian_noise`.
-      schedule: with `epsilon`, a relative noise multiplier for the first step of each phase.
+      noise_multiplier: σ or a schedule, as for `gaussian_noise`. With `epsilon`, omit it, or pass a
+        schedule, which the plan scales to spend `epsilon`.
       sampler: a sampler object, or a function or class of `dpoptax.sampling` that makes one from
         `dataset_size`, `batch_size` and `seed`. An object from `UserTable.sampler` draws users.
       seed: the seed of the sampler, for one run. By default, each run draws its own.
@@ -116,7 +114,7 @@ class PrivacyPlan:
     steps: int
     noise_multiplier: float | Mapping[int, float]
     delta: float
-    strategy: Strategy | None
+    strategy: "Strategy | None"
     fixed_point: bool
     accountant: Accountant
     also: tuple[PrivacyEvent, ...]
@@ -130,63 +128,74 @@ class PrivacyPlan:
         epsilon: float | None = None,
         delta: float | None = None,
         noise_multiplier: float | Mapping[int, float] | None = None,
-        schedule: Mapping[int, float] | None = None,
         sampler: Sampler | Callable[..., Sampler] = PoissonSampler,
         seed: int | bytes | None = None,
-        strategy: Strategy | None = None,
+        strategy: "Strategy | None" = None,
         fixed_point: bool = False,
         accountant: Accountant = "pld",
         also: Sequence[Composable] = (),
     ) -> None:
         made = _make_sampler(sampler, dataset_size, batch_size, seed)
-        priced = _priced(made, strategy)
-        if (epsilon is None) == (noise_multiplier is None):
+        given = {"noise_multiplier": noise_multiplier, "delta": delta, "also": other_events(also)}
+        terms = {"steps": steps, "strategy": strategy, "accountant": accountant}
+        self.__dict__.update(given, sampler=made, fixed_point=fixed_point, **terms)
+        if strategy is not None:
+            self._check_strategy(strategy)
+        if epsilon is None:
+            self._check_noise()
+        else:
+            self._calibrate(epsilon)
+
+    def _calibrate(self, epsilon: float) -> None:
+        """Sets the least noise multiplier within `epsilon`, or scales the schedule to it."""
+        if self.delta is None:
+            raise ValueError("`delta` must be given with `epsilon`, well below 1/N.")
+        schedule = self.noise_multiplier
+        if not (schedule is None or isinstance(schedule, Mapping)):
             raise ValueError(
-                "Pass one of `epsilon` and `noise_multiplier`, got "
-                f"epsilon={epsilon}, noise_multiplier={noise_multiplier}."
+                "`noise_multiplier` must be None or a relative schedule with `epsilon`, which "
+                f"determines it, got {schedule}."
             )
-        if epsilon is None and schedule is not None:
-            raise ValueError(
-                "`schedule` must be None without `epsilon`. Pass the noise multipliers of the "
-                "phases as `noise_multiplier`."
-            )
-        if strategy is not None and (schedule or isinstance(noise_multiplier, Mapping)):
+        sigma = calibrate_noise_multiplier(
+            epsilon=epsilon, schedule=schedule, sampler=self._sampling, **self._terms
+        )
+        self.__dict__["noise_multiplier"] = sigma
+        if schedule is not None:
+            phases = {first: sigma * ratio for first, ratio in schedule.items()}
+            self.__dict__["noise_multiplier"] = _frozen(phases)
+
+    def _check_noise(self) -> None:
+        """Checks the given noise, and sets the default δ."""
+        if self.noise_multiplier is None:
+            raise ValueError("Pass `epsilon` or `noise_multiplier`, got neither.")
+        if isinstance(self.noise_multiplier, Mapping):
+            self.__dict__["noise_multiplier"] = _frozen(self.noise_multiplier)
+        self.__dict__["delta"] = self.guarantee().stated_delta
+
+    def _check_strategy(self, strategy: "Strategy") -> None:
+        """Raises if no ε is known for the strategy with the other arguments."""
+        if isinstance(self.noise_multiplier, Mapping):
             raise ValueError(
                 "`strategy` must be None under a schedule: correlated noise has one multiplier."
             )
-        if fixed_point and isinstance(priced, Participation):
-            priced.check_fixed_point()
-        also = other_events(also)
-        if epsilon is not None:
-            if delta is None:
-                raise ValueError("`delta` must be given with `epsilon`, well below 1/N.")
-            sigma = accounting.calibrate_noise_multiplier(
-                epsilon=epsilon,
-                delta=delta,
-                steps=steps,
-                sampler=priced,
-                schedule=schedule,
-                accountant=accountant,
-                also=also,
-            )
-            noise_multiplier = sigma
-            if schedule is not None:
-                noise_multiplier = {first: sigma * ratio for first, ratio in schedule.items()}
-        if isinstance(noise_multiplier, Mapping):
-            noise_multiplier = Schedule(tuple(noise_multiplier.items()))
-        values = {
-            "sampler": made,
-            "steps": steps,
-            "noise_multiplier": noise_multiplier,
-            "delta": delta,
-            "strategy": strategy,
-            "fixed_point": fixed_point,
-            "accountant": accountant,
-            "also": also,
+        sampling = strategy.under(self.sampler)
+        if self.fixed_point:
+            sampling.check_fixed_point()
+
+    @property
+    def _sampling(self) -> "Sampler | Participation":
+        """The sampler for the accounting, with the strategy if there is one."""
+        return self.sampler if self.strategy is None else self.strategy.under(self.sampler)
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        """The arguments that calibration and guarantees share."""
+        return {
+            "steps": self.steps,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "also": self.also,
         }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "delta", self.guarantee().stated_delta)  # checked, or the default
 
     @property
     def epsilon(self) -> float:
@@ -221,43 +230,50 @@ class PrivacyPlan:
         >>> dpoptax.ledgers(state)[0].mechanism.batch_size
         10
         """
-        batch_size = self.sampler.batch_size
         key = check_noise_key(key)
-        if self.also and not isinstance(key, jax.core.Tracer):
-            keys = frozenset([key_fingerprint(words_of(key))])
-            composed(PrivacyEvent(self.also[0].dp_event, keys=keys), self.also)
+        if self.also:
+            self._check_new(key)
+        noise: dict[str, Any] = {
+            "noise_multiplier": self.noise_multiplier,
+            "batch_size": self.sampler.batch_size,
+            "key": key,
+        }
+        if self.strategy is not None:
+            return self._correlated_noise(self.strategy, clip, noise)
+        if clip is None or isinstance(clip, int | float):
+            return gaussian_noise(**noise, fixed_point=self.fixed_point)
+        return self._noise_of(clip, noise)
+
+    def _noise_of(self, clip: "Clip", noise: Mapping[str, Any]) -> optax.GradientTransformation:
+        """Returns independent noise for a clip, which may be adaptive."""
+        from dpoptax._release.adaptive import QuantileClip, adaptive_gaussian_noise
+
+        if not isinstance(clip, QuantileClip):
+            return gaussian_noise(**noise, fixed_point=self.fixed_point)
+        if isinstance(self.noise_multiplier, Mapping):
+            raise _not_adaptive(clip)
+        return adaptive_gaussian_noise(clip, **noise, fixed_point=self.fixed_point)
+
+    def _correlated_noise(
+        self, strategy: "Strategy", clip: "Clip | float | None", noise: Mapping[str, Any]
+    ) -> optax.GradientTransformation:
+        from dpoptax._release.adaptive import QuantileClip
+        from dpoptax._release.correlated import correlated_noise
+
         if isinstance(clip, QuantileClip):
-            if self.strategy is not None or isinstance(self.noise_multiplier, Mapping):
-                raise ValueError(
-                    "`clip` must not be adaptive under a schedule of noise or with correlated "
-                    f"noise, got {clip}."
-                )
-            return adaptive_gaussian_noise(
-                clip,
-                noise_multiplier=self.noise_multiplier,
-                batch_size=batch_size,
-                key=key,
-                fixed_point=self.fixed_point,
-            )
-        if self.strategy is None:
-            return gaussian_noise(
-                noise_multiplier=self.noise_multiplier,
-                batch_size=batch_size,
-                key=key,
-                fixed_point=self.fixed_point,
-            )
+            raise _not_adaptive(clip)
         if self.fixed_point and clip is None:
             raise ValueError(
                 "`clip` must be the clip of all sums for correlated noise in fixed point, got None."
             )
-        assert not isinstance(self.noise_multiplier, Mapping)
-        return correlated_noise(
-            self.strategy,
-            noise_multiplier=self.noise_multiplier,
-            batch_size=batch_size,
-            key=key,
-            fixed_point_clip=clip if self.fixed_point else None,
-        )
+        fixed = clip if self.fixed_point else None
+        return correlated_noise(strategy, **noise, fixed_point_clip=fixed)
+
+    def _check_new(self, key: "jax.Array") -> None:
+        """Raises if the key is that of an event of `also`."""
+        if not isinstance(key, jax.core.Tracer):
+            keys = frozenset([key_fingerprint(words_of(key))])
+            composed(PrivacyEvent(self.also[0].dp_event, keys=keys), self.also)
 
     def grid(self, clip: "Clip | float") -> float | None:
         """Returns `grid` for `clipped_grad`, with which sums in fixed point are exact.
@@ -273,6 +289,8 @@ class PrivacyPlan:
         """
         if not self.fixed_point:
             return None
+        from dpoptax._release.fixed_point import fixed_point_grid
+
         return fixed_point_grid(
             clip, noise_multiplier=self.noise_multiplier, batch_size=self.sampler.batch_size
         )
@@ -298,15 +316,22 @@ class PrivacyPlan:
         if jax.process_count() > 1:
             raise RuntimeError(
                 f"`new_run` must be called in a single process, got {jax.process_count()} "
-                "processes, and each would draw another seed. Draw it once, share it with "
-                "`jax.experimental.multihost_utils.broadcast_one_to_all`, and pass it as `seed`."
+                "processes, and each would draw another seed. Use `seed, key = "
+                "dpoptax.training.hosts.shared_secrets()`, and pass the seed to the plan."
             )
         hashed = isinstance(self.sampler.seed, bytes)
         seed = secrets.token_bytes(SEED_BYTES) if hashed else secrets.randbits(128)
-        return dataclasses.replace(self, sampler=dataclasses.replace(self.sampler, seed=seed))
+        run = copy.copy(self)
+        run.__dict__["sampler"] = dataclasses.replace(self.sampler, seed=seed)
+        return run
 
     def batches(
-        self, data: "PyTree", *, start: int = 0, users: "UserTable | None" = None
+        self,
+        data: "PyTree",
+        *,
+        start: int = 0,
+        users: "UserTable | None" = None,
+        sharding: "jax.sharding.NamedSharding | None" = None,
     ) -> Iterator[Batch]:
         """Yields the `Batch` of each step of a run: its rows of the data, mask and ids.
 
@@ -320,6 +345,9 @@ class PrivacyPlan:
             `ledgers(opt_state)[0].releases`, and needs the plan with its seed.
           users: the table of owners that made the sampler, if the plan draws users. The data then
             have a row for each record.
+          sharding: how the batch is split over devices, such as `NamedSharding(mesh, P("data"))`.
+            Each host reads only the rows of its devices. All hosts need the same data and a plan
+            with the same seed, such as one from `dpoptax.training.hosts.shared_secrets`.
 
         Raises:
           TypeError: a leaf of `data` is not an array with rows.
@@ -335,7 +363,7 @@ class PrivacyPlan:
         ValueError: `data` must have 100 rows, one for each example of the plan, got 90. ...
         """
         run = self._run(start)
-        load = example_loader(data, run.sampler, users)
+        load = example_loader(data, run.sampler, users, sharding)
         return read_ahead(load, range(start, self.steps))
 
     def draws(self, start: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -385,7 +413,7 @@ class PrivacyPlan:
 
     def guarantee(
         self, opt_state: "PyTree" = None, *, same_batches: bool | None = None
-    ) -> accounting.Guarantee:
+    ) -> Guarantee:
         """Returns the guarantee of a run that follows the plan, or of the whole plan.
 
         Args:
@@ -396,25 +424,16 @@ class PrivacyPlan:
         Raises:
           ValueError: `accounting.guarantee` raises it.
         """
+        terms = self._terms
         if opt_state is None:
-            return accounting.planned_guarantee(
-                noise_multiplier=self.noise_multiplier,
-                steps=self.steps,
-                sampler=_priced(self.sampler, self.strategy),
-                delta=self.delta,
-                accountant=self.accountant,
-                also=self.also,
-            )
-        return accounting.guarantee(
-            opt_state,
-            self.sampler,
-            delta=self.delta,
-            accountant=self.accountant,
-            same_batches=same_batches,
-            also=self.also,
-        )
+            noise = self.noise_multiplier
+            return planned_guarantee(noise_multiplier=noise, sampler=self._sampling, **terms)
+        del terms["steps"]  # the ledgers count them
+        return run_guarantee(opt_state, self.sampler, same_batches=same_batches, **terms)
 
     def __str__(self) -> str:
+        from dpoptax.accounting._statement import claim_text, multipliers_text
+
         planned, sampler = self.guarantee(), self.sampler
         size, batch_size = sampler.dataset_size, sampler.batch_size
         (stage,) = planned.releases
@@ -437,9 +456,18 @@ class PrivacyPlan:
         return "\n".join(["PrivacyPlan", *(f"  {name:7}  {text}" for name, text in lines.items())])
 
 
-def _priced(sampler: Sampler, strategy: Strategy | None) -> Sampler | Participation:
-    """Returns the sampler for the accounting, with the strategy if there is one."""
-    return sampler if strategy is None else strategy.under(sampler)
+def _frozen(schedule: Mapping[int, float]) -> Mapping[int, float]:
+    """Returns a copy of a schedule that cannot be changed."""
+    from dpoptax._pricing.noise_schedule import Schedule
+
+    return Schedule(tuple(schedule.items()))
+
+
+def _not_adaptive(clip: "Clip") -> ValueError:
+    return ValueError(
+        "`clip` must not be adaptive under a schedule of noise or with correlated noise, got "
+        f"{clip}."
+    )
 
 
 def _stddevs(values: Sequence[float]) -> str:

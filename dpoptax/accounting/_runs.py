@@ -1,19 +1,19 @@
 """Guarantees of runs, from an optimizer state or for a planned run."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dpoptax._pricing.checks import Accountant, check_accountant, check_delta, integer
-from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, composed, other_events
-from dpoptax.accounting._design import checked_noise, make_design, seeds_of
+from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
+from dpoptax.accounting._design import Sampling, checked_noise, event_of, run_event, sampling_of
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
 from dpoptax.accounting._spent import drawing_sampler, read_ledgers, spent_event
-from dpoptax.matrix._participation import Participation
 
 if TYPE_CHECKING:
     from dpoptax._release.read_ledger import Ledger
     from dpoptax._support.tree import PyTree
-    from dpoptax.sampling import Sampler
+    from dpoptax.matrix._participation import Participation
+    from dpoptax.sampling._base import Sampler
 
 
 def guarantee(
@@ -80,25 +80,18 @@ def guarantee(
     >>> print(str(guarantee(state, sampler)).splitlines()[0])
     (2, 1e-05)-differentially private for one example more or less
     """
-    check_accountant(accountant)
     readings, others = read_ledgers(opt_state), other_events(also)
     sampler = drawing_sampler(sampler, readings)
 
     def event(most: int | None = None) -> PrivacyEvent:
         spent = spent_event(readings, sampler, same_batches=same_batches, most=most)
-        run = PrivacyEvent(spent, seeds_of(sampler), readings.keys, sampler.unit)
-        return composed(run, others)
+        return run_event(spent, sampler, others, readings.keys)
 
+    priced = event()
     ledgers = [ledger for run in readings.runs for ledger in run]
     in_turns = same_batches is False and len(ledgers) > 1 and not readings.ensemble
-    return Guarantee(
-        event=event(),
-        accountant=accountant,
-        releases=tuple(map(_noisy_releases, ledgers)),
-        other_events=len(others),
-        event_after=None if in_turns else event,
-        **_sampler_facts(sampler, delta),
-    )
+    releases, after = tuple(map(_noisy_releases, ledgers)), None if in_turns else event
+    return _guarantee(sampler, delta, accountant, releases, others, priced, after)
 
 
 def planned_guarantee(
@@ -134,28 +127,18 @@ def planned_guarantee(
     >>> round(planned.epsilon(1e-5), 2), planned.epsilon_curve([0, 500, 1000], 1e-5).round(2)
     (1.52, array([0.  , 1.1 , 1.52]))
     """
-    check_accountant(accountant)
     others = other_events(also)
-    design = make_design(sampling_probability, sampler)
-    multiplier = checked_noise(noise_multiplier)
+    sampling = sampling_of(sampling_probability, sampler)
+    noise = checked_noise(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
-    phases = multiplier if isinstance(multiplier, tuple) else ((0, multiplier),)
-    strategy: str | None = None
-    if isinstance(sampler, Participation):
-        strategy, sampler = repr(sampler.strategy), sampler.sampler
+    phases = noise if isinstance(noise, tuple) else ((0, noise),)
+    strategy = getattr(sampler, "strategy", None)
+    releases = (NoisyReleases(steps, phases, strategy and repr(strategy)),)
 
     def event(count: int) -> PrivacyEvent:
-        priced = design.event(multiplier, count)
-        return composed(PrivacyEvent(priced, design.seeds, unit=design.unit), others)
+        return event_of(sampling, noise, count, others)
 
-    return Guarantee(
-        event=event(steps),
-        accountant=accountant,
-        releases=(NoisyReleases(steps, phases, strategy),),
-        other_events=len(others),
-        event_after=event,
-        **_sampler_facts(sampler, delta, sampling_probability),
-    )
+    return _guarantee(sampling, delta, accountant, releases, others, event(steps), event)
 
 
 def epsilon_spent(
@@ -212,24 +195,32 @@ def epsilon(
     ).stated_epsilon
 
 
-def _sampler_facts(
-    sampler: "Sampler | None", delta: float | None, sampling_probability: float | None = None
-) -> dict[str, Any]:
-    """Returns the fields of a guarantee that the sampler determines, and its δ."""
-    if sampler is None:
-        delta = 1e-5 if delta is None else delta
-        check_delta(delta)
-        sampling = {"sampling_probability": sampling_probability}
-        return {"sampling": sampling, "stated_delta": delta}
-    size = sampler.dataset_size
-    delta = min(1e-5, 10.0 ** -len(str(size))) if delta is None else delta
+def _guarantee(
+    sampling: Sampling,
+    delta: float | None,
+    accountant: Accountant,
+    releases: tuple[NoisyReleases, ...],
+    others: Sequence[PrivacyEvent],
+    event: PrivacyEvent,
+    event_after: Callable[[int], PrivacyEvent] | None,
+) -> Guarantee:
+    """Returns the guarantee of an event, at a checked δ."""
+    check_accountant(accountant)
+    size = sampling.dataset_size
+    if delta is None:
+        delta = 1e-5 if size is None else min(1e-5, 10.0 ** -len(str(size)))
     check_delta(delta, size)
-    return {
-        "neighboring_relation": sampler.neighboring_relation,
-        "unit": sampler.unit,
-        "sampling": sampler.describe(),
-        "stated_delta": delta,
-    }
+    return Guarantee(
+        event,
+        sampling.neighboring_relation,
+        accountant,
+        sampling.unit or "example",
+        sampling.describe(),
+        releases,
+        len(others),
+        delta,
+        event_after=event_after,
+    )
 
 
 def _noisy_releases(ledger: "Ledger") -> NoisyReleases:

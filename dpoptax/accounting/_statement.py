@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 FALSE_POSITIVE_RATE = 0.01
+BLANK = "__________"
+"""Marks what only the person responsible for the data can fill in."""
+
 _NEIGHBORS = {
     "add-or-remove-one": "one {} more or less",
     "replace-one": "one {} replaced by another",

@@ -19,7 +19,8 @@ import numpy as np
 from dp_accounting import dp_event
 from scipy import stats
 
-from dpoptax._pricing import events as _events
+from dpoptax._pricing.events import hashable as _hashable
+from dpoptax._pricing.own_events import WorstOfDpEvent as _WorstOfDpEvent
 from dpoptax._pricing.privacy_event import (
     Composable,
     PrivacyEvent,
@@ -50,7 +51,7 @@ def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
     1.55
     """
     given = _given(trials)
-    counts = collections.Counter(_events.hashable(each.dp_event) for each in given)
+    counts = collections.Counter(_hashable(each.dp_event) for each in given)
     events = [dpa.SelfComposedDpEvent(event, count) for event, count in counts.items()]
     together = events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
     return joined(together, given)
@@ -96,8 +97,8 @@ def best_of_random(
             "several times and each trial needs its own. Pass the guarantee of a "
             "`dpoptax.PrivacyPlan` without `seed`."
         )
-    events = tuple(dict.fromkeys(_events.hashable(each.dp_event) for each in given))
-    worst = events[0] if len(events) == 1 else _events.WorstOfDpEvent(events)
+    events = tuple(dict.fromkeys(_hashable(each.dp_event) for each in given))
+    worst = events[0] if len(events) == 1 else _WorstOfDpEvent(events)
     shape = SHAPES[distribution]
     selected = dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=shape)
     return PrivacyEvent(selected, unit=common_unit(given))

@@ -79,8 +79,8 @@ def _scores(
     factor = linalg.cholesky(covariance + _JITTER * np.diag(variances), lower=True)
 
     def whiten(features: Array) -> Array:
-        centred = features.reshape(len(features), -1) - mean
-        return linalg.solve_triangular(factor, centred.T, lower=True).T.reshape(-1, *shape)
+        centered = features.reshape(len(features), -1) - mean
+        return linalg.solve_triangular(factor, centered.T, lower=True).T.reshape(-1, *shape)
 
     moved = whiten(inside).mean(axis=0) / probability
     # For few runs and rare draws, for which the estimates of single steps are too noisy.

@@ -6,6 +6,8 @@ methods.
 """
 
 from dpoptax._gradients.clip.clipping_functions import psac_clip as psac_clip
+from dpoptax._release.adaptive import adaptive_clip as adaptive_clip
+from dpoptax._release.adaptive import adaptive_gaussian_noise as adaptive_gaussian_noise
 from dpoptax.contrib._adaptive_fir import adaptive_fir as adaptive_fir
 from dpoptax.contrib._geodp import HypersphericalClip as HypersphericalClip
 from dpoptax.contrib._geodp import geodp as geodp

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import UnitClip, clip_norm, positive
+from dpoptax._gradients.clip.clip import clip_norm, positive
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._gradients.clip.encoding import UnitClip, encodes
 from dpoptax._release.gaussian import GaussianNoiseState
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_threefry_key
@@ -74,7 +75,7 @@ def geodp(
         return GaussianNoiseState(**begin(mechanism, key, params))
 
     def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-        if clipped.clip.encodes:
+        if encodes(clipped.clip):
             raise TypeError(
                 "`geodp` computes angles itself and must not get encoded gradients, got "
                 f"{clipped.clip}. Clip with `dpoptax.l2_clip`, or use `dpoptax.gaussian_noise` "

@@ -12,7 +12,7 @@ import optax
 
 from dpoptax._gradients.clip.clipped_sum import check_released
 from dpoptax._gradients.linear_map import Diagonal, LinearMapState
-from dpoptax._support.serialization import register, serializable
+from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_decays, check_known, check_stddev
 from dpoptax.contrib._singular_values import is_kernel
 
@@ -21,10 +21,9 @@ Each: TypeAlias = Literal["entry", "side", "leaf"]
 _Moments: TypeAlias = tuple[jax.Array, ...]
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ScaleThenPrivatizeState:
+class ScaleThenPrivatizeState(SerializableState):
     """State of `scale_then_privatize`.
 
     Attributes:

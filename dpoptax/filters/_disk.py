@@ -12,7 +12,6 @@ from jax.typing import DTypeLike
 from dpoptax._gradients.clip.clipped_sum import check_released
 from dpoptax._gradients.points import track_iterates
 from dpoptax._support.tree import PyTree, check_known
-from dpoptax.filters._kalman import corrected
 
 Schedule = Callable[[jax.Array], jax.Array | float]
 
@@ -150,3 +149,8 @@ def _filter(
         return out, DiskFilterState(optax.safe_increment(state.count), estimate)
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def corrected(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
+    """Returns Kalman's correction (1 − k) e + k g of the estimate e, in e's dtype."""
+    return ((1.0 - gain) * estimate + gain * gradient.astype(estimate.dtype)).astype(estimate.dtype)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dpoptax._gradients.clip.clipped_sum import check_released
 from dpoptax._support.tree import PyTree, check_decays, check_stddev
+from dpoptax.filters._disk import corrected
 from dpoptax.filters._low_pass import mean_share
 
 
@@ -213,11 +214,6 @@ def adaptive_kalman(
         )
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def corrected(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
-    """Returns Kalman's correction (1 − k) e + k g of the estimate e, in e's dtype."""
-    return ((1.0 - gain) * estimate + gain * gradient.astype(estimate.dtype)).astype(estimate.dtype)
 
 
 def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:

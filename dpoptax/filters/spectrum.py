@@ -186,14 +186,14 @@ def plot(recording: Recording, path: str | Path, *, window: int = 50) -> None:
     known = np.isfinite(recording.stddev) and recording.stddev > 0
     figure = new_figure(figsize=(10.5 if known else 7.2, 3.2))
     spectra, correlations, *rest = figure.subplots(1, 3 if known else 2)
-    for label, series, colour in (
+    for label, series, color in (
         ("released", recording.released, "#0072B2"),
         ("filtered", recording.filtered, "#D55E00"),
     ):
         omega, power = power_spectrum(series)
-        spectra.semilogy(omega / np.pi, power, color=colour, label=label)
+        spectra.semilogy(omega / np.pi, power, color=color, label=label)
         lags = autocorrelation(series, min(40, steps - 1))
-        correlations.plot(lags / lags[0], color=colour, label=label, marker=".", markersize=3)
+        correlations.plot(lags / lags[0], color=color, label=label, marker=".", markersize=3)
     if known:
         spectra.axhline(
             recording.stddev**2, color="#666666", linestyle="--", linewidth=1, label="noise added"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from dpoptax._pricing import participation_chains
-from dpoptax.sampling import Sampler
-from dpoptax.sampling._base import ChainSampler
+from dpoptax.sampling._base import Sampler, Unit
+from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
@@ -82,6 +82,20 @@ class Participation:
         return self.sampler.neighboring_relation
 
     @property
+    def seed(self) -> int | bytes | None:
+        """The secret seed of the sampler."""
+        return self.sampler.seed
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the sampler."""
+        return self.sampler.unit
+
+    def describe(self) -> dict[str, object]:
+        """Returns the sampling as JSON values."""
+        return self.sampler.describe()
+
+    @property
     def independent_steps(self) -> bool:
         """False, since the noise of different steps is correlated."""
         return False
@@ -111,9 +125,9 @@ class Participation:
           ValueError: the column has other entries.
         """
         if isinstance(self.sampler, ChainSampler):
-            from dpoptax._pricing import events
+            from dpoptax._pricing import own_events
 
-            column = events.shortest(self.strategy.column(steps).tolist())
+            column = own_events.shortest(self.strategy.column(steps).tolist())
             return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
@@ -129,7 +143,7 @@ class Participation:
         """Returns the event of `steps` sums with correlated noise."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import events
+        from dpoptax._pricing import events, own_events
 
         if self.strategy.bands == 1 or self._amplified:
             return self.sampler.dp_event(noise_multiplier, steps)
@@ -140,10 +154,10 @@ class Participation:
         )
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
-        return events.participation_event(
+        return own_events.participation_event(
             noise_multiplier,
             steps,
-            column=events.shortest(self.strategy.column(steps).tolist()),
+            column=own_events.shortest(self.strategy.column(steps).tolist()),
             chain=self.sampler.chain,
             bound=unamplified,
             overflow=self.sampler.full_probability,

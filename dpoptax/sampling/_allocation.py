@@ -9,7 +9,8 @@ import numpy as np
 
 from dpoptax._pricing.checks import integer
 from dpoptax._pricing.participation_chains import AllocationChain
-from dpoptax.sampling._base import ChainSampler, Sample, checked_step
+from dpoptax.sampling._base import Sample, checked_step
+from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._draws import permuted
 
 if TYPE_CHECKING:
@@ -134,9 +135,9 @@ class RandomAllocationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import events
+        from dpoptax._pricing import own_events
 
-        return events.allocation_event(
+        return own_events.allocation_event(
             noise_multiplier,
             steps,
             period=self.period,

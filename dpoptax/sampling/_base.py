@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 
 from dpoptax._pricing.checks import integer, seed_integer
-from dpoptax._pricing.participation_chains import Chain
-from dpoptax._release.random.shake256 import SEED_BYTES, Shake256, shake256
 from dpoptax.sampling._draws import (
     Draws,
     Pcg64,
     checked_largest,
-    largest_rare_draw,
     largest_usual_draw,
 )
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
+    from dpoptax._release.random.shake256 import Shake256
+
 Unit = Literal["example", "user"]
+
+SEED_BYTES = 32
+"""The length of a seed for SHAKE-256."""
 
 # Methods that decide which records are drawn.
 _DRAWING = ("sample", "samples", "_draws", "_pcg64", "_shake256", "_pad")
@@ -181,7 +183,9 @@ class Sampler(abc.ABC):
         spawn_key = (*type(self).__name__.encode(), *key)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=spawn_key))
 
-    def _shake256(self, *key: int) -> Shake256:
+    def _shake256(self, *key: int) -> "Shake256":
+        from dpoptax._release.random.shake256 import shake256
+
         assert isinstance(self.seed, bytes)
         return shake256(self.seed, type(self).__name__, key)
 
@@ -262,41 +266,3 @@ class CutSampler(Sampler):
         return float(
             stats.binom.sf(self._largest - 1, self.dataset_size, self.sampling_probability)
         )
-
-
-class ChainSampler(CutSampler):
-    """Draws the participations of each record from an independent Markov chain.
-
-    With correlated noise (`dpoptax.matrix`), the run is priced by Monte Carlo.
-    """
-
-    neighboring_relation: ClassVar[str] = "replace-special"
-    _stated_by = (("dp_event", "_bound"), ("chain",))
-    _hardly_exceeded = staticmethod(largest_rare_draw)
-
-    @property
-    def independent_steps(self) -> bool:
-        """False, since the participations of a record depend on each other."""
-        return False
-
-    @property
-    @abc.abstractmethod
-    def chain(self) -> Chain:
-        """The law of a record's participations."""
-
-    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Returns the event of the first `steps` noisy sums, with cuts of batches."""
-        from dpoptax._pricing import events
-
-        return events.participation_event(
-            noise_multiplier,
-            steps,
-            column=(1.0,),
-            chain=self.chain,
-            overflow=self.full_probability,
-            bound=self._bound(noise_multiplier, steps),
-        )
-
-    @abc.abstractmethod
-    def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Returns a composable event that reveals at least as much."""

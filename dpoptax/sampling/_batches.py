@@ -1,10 +1,11 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from dpoptax._support.tree import PyTree
 
@@ -22,7 +23,7 @@ class Batch(NamedTuple):
       step: the number of the step, from 0.
       examples: the drawn rows of the data, leaves (padded_size, …). For users, the pair of their
         records, leaves (padded_size, records_per_user, …), and the mask of these records.
-      mask: (padded_size,) bool, False for padding.
+      mask: (padded_size,) bool, False for padding. With a sharding, there may be more padding.
       ids: (padded_size,) int64, the numbers of the rows in the data, or of the users. Pass them to
         `clipped_grad` for a loss with randomness.
     """
@@ -58,7 +59,10 @@ def check_rows(data: PyTree, size: int, unit: str) -> None:
 
 
 def example_loader(
-    data: PyTree, sampler: "Sampler", users: "UserTable | None"
+    data: PyTree,
+    sampler: "Sampler",
+    users: "UserTable | None",
+    sharding: NamedSharding | None = None,
 ) -> Callable[[int], Batch]:
     """Returns a function that draws and gathers the batch of a step.
 
@@ -76,15 +80,64 @@ def example_loader(
     else:
         check_rows(data, users.num_records, "record of `users`, or example")
 
+    def rows_of(indices: np.ndarray) -> PyTree:
+        return _rows(data, indices)
+
     def load(step: int) -> Batch:
         if users is None:
-            indices, mask = sampler.sample(step)
-            return Batch(step, _rows(data, indices), mask, indices)
+            ids, mask = sampler.sample(step)
+            examples, (mask, ids) = read_sharded(rows_of, ids, (mask, ids), sharding)
+            return Batch(step, examples, mask, ids)
         drawn = users.sample(sampler, step)
-        examples = _rows(data, drawn.records), drawn.records_mask
-        return Batch(step, examples, drawn.mask, drawn.users)
+        others = drawn.records_mask, drawn.mask, drawn.users
+        records, (known, mask, ids) = read_sharded(rows_of, drawn.records, others, sharding)
+        return Batch(step, (records, known), mask, ids)
 
     return load
+
+
+def read_sharded(
+    read: Callable[[np.ndarray], PyTree],
+    indices: np.ndarray,
+    others: PyTree,
+    sharding: NamedSharding | None,
+) -> tuple[Any, Any]:
+    """Reads the rows of a batch that this host's devices need, and places them.
+
+    Every host calls it with the same indices. The result is one array over all hosts.
+
+    Args:
+      read: returns the records at some of the indices, as leaves with these leading axes.
+      indices: indices of records, (B,), or of the records of users, (B, R).
+      others: NumPy arrays with a row for each row of `indices`, such as the mask. They and the
+        indices are padded with zeros, so that every device gets the same number of rows.
+      sharding: the sharding of the leading axis; None reads all rows and places nothing.
+
+    Returns:
+      The records and the other arrays.
+    """
+    if sharding is None:
+        return read(indices), others
+    indices, others = jax.tree.map(lambda rows: _padded(rows, sharding), (indices, others))
+    size = len(indices)
+    parts = sharding.addressable_devices_indices_map((size,)).values()
+    # Several devices may hold the same rows.
+    bounds = sorted({part[0].indices(size)[:2] for part in parts if part is not None})
+    own = np.concatenate([np.arange(*part) for part in bounds])
+    rows = read(indices[own]), jax.tree.map(lambda x: x[own], others)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(
+            sharding, np.asarray(x), (size, *x.shape[1:])
+        ),
+        rows,
+    )
+
+
+def _padded(rows: np.ndarray, sharding: NamedSharding) -> np.ndarray:
+    """Pads rows with zeros, so that every shard has the same number of rows."""
+    devices = sharding.mesh.size
+    shards = devices // sharding.shard_shape((devices,))[0]
+    return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))
 
 
 def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:

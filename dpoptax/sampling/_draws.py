@@ -1,5 +1,6 @@
 """The size of the largest Poisson draw, and draws with NumPy's generator."""
 
+import bisect
 import functools
 import math
 from typing import Protocol
@@ -28,42 +29,14 @@ def largest_rare_draw(dataset_size: int, probability: float) -> int:
 
 
 def _exceeded_with(chance: float, size: int, probability: float) -> int:
-    """Returns the least number that a binomial draw exceeds with at most `chance`.
+    """Returns the least number that a binomial draw exceeds with at most `chance`."""
+    from scipy import special  # takes long to import
 
-    The result only determines the size of arrays. Events compute the probability of an overflow
-    with SciPy, which takes too long to import here.
-    """
-    low, high = math.floor(size * probability), size
-    while low < high:
-        middle = (low + high) // 2
-        if _tail(middle, size, probability) <= chance:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _tail(count: int, size: int, probability: float) -> float:
-    """Returns P(Bin(size, probability) > count), for a count above the mean."""
-    if count >= size or probability == 0:
-        return 0.0
-    if probability == 1:
-        return 1.0
-    first = count + 1
-    log_first = (
-        math.lgamma(size + 1)
-        - math.lgamma(first + 1)
-        - math.lgamma(size - first + 1)
-        + first * math.log(probability)
-        + (size - first) * math.log1p(-probability)
+    mean = math.floor(size * probability)
+    above = range(mean, size)
+    return mean + bisect.bisect_left(
+        above, True, key=lambda count: special.bdtrc(count, size, probability) <= chance
     )
-    # The ratio of consecutive terms decreases, and is below 1 above the mean.
-    odds, total, term, drawn = probability / (1 - probability), 0.0, 1.0, first
-    while term > 1e-17 * total:
-        total += term
-        term *= (size - drawn) / (drawn + 1) * odds
-        drawn += 1
-    return math.exp(log_first) * total
 
 
 def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> int | None:

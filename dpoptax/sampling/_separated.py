@@ -8,7 +8,8 @@ import numpy as np
 
 from dpoptax._pricing.checks import integer
 from dpoptax._pricing.participation_chains import SeparatedChain
-from dpoptax.sampling._base import ChainSampler, Sample, checked_step
+from dpoptax.sampling._base import Sample, checked_step
+from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._draws import permuted_within
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ class MinSeparationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import events
+        from dpoptax._pricing import own_events
 
-        return events.separated_event(
+        return own_events.separated_event(
             noise_multiplier,
             steps,
             probability=self.participation_probability,

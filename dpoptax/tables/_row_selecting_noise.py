@@ -15,7 +15,7 @@ from dpoptax._release.ledger import Mechanism, begin, check_mechanism, imprint_o
 from dpoptax._release.random.keys import check_threefry_key, marked_as_noise
 from dpoptax._release.release import check_same_clip, release
 from dpoptax._support.marks import COUNTED, RELEASE, SELECTED, mark
-from dpoptax._support.serialization import serializable
+from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 from dpoptax.tables._row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
 
@@ -50,10 +50,9 @@ class ReleaseContext:
     key: jax.Array
 
 
-@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RowSelectingNoiseState:
+class RowSelectingNoiseState(SerializableState):
     """State of `row_selecting_noise`.
 
     Attributes:

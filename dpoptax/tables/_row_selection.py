@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._gradients.clip.clip import Clip, as_clip, positive
+from dpoptax._gradients.clip.encoding import EncodingClip
 from dpoptax._support.marks import CLIPPED, EXAMPLES, mark
 from dpoptax._support.tree import PyTree
 
@@ -78,9 +79,10 @@ class RowSelection:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowSelectingClip(Clip):
+class RowSelectingClip(EncodingClip):
     """Clipping geometry of `row_selecting_clip`, for gradients of selected rows."""
 
+    encodes: ClassVar[bool] = False
     selects: ClassVar[bool] = True
 
     clip: Clip
@@ -93,8 +95,9 @@ class RowSelectingClip(Clip):
         return self.clip.sensitivity / math.sqrt(1.0 - self.share)
 
     def scaling(self, reference: PyTree) -> Clip:
-        """Returns the scaling of the inner clip, whose sensitivity is C."""
-        return self.clip.scaling(reference)
+        """Returns the inner clip, whose sensitivity is C."""
+        del reference
+        return self.clip
 
     def groups(self, tree: object) -> list[int]:
         """Returns the groups of the inner clip."""
@@ -138,7 +141,7 @@ def row_selecting_clip(
     1.111
     """
     clip = as_clip(clip)
-    if clip.encodes or clip.followed or clip.selects:
+    if isinstance(clip, EncodingClip):
         raise TypeError(
             "`clip` must only scale gradients, like `dpoptax.l2_clip(1.0)` or "
             f"`dpoptax.automatic_clip(1.0)`, got {clip!r}. Clips that encode gradients or follow "

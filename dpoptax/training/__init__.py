@@ -1,6 +1,7 @@
 """Trains your own model with `fit`, or the model of a config.
 
-The names of this module and of `dpoptax.training.data` and `dpoptax.training.methods` are public.
+The names of this module, `dpoptax.training.data`, `dpoptax.training.hosts` and
+`dpoptax.training.methods` are public.
 The files that they come from are not.
 """
 

@@ -21,7 +21,7 @@ from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.course import Course, State
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.seeds import Keys
 
@@ -93,7 +93,7 @@ def audit_config(
             ten times as many.
         confidence: Confidence of each bound.
         seed: Seed of the attack.
-        progress: Whether to announce each audit on standard error. An audit takes minutes.
+        progress: Whether to announce the duration and each audit on standard error.
 
     Raises:
         ConfigError: The config claims no ε.
@@ -118,7 +118,7 @@ def audit_config(
     # A fixed seed makes audits repeatable.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
-    plan = make_plan(config, dataset.units(config.unit))
+    plan = make_run_plan(config, dataset.units(config.unit))
     run = resolve(config, plan, num_classes=dataset.num_classes)
     # A fixed key: audits of many runs fold a key for each run into it.
     chain = dataclasses.replace(run.chain, keys=Keys.fixed(config.generator))
@@ -133,6 +133,11 @@ def audit_config(
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
     }
+    if progress:
+        say(
+            f"{len(releases) + 3} attacks, which take about {max(2, 4 * trials // 20_000)} minutes "
+            "together for a small model and 100 steps on two cores ..."
+        )
     rows = []
     for name, make in releases.items():
         tell(name)

@@ -1,7 +1,6 @@
 """Trains any loss, parameters and optimizer under a privacy plan."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,18 @@ from jax.sharding import AxisType
 
 import dpoptax
 from dpoptax.accounting import Guarantee
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
-from dpoptax.training.models import takes_key
-from dpoptax.training.run import devices, inputs, records, resume, seeds
+from dpoptax.training.loss_arguments import requires_key, takes_key
+from dpoptax.training.run import devices, inputs, seeds
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step, on_one_device, optimizer_digest, program_digest
+from dpoptax.training.run.run_plan import RunPlan
+from dpoptax.training.run.step import TrainingStep, on_one_device, optimizer_digest, program_digest
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
 
@@ -102,7 +102,7 @@ def fit(
       plan: its N must be the number of examples. If it has no seed, a new run draws its own, and
         two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
-        in it. It must not add noise.
+        in it. It must not add noise. The learning rate of the default often needs tuning.
       clip: as for `clipped_grad`; by default 1.0.
       grad_fn: a function from `clipped_grad`, or any other that returns a `ClippedSum`, for options
         that `fit` does not have:
@@ -122,8 +122,9 @@ def fit(
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
       microbatch_size: as for `clipped_grad`.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
-        one device. All hosts make the same call, with the same `key`.
-      key: the noise key, new for each run. By default, `dpoptax.random_key_from_os()`.
+        one device. All hosts make the same call.
+      key: the noise key, new for each run, and the same on all hosts. By default, one from
+        `hosts.shared_secrets`.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -131,7 +132,8 @@ def fit(
       log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
         the path of a file of JSON lines, or a function of one record. A resumed run logs earlier
         records again.
-      workdir: folder for checkpoints and metrics.jsonl. If it holds a run, the same call resumes it
+      workdir: folder for checkpoints, metrics.jsonl and, after the last step, statement.txt, the
+        guarantee in plain language. If it holds a run, the same call resumes it
         with its key, seed and parameters, and ends with the same parameters bit for bit. Another
         loss, optimizer, clip or data set raises an error, even if the run has finished. Parameters
         are saved before `evaluate` or a record shows them.
@@ -170,7 +172,7 @@ def fit(
     for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    random = _requires_key(grad_fn) if grad_fn is not None else takes_key(loss_fn)
+    random = requires_key(grad_fn) if grad_fn is not None else takes_key(loss_fn)
     place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
@@ -187,7 +189,7 @@ def fit(
             plan, key = _continued(plan, key, context.begun, workdir)
         elif plan.sampler.seed is None:
             plan = _seeded(plan, devices.fresh_seed(bits=128))
-        key = dpoptax.random_key_from_os() if key is None else key
+        key = hosts.shared_secrets()[1] if key is None else key
         seed = plan.sampler.seed
         assert seed is not None
 
@@ -208,7 +210,7 @@ def fit(
         noise = plan.noise_multiplier
         least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
         dataset = Dataset("data", data, {}, 0)
-        step = Step(
+        step = TrainingStep(
             loss_fn,
             clip,
             chain,
@@ -227,8 +229,11 @@ def fit(
             data=data,
             users=users,
             evaluate=_metrics(evaluate),
-            fields=_fields(plan),
-            secrets={"seed": seed.hex() if isinstance(seed, bytes) else seed, "key": _words(key)},
+            identity=lambda: {
+                "run": _fields(plan),
+                "seed": seed.hex() if isinstance(seed, bytes) else seed,
+                "key": _words(key),
+            },
             fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
             program=lambda args: {
                 "`users`": digest_of(None if users is None else vars(users)),
@@ -247,7 +252,11 @@ def fit(
             del first
             course.finish()
     state = course.state
-    guarantee = plan.guarantee(state.opt_state)
+    guarantee = dataclasses.replace(plan.guarantee(state.opt_state), drawn=True)
+    if workdir is not None and jax.process_index() == 0:
+        from dpoptax.training.run import records
+
+        records.write_text(workdir / records.STATEMENT, guarantee.statement())
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
 
 
@@ -270,21 +279,7 @@ def _check_automatic(mesh: jax.sharding.Mesh | None) -> None:
         )
 
 
-def _requires_key(grad_fn: Callable[..., Any]) -> bool:
-    """Returns whether a given gradient requires the keyword `key`.
-
-    Raises:
-        TypeError: `grad_fn` is not a function.
-    """
-    if not callable(grad_fn):
-        raise TypeError(
-            f"`grad_fn` must be a function from `dpoptax.clipped_grad`, got {grad_fn!r}."
-        )
-    key = inspect.signature(grad_fn).parameters.get("key")
-    return key is not None and key.default is key.empty
-
-
-def _gradient_digests(step: Step, args: Any, place: devices.Devices) -> dict[str, str]:
+def _gradient_digests(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, str]:
     """Returns digests of the gradient, and of the whole step with everything it closes over."""
     if step.grad_fn is None:
         return {
@@ -334,7 +329,9 @@ def _continued(
     Raises:
         ValueError: The plan or the key belongs to another run.
     """
-    resume.check_same_fields(_fields(plan), record, workdir)
+    from dpoptax.training.run.resume import check_same_fields
+
+    check_same_fields(_fields(plan), record, workdir)
     if key is not None and _words(key) != record["key"]:
         raise ValueError(
             f"`key` must be the key of the run in {workdir}, got another one. Omit it to continue "
@@ -365,6 +362,8 @@ def _words(key: jax.Array) -> list[int]:
 
 def _fields(plan: dpoptax.PrivacyPlan) -> dict[str, Any]:
     """Returns values that must not change when a run resumes, except seed and key."""
+    from dpoptax.training.run import records
+
     noise = plan.noise_multiplier
     fields = dataclasses.asdict(plan.sampler) | {
         "sampling": type(plan.sampler).__name__,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,9 +22,14 @@ from dpoptax.training.run.context import Context, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.records import STATEMENT
 from dpoptax.training.run.resolved import ResolvedRun, resolve
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.run.step import program_digest
+
+if TYPE_CHECKING:
+    from dpoptax.accounting import Guarantee
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +40,13 @@ class RunResult:
         summary: Content of summary.json.
         history: Records of metrics.jsonl. The first record is from before the first step.
         params: Final parameters, or their average if the config has `parameter_ema`.
+        guarantee: The guarantee of the steps taken, or None without one.
     """
 
     summary: Record
     history: list[Record]
     params: Any
+    guarantee: "Guarantee | None"
 
 
 def train_and_evaluate(
@@ -48,7 +55,8 @@ def train_and_evaluate(
     """Trains `config` and writes the run to `workdir`, or resumes the run there.
 
     The files are metrics.jsonl (a line per evaluation, written at once), checkpoints/,
-    summary.json, params.msgpack and training.png. An interrupted run resumes from its last
+    summary.json, statement.txt (the guarantee in plain language), params.msgpack and training.png.
+    An interrupted run resumes from its last
     checkpoint and ends with the same result bit for bit.
 
     Args:
@@ -82,7 +90,8 @@ def train_and_evaluate(
         run = _resolve(config, dataset, workdir, context)
         course = Course(*make_job(run, dataset, context), context)
         if main:  # after all checks, so that a refused start keeps the summary of the earlier run
-            (workdir / "summary.json").unlink(missing_ok=True)
+            for name in ("summary.json", STATEMENT):
+                (workdir / name).unlink(missing_ok=True)
         result = _result(run, course, dataset.name)
         if main:  # under the lock, so that parameters and summary are from one process
             _write(result, workdir, phases)
@@ -104,7 +113,7 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
         if begun.get("seed_given"):
             config = seeded  # the summary then states that ε assumes a secret seed
     with phases("accounting"):
-        plan = make_plan(seeded, dataset.units(config.unit))
+        plan = make_run_plan(seeded, dataset.units(config.unit))
     with phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes)
     if begun is None:
@@ -136,6 +145,8 @@ def _write(result: RunResult, workdir: Path, phases: Phases) -> None:
 
         records.save_params(workdir / "params.msgpack", result.params)
         figures.plot_run(result.summary, result.history, workdir / "training.png")
+        if result.guarantee is not None:
+            records.write_text(workdir / STATEMENT, result.guarantee.statement())
     seeded = result.summary["config"]["seed"] is not None  # the seed reveals the noise
     records.write_json(workdir / "summary.json", result.summary, secret=seeded)
 
@@ -157,7 +168,7 @@ def train(
     Args:
         config: The run.
         dataset: The data.
-        plan: The plan of this config, from `make_plan`.
+        plan: The plan of this config, from `make_run_plan`.
         observe: Called with each record.
         progress: Whether to show a progress bar.
         place: The devices.
@@ -203,8 +214,11 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         users=users,
         evaluate=evaluator,
         shown=averaged,
-        fields=run.fields,
-        secrets={"seed": plan.seed, "seed_given": config.seed is not None},
+        identity=lambda: {
+            "run": run.fields,
+            "seed": plan.seed,
+            "seed_given": config.seed is not None,
+        },
         fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
         exact=config.fixed_point,
         program=lambda args: {
@@ -224,7 +238,8 @@ def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:
     config = run.config
     final = averaged(state.params, state.opt_state)
     with phases("accounting"):
-        promised = run.guarantee(state.opt_state)
+        guarantee = run.guarantee(state.opt_state)
+        promised = run.summary(guarantee)
     with phases("files"):
         sha256, versions = records.params_sha256(final), records.versions()
     newest = state.history[-1]
@@ -241,4 +256,4 @@ def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:
         "config": config.to_dict(),
         "versions": versions,
     }
-    return RunResult(summary, list(state.history), final)
+    return RunResult(summary, list(state.history), final, guarantee)

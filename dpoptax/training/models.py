@@ -13,6 +13,7 @@ import optax
 
 from dpoptax.training.config_files import named
 from dpoptax.training.errors import ConfigError, line_in
+from dpoptax.training.loss_arguments import takes_key
 
 Params = Any
 
@@ -222,24 +223,6 @@ def example_loss(model: nn.Module, frozen: Params = None) -> Callable[..., jax.A
         return jnp.sum(jnp.where(used, losses, 0.0)) / jnp.maximum(jnp.sum(used), 1)
 
     return loss
-
-
-def takes_key(loss_fn: Callable[..., Any] | None) -> bool:
-    """Returns whether a loss requires a third positional argument.
-
-    Raises:
-        TypeError: `loss_fn` is not a function.
-    """
-    if not callable(loss_fn):
-        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
-    required = [
-        parameter
-        for name, parameter in inspect.signature(loss_fn).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and name != "frozen"
-    ]
-    return len(required) > 2
 
 
 def has_random_loss(model: Any) -> bool:

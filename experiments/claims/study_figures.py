@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dpoptax.training.run.figures import COLOURS, label
+from dpoptax.training.run.figures import COLORS, label
 from experiments.claims.disk_claims import DRIFTS
 from experiments.claims.other_claims import CORRELATED_ARMS
 from experiments.claims.study_rows import Row, over, pick
@@ -21,10 +21,10 @@ _SYMBOLS = {
     "beta": ("β", "bounding factor β"),
 }
 _ERRORS = {
-    "geodp_direction": ("GeoDP, direction (rad²)", COLOURS[1], "-"),
-    "dp_direction": ("DP-SGD, direction (rad²)", COLOURS[0], "-"),
-    "geodp_gradient": ("GeoDP, gradient", COLOURS[1], "--"),
-    "dp_gradient": ("DP-SGD, gradient", COLOURS[0], "--"),
+    "geodp_direction": ("GeoDP, direction (rad²)", COLORS[1], "-"),
+    "dp_direction": ("DP-SGD, direction (rad²)", COLORS[0], "-"),
+    "geodp_gradient": ("GeoDP, gradient", COLORS[1], "--"),
+    "dp_gradient": ("DP-SGD, gradient", COLORS[0], "--"),
 }
 
 
@@ -35,7 +35,7 @@ def filters(rows: list[Row]) -> Figure:
     for (time, frequency), table in zip(panels, (2.0, 4.0), strict=True):
         names = list(dict.fromkeys(pick(rows, "filter", table=table)))
         for index, name in enumerate(names):
-            style = {"color": COLOURS[index % len(COLOURS)], "linewidth": 1.4}
+            style = {"color": COLORS[index % len(COLORS)], "linewidth": 1.4}
             where = {"table": table, "filter": name}
             steps, weights = (
                 pick(rows, column, response="time", **where) for column in ("x", "value")
@@ -78,9 +78,9 @@ def _error_panels(figure: Figure, panels: Any, rows: list[Row]) -> None:
         zip(sorted(set(pick(rows, "panel"))), panels, strict=True)
     ):
         varies, fixed = (str(pick(rows, name, panel=panel)[0]) for name in ("varies", "fixed"))
-        for name, (text, colour, line) in _ERRORS.items():
+        for name, (text, color, line) in _ERRORS.items():
             x, errors = over(rows, "x", name, panel=panel)
-            band(axes, x, errors, {"color": colour, "linestyle": line, "label": text})
+            band(axes, x, errors, {"color": color, "linestyle": line, "label": text})
         axes.set(xscale="log", yscale="log")
         if varies == "beta":
             axes.set_xticks(x, [f"{value:g}" for value in x])
@@ -107,7 +107,7 @@ def geodp_mnist(rows: list[Row]) -> Figure:
             where = {"noise_multiplier": sigma, "method": method, "batch_size": size}
             x, losses = over(rows, "step", "training_loss", panel=panel, **where)
             text = "no noise" if method == "none" else _curve_name(method, sigma, size)
-            style: dict[str, Any] = {"color": COLOURS[index - 1], "label": text}
+            style: dict[str, Any] = {"color": COLORS[index - 1], "label": text}
             if method == "none":  # DP's curve hides it where the noise has no effect
                 style |= {"color": "black", "linestyle": "--", "zorder": 3}
             band(axes, x, losses, style)
@@ -135,16 +135,16 @@ def kalman_gain(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     gain, variance = figure.subplots(1, 2)
     for index, drift in enumerate(DRIFTS):
-        colour = COLOURS[index]
+        color = COLORS[index]
         for start, line in ((0.0, "-"), (1.0, "--")):
             where = {"drift": drift, "start": start}
             for axes, column in ((gain, "gain"), (variance, "variance")):
                 steps, values = over(rows, "step", column, **where)
                 text = f"σ$_v$ = {drift:g} σ$_w$" if start == 0.0 else None
-                axes.plot(steps, values[0], color=colour, linestyle=line, label=text)
+                axes.plot(steps, values[0], color=color, linestyle=line, label=text)
         for axes, column in ((gain, "gain_limit"), (variance, "variance_limit")):
             axes.axhline(
-                pick(rows, column, drift=drift)[0], color=colour, linewidth=0.9, linestyle=":"
+                pick(rows, column, drift=drift)[0], color=color, linewidth=0.9, linestyle=":"
             )
         steps, measured = over(rows, "step", "measured", drift=drift, start=1.0)
         middle = measured.mean(0)
@@ -152,7 +152,7 @@ def kalman_gain(rows: list[Row]) -> Figure:
             steps[::10],
             middle[::10],
             [(middle - measured.min(0))[::10], (measured.max(0) - middle)[::10]],
-            color=colour,
+            color=color,
             marker="o",
             markersize=3,
             linestyle="none",
@@ -179,7 +179,7 @@ def noisy_regression(rows: list[Row]) -> Figure:
     loudest = pick(rows, "noise").max()
     largest = pick(rows, "learning_rate").max()
     for index, method in enumerate(dict.fromkeys(pick(rows, "method"))):
-        style = {"color": COLOURS[index], "marker": MARKERS[index], "label": method}
+        style = {"color": COLORS[index], "marker": MARKERS[index], "label": method}
         levels, losses = over(rows, "noise", "excess_loss", method=method, learning_rate=largest)
         band(fixed, levels, losses, style)
         best = []
@@ -218,14 +218,14 @@ def correlated_noise(rows: list[Row]) -> Figure:
             axes.plot(
                 np.full(values.size, x),
                 values,
-                color=COLOURS[index],
+                color=COLORS[index],
                 marker=MARKERS[index],
                 markersize=4,
                 linestyle="none",
                 alpha=0.6,
                 label=text if place == 0 else None,
             )
-            axes.plot([x - 0.12, x + 0.12], 2 * [values.mean()], color=COLOURS[index], linewidth=2)
+            axes.plot([x - 0.12, x + 0.12], 2 * [values.mean()], color=COLORS[index], linewidth=2)
     multipliers = [pick(rows, "noise_multiplier", noise=kind)[0] for kind in kinds]
     axes.set_xticks(
         range(len(kinds)),
@@ -249,7 +249,7 @@ def release_cosines(rows: list[Row]) -> Figure:
             axes,
             x,
             cosines,
-            {"color": COLOURS[index], "marker": MARKERS[index], "label": name},
+            {"color": COLORS[index], "marker": MARKERS[index], "label": name},
         )
     axes.set_xscale("symlog", linthresh=0.5)
     axes.set_xticks([0, 0.5, 1, 2, 4, 8], ["0", "0.5", "1", "2", "4", "8"])

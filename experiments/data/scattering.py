@@ -75,7 +75,7 @@ class Scattering:
                 "The examples must be images (height, width, channels) for features='scattering', "
                 f"got shape {shape}. Use features='none'."
             )
-        *sizes, colours = shape
+        *sizes, colors = shape
         for size in sizes:
             if self._border(size)[1] >= size:
                 raise ConfigError(
@@ -83,13 +83,13 @@ class Scattering:
                     f"{self.scale}, which reflects {self._border(size)[1]} pixels at the border. "
                     "Use a smaller value."
                 )
-        if self.colors == "opponent" and colours != 3:
+        if self.colors == "opponent" and colors != 3:
             raise ConfigError(
                 f"`feature_colors` must be 'given' for images of shape {shape}, got 'opponent', "
                 "which needs red, green and blue."
             )
         scales, angles = self.scale, self.angles
-        channels = colours * (1 + scales * angles + angles**2 * scales * (scales - 1) // 2)
+        channels = colors * (1 + scales * angles + angles**2 * scales * (scales - 1) // 2)
         if self.groups is not None and channels % self.groups:
             raise ConfigError(
                 f"`feature_groups` must divide the {channels} channels of the features of images "
@@ -105,7 +105,7 @@ class Scattering:
     def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
         """Returns the compiled map from images (N, *shape) to features, float32."""
         out = self.shape(shape)
-        height, width, colours = shape
+        height, width, colors = shape
         border = ((0, 0), self._border(height), self._border(width))
         padded = (height + sum(border[1]), width + sum(border[2]))
         cascade = _cascade(self.scale, self.angles, padded)
@@ -121,12 +121,12 @@ class Scattering:
             planes = jnp.moveaxis(images, -1, 1).reshape(-1, height, width)
             found = in_chunks(together, planes, _TOGETHER)
             features = jnp.moveaxis(found.reshape(-1, out[2], *out[:2]), 1, -1)
-            return features if self.groups is None else _normalised(features, self.groups)
+            return features if self.groups is None else _normalized(features, self.groups)
 
         return jax.jit(run)
 
 
-def _normalised(features: jax.Array, groups: int) -> jax.Array:
+def _normalized(features: jax.Array, groups: int) -> jax.Array:
     grouped = features.reshape(*features.shape[:3], groups, -1)
     mean = jnp.mean(grouped, axis=(1, 2, 4), keepdims=True)
     variance = jnp.var(grouped, axis=(1, 2, 4), keepdims=True)

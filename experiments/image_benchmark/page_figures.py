@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
-from dpoptax.training.run.figures import COLOURS, label, signed
+from dpoptax.training.run.figures import COLORS, label, signed
 from experiments.image_benchmark.page_groups import (
     BASELINE,
     Entry,
@@ -26,7 +26,7 @@ from experiments.image_benchmark.page_groups import (
 )
 from experiments.image_benchmark.published_accuracies import PUBLISHED, Published
 
-_GREY = "#777777"
+_GRAY = "#777777"
 _FAR = 3.0
 # Methods beyond this multiple of the usual distance from zero are named at the panel's edge.
 
@@ -52,12 +52,12 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     private = {s: e for s, e in finite.items() if s.features != "none"} or finite
     kinds = dict.fromkeys(map(_line_of, private))
-    colours = dict(zip(kinds, itertools.cycle((COLOURS[0], *COLOURS[3:])), strict=False))
+    colors = dict(zip(kinds, itertools.cycle((COLORS[0], *COLORS[3:])), strict=False))
     free = [s for s in recipes if s.dataset == dataset and math.isinf(s.epsilon)]
     names = told_apart({s: _kind(s) for s in (*finite, *free)}, batch_size="B =")
-    for kind, colour in colours.items():
+    for kind, color in colors.items():
         of_kind = {s: e for s, e in private.items() if _line_of(s) == kind}
-        _over_epsilon(axes, of_kind, colour, names)
+        _over_epsilon(axes, of_kind, color, names)
     proven = {
         setting: [entry for entry in entries if not entry.unproven]
         for setting, entries in recipes.items()
@@ -66,20 +66,20 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     label_once: str | None = "recipe, here"
     for setting, entries in proven.items():
         if entries and math.isfinite(setting.epsilon):
-            star = {"marker": "*", "markersize": 13, "color": COLOURS[1]}
+            star = {"marker": "*", "markersize": 13, "color": COLORS[1]}
             _best(axes, setting, entries, **star, label=label_once)
             label_once = None
     for setting, entries in finite.items():
         if setting not in private:
             name = f"best of {len(entries)}, {names[setting]}"
             shown = [entry for entry in entries if not entry.unproven]
-            _best(axes, setting, shown, marker="D", markersize=6, color=COLOURS[2], label=name)
+            _best(axes, setting, shown, marker="D", markersize=6, color=COLORS[2], label=name)
     for setting, entries in proven.items():
         if math.isinf(setting.epsilon):
             accuracy = max(entry.mean for entry in entries)
-            of_features = [colours[kind] for kind in colours if kind[0] == setting.features]
-            name, colour = f"not private, {names[setting]}", (*of_features, _GREY)[0]
-            axes.axhline(accuracy, color=colour, linestyle="--", linewidth=1, label=name)
+            of_features = [colors[kind] for kind in colors if kind[0] == setting.features]
+            name, color = f"not private, {names[setting]}", (*of_features, _GRAY)[0]
+            axes.axhline(accuracy, color=color, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
@@ -106,8 +106,8 @@ def _kind(setting: Setting) -> str:
     return f"{setting.model}{features}, {setting.steps} steps{setting.stated}"
 
 
-def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting, str]) -> None:
-    """Draws a line per method at the largest number of steps; DP-SGD is in `colour`."""
+def _over_epsilon(axes: Axes, settings: Groups, color: str, names: dict[Setting, str]) -> None:
+    """Draws a line per method at the largest number of steps; DP-SGD is in `color`."""
     last = max(settings, key=lambda setting: setting.steps)
     shown = {s.epsilon: e for s, e in sorted(settings.items()) if s.steps == last.steps}
     proven = {
@@ -125,7 +125,7 @@ def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting
         axes.plot(
             list(line),
             list(line.values()),
-            color=colour if base else "#999999",
+            color=color if base else "#999999",
             linewidth=2.2 if base else 0.9,
             marker="o",
             markersize=6 if base else 3.5,
@@ -206,15 +206,15 @@ def _differences(axes: Axes, entries: list[Entry], labels: list[str]) -> None:
         if name not in found:
             continue
         d = found[name]
-        colour = {1: COLOURS[2], 0: _GREY, -1: COLOURS[1]}[d.verdict]
+        color = {1: COLORS[2], 0: _GRAY, -1: COLORS[1]}[d.verdict]
         if reach[name] > far:
             edge = math.copysign(limit, d.mean)
             text = f"◂ {signed(d.mean)}" if edge < 0 else f"{signed(d.mean)} ▸"
             side = "left" if edge < 0 else "right"
-            axes.text(edge, row, text, ha=side, va="center", fontsize=8, color=colour)
+            axes.text(edge, row, text, ha=side, va="center", fontsize=8, color=color)
             continue
         axes.errorbar(
-            d.mean, row, xerr=min(d.half, limit), color=colour, fmt="o", markersize=4, capsize=2
+            d.mean, row, xerr=min(d.half, limit), color=color, fmt="o", markersize=4, capsize=2
         )
     axes.set_xlim(-1.1 * limit, 1.1 * limit)
     axes.set_ylim(len(labels) - 0.5, -0.5)

@@ -116,10 +116,10 @@ class StandardisedConv(nn.Module):
         kernel = self.param(
             "kernel", nn.initializers.variance_scaling(1.0, "fan_in", "normal"), shape
         )
-        centred = kernel - jnp.mean(kernel, axis=(0, 1, 2))
+        centered = kernel - jnp.mean(kernel, axis=(0, 1, 2))
         fan_in = self.size * self.size * inputs.shape[-1]
-        variance = jnp.mean(centred**2, axis=(0, 1, 2)) * fan_in
-        kernel = centred * jax.lax.rsqrt(jnp.maximum(variance, 1e-4))
+        variance = jnp.mean(centered**2, axis=(0, 1, 2)) * fan_in
+        kernel = centered * jax.lax.rsqrt(jnp.maximum(variance, 1e-4))
         return jax.lax.conv_general_dilated(
             inputs[None],
             kernel,

@@ -90,9 +90,9 @@ class Norm(Frozen):
         shape = inputs.shape[-1:]
         scale = self.weight("scale", nn.initializers.ones_init(), shape)
         bias = self.weight("bias", nn.initializers.zeros_init(), shape)
-        centred = inputs - jnp.mean(inputs, axis=-1, keepdims=True)
-        variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
+        centered = inputs - jnp.mean(inputs, axis=-1, keepdims=True)
+        variance = jnp.mean(centered**2, axis=-1, keepdims=True)
+        return centered * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
 
 
 def attend(

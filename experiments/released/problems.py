@@ -21,14 +21,14 @@ class Halved:
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of half the height and width."""
-        height, width, colours = shape
-        return height // 2, width // 2, colours
+        height, width, colors = shape
+        return height // 2, width // 2, colors
 
     def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
         """Returns the compiled map from images (N, *shape) to means."""
-        height, width, colours = self.shape(shape)
+        height, width, colors = self.shape(shape)
         return jax.jit(
-            lambda images: images.reshape(-1, height, 2, width, 2, colours).mean(axis=(2, 4))
+            lambda images: images.reshape(-1, height, 2, width, 2, colors).mean(axis=(2, 4))
         )
 
 

@@ -15,7 +15,7 @@ from experiments.released.tuned_tables import tuned_section
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedCode:
-    """Options of `released-code`.
+    """Measures and prices the papers' released update rules, and trains with them.
 
     Attributes:
         data_dir: Folder with MNIST and CIFAR-10. Without it, only the table of prices is printed.

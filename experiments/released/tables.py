@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from dpoptax.training.run.figures import COLOURS, label, signed
+from dpoptax.training.run.figures import COLORS, label, signed
 from dpoptax.training.run.records import markdown_table
 from experiments.released.decomposition import Record, comparisons
 from experiments.released.noise import Setting, measure
@@ -38,12 +38,12 @@ PARTS = {
 }
 """For each comparison, parts of the difference from DP-SGD: name, with and without the part."""
 _MARKERS = {
-    "step length": ("o", COLOURS[0]),
-    "normalization": ("o", COLOURS[0]),
-    "averaging": ("s", COLOURS[2]),
-    "past point and filter": ("s", COLOURS[2]),
-    "second point": ("v", COLOURS[5]),
-    "missing noise": ("^", COLOURS[1]),
+    "step length": ("o", COLORS[0]),
+    "normalization": ("o", COLORS[0]),
+    "averaging": ("s", COLORS[2]),
+    "past point and filter": ("s", COLORS[2]),
+    "second point": ("v", COLORS[5]),
+    "missing noise": ("^", COLORS[1]),
     "all": ("D", "black"),
     "the paper's algorithm": ("x", "gray"),
 }
@@ -181,13 +181,13 @@ def draw(shown: Sequence[Column], path: Path) -> None:
         for place, (name, with_part, without) in zip(places, drawn, strict=True):
             found = [column.difference(comparison, with_part, without) for column in shown]
             means, halves = zip(*found, strict=True)
-            marker, colour = _MARKERS[name]
+            marker, color = _MARKERS[name]
             axes.errorbar(
                 means,
                 place + np.arange(len(shown)),
                 xerr=halves,
                 fmt=marker,
-                color=colour,
+                color=color,
                 label=name,
                 markersize=5,
                 capsize=2,

@@ -17,7 +17,7 @@ _DIGITS = {
     "DP-PMLF, Fig. 1(a), has it worse at ε = 8)",
     "DiSK": "DiSK is better than DP-SGD at equal ε (DiSK, Fig. 1, 2 and 4)",
     "DP-PMLF": "DP-PMLF is better than DP-SGD at equal ε (DP-PMLF, Tables 1 and 3, Fig. 4)",
-    "Inner-outer": "DP-SGD with inner and outer momentum is better than without on grey images "
+    "Inner-outer": "DP-SGD with inner and outer momentum is better than without on gray images "
     "(DP-PMLF, Tables 1 and 3; on CIFAR it is far worse with ViT, Table 1, and worse with CNN-5 at "
     "ε = 1, Fig. 1(b))",
 }
@@ -25,18 +25,18 @@ _DIGITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Options of `report`.
+    """Runs the parts of the papers' experiments that run anywhere, and writes a report.
 
     The command runs everything that needs neither a GPU nor data. It lists the rest with commands
     and estimated times.
     """
 
     workdir: Path = Path("runs/report")
-    """Folder for numbers, records and figures. Results of the same code are reused, so an
-    interrupted report continues."""
+    """Folder for numbers, records, figures, and commands.sh with the runs that were not made.
+    Results of the same code are reused, so an interrupted report continues."""
     output: Path | None = None
-    """The Markdown file. Figures and commands.sh are written to reproduction/ next to it. None:
-    REPRODUCTION.md in the workdir."""
+    """The Markdown file. Figures are written to reproduction/ next to it. None: REPRODUCTION.md in
+    the workdir."""
     configs: Path = Path("configs")
     """Folder with digits/ and papers/."""
     data_dir: Path | None = None
@@ -101,7 +101,9 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
 
     for name in names:
         shrink(report.workdir / "studies" / f"{name}.png", figures / f"{name}.png")
-    (figures / "commands.sh").write_text(commands(runs, report.flops_per_second), encoding="utf-8")
+    (report.workdir / "commands.sh").write_text(
+        commands(runs, report.flops_per_second), encoding="utf-8"
+    )
     output.write_text(_text(report, findings, results, runs), encoding="utf-8")
     return output
 
@@ -140,7 +142,7 @@ def _text(
         *_digits_section(report, results),
         "## Runs that need a GPU and data",
         f"{len(runs)} runs of the papers' tables and figures are configured but were not trained. "
-        "[reproduction/commands.sh](reproduction/commands.sh) lists their commands. Operations are "
+        "The command above writes theirs to commands.sh in its workdir. Operations are "
         "those of the traced step (`dpoptax plan`), before compiler optimizations, times the "
         "numbers of gradient points, copies and steps. Hours are for one seed, even if the paper "
         f"has several repetitions. They assume {report.flops_per_second:.3g} operations a second, "

@@ -11,7 +11,7 @@ from jax import Array
 import dpoptax
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
-from dpoptax._release.random.check_key import check_key
+from dpoptax._release.random.keys import check_key
 
 
 def direction_clips(

@@ -15,7 +15,7 @@ from scipy import integrate, optimize, stats
 
 import dpoptax
 from dpoptax import accounting, matrix
-from dpoptax._pricing import accountants, events, one_release, renyi
+from dpoptax._pricing import accountants, events, privacy_losses, renyi
 from dpoptax.sampling import (
     FixedSizeSampler,
     PoissonSampler,
@@ -414,6 +414,13 @@ class TestRenyiDivergences:
             < delta
         )
 
+    @pytest.mark.parametrize("sigma", [0.3, 0.8, 1.5, 3.0, 30.0])
+    def test_integral_has_the_largest_step_that_its_error_allows(self, sigma):
+        """e^(a²/(2σ²) − 2πa/h) ≤ e^−L for some a ≤ πσ², within which the integrand is analytic."""
+        accuracy, widths = 44.0, np.linspace(0, math.pi * sigma**2, 100_001)[1:]
+        allowed = 2 * math.pi * widths / (accuracy + widths**2 / (2 * sigma**2))
+        assert renyi._step(sigma, accuracy) == pytest.approx(allowed.max(), rel=1e-6)
+
     def test_curve_is_computed_once_for_all_step_counts(self, monkeypatch):
         computed = []
         log_moments = renyi._log_moments
@@ -446,14 +453,14 @@ class TestOneStep:
         ],
     )
     def test_step_is_built_once_and_matches_dp_accounting(self, event):
-        built = one_release.loss_of.cache_info().misses
+        built = privacy_losses.loss_of.cache_info().misses
         for steps in (3, 20):
             whole = dpa.SelfComposedDpEvent(event, steps)
             found = event_epsilon(whole, DELTA, accountant="pld")
             theirs = dpa.pld.PLDAccountant(value_discretization_interval=accountants.DISCRETIZATION)
             # Equal except for the rounding of transforms, which dp_accounting ignores.
             assert 0 <= found / theirs.compose(whole).get_epsilon(DELTA) - 1 < 1e-8
-        assert one_release.loss_of.cache_info().misses == built + 1
+        assert privacy_losses.loss_of.cache_info().misses == built + 1
 
     @pytest.mark.parametrize(
         ("event", "expected"),
@@ -570,8 +577,8 @@ class TestTruncation:
         zero = without @ (others * (1 - q * cut)) + densities(-there) @ (q * others * cut)
         pairs = {"add-or-remove-one": without @ others, "replace-special": zero}
         event = dpa.TruncatedSubsampledGaussianDpEvent(size, q, largest, sigma)
-        plain, paid = events.without_truncation(event)
-        uncut = dpa.pld.PLDAccountant().compose(plain)
+        ((plain, count),), paid, _ = events.without_truncation(events.parts_of(event))
+        uncut = dpa.pld.PLDAccountant().compose(plain, count)
         orders = np.array([1.5, 2.0, 4.0, 8.0])
         for name, other in pairs.items():
             relation = events.RELATIONS[name]
@@ -622,13 +629,13 @@ class TestEdges:
         )
 
     def test_tiny_multipliers_stay_cheap(self, monkeypatch):
-        intervals, accountant = [], accountants._PldAccountant
+        intervals, pairs_of = [], privacy_losses.pairs_of
 
-        def recorded(relation, interval):
+        def recorded(parts, relation, interval):
             intervals.append(interval)
-            return accountant(relation, interval)
+            return pairs_of(parts, relation, interval)
 
-        monkeypatch.setattr(accountants, "_PldAccountant", recorded)
+        monkeypatch.setattr(privacy_losses, "pairs_of", recorded)
         found = accounting.epsilon(
             noise_multiplier=0.0501, sampling_probability=0.01, steps=1000, delta=DELTA
         )
@@ -702,18 +709,19 @@ class TestEdges:
         assert caught[0].filename == __file__
         with pytest.warns(UserWarning, match="not below 1/N") as caught:
             accounting.calibrate_noise_multiplier(
-                epsilon=1, delta=1e-3, sampler=sampler, steps=5, accountant="rdp"
+                epsilon=1, delta=2e-3, sampler=sampler, steps=5, accountant="rdp"
             )
         assert caught[0].filename == __file__
         with pytest.warns(UserWarning, match="not below 1/N"):
             accounting.calibrate_batch_size(
-                **{"epsilon": 9, "delta": 1e-3, "noise_multiplier": 9, "dataset_size": 1000},
+                **{"epsilon": 9, "delta": 3e-3, "noise_multiplier": 9, "dataset_size": 1000},
                 steps=2,
                 accountant="rdp",
             )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             accounting.epsilon(**run, delta=9e-4)
+            accounting.epsilon(**run, delta=1e-3)  # warned of above
 
     def test_refuses_unsupported_events(self):
         gaussian = dpa.GaussianDpEvent(1.0)
@@ -731,8 +739,13 @@ class TestEdges:
         other = dpa.dp_event.SampledWithReplacementDpEvent(100, 10, gaussian)
         with pytest.raises(ValueError, match="not accounted for here"):
             event_epsilon(other, DELTA, accountant="rdp", neighboring_relation="replace-one")
+        unknown = dpa.UnsupportedDpEvent()
         with pytest.raises(ValueError, match="does not support the event"):
-            event_epsilon(dpa.UnsupportedDpEvent(), DELTA)
+            event_epsilon(unknown, DELTA)
+        with pytest.raises(ValueError, match="does not support the event"):
+            accounting.calibrate_noise_multiplier(
+                epsilon=1.0, delta=DELTA, steps=3, sampling_probability=0.1, also=[unknown]
+            )
 
     def test_composed_events(self):
         parts = [dpa.GaussianDpEvent(18.0), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(24.0), 2)]
@@ -743,6 +756,24 @@ class TestEdges:
                 assert event_epsilon(dpa.ComposedDpEvent(parts), DELTA, **kwargs) == pytest.approx(
                     event_epsilon(dpa.GaussianDpEvent(joint), DELTA, **kwargs), rel=1e-3
                 )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "q", "steps"), [(3, 0.1, 20), (2, 0.01, 1000), (8, 0.07, 10_000)]
+)
+def test_full_price_is_computed_once(monkeypatch, epsilon, q, steps):
+    """Extrapolated coarse prices are so near that the first full price suffices."""
+    intervals, priced = [], accountants.epsilon_of
+
+    def counting(*arguments):
+        intervals.append(arguments[-1])
+        return priced(*arguments)
+
+    monkeypatch.setattr(accountants, "epsilon_of", counting)
+    run = {"epsilon": epsilon, "delta": 1e-5, "steps": steps, "sampling_probability": q}
+    accounting.calibrate_noise_multiplier(**run)
+    assert intervals.count(accountants.DISCRETIZATION) == 1
+    assert len(intervals) <= 12
 
 
 @pytest.mark.usefixtures("coarse_prices")
@@ -988,8 +1019,9 @@ class TestPricing:
         # In the second case truncation is noticeable and is priced separately.
         sampler = PoissonSampler(5000, 100, seed=0, max_batch_size=largest)
         event = sampler.dp_event(sigma, 50)
-        plain, paid = events.without_truncation(event)
-        priced, delta = (event, DELTA) if largest else (plain, DELTA - paid)
+        plain, paid, _ = events.without_truncation(events.parts_of(event))
+        whole = events.composition_of(plain)
+        priced, delta = (event, DELTA) if largest else (whole, DELTA - paid)
         assert (paid > 1e-3 * DELTA) == bool(largest)
         own = dpa.pld.PLDAccountant().compose(priced).get_epsilon(delta)
         assert 0 <= event_epsilon(event, DELTA) / own - 1 < 1e-8
@@ -1000,13 +1032,13 @@ class TestPricing:
     )
     def test_sampler_builds_one_privacy_loss(self, monkeypatch, size, batch, sigma, steps):
         """Checks that one privacy loss is built, not the larger loss of a truncated draw."""
-        built, loss_of = [], one_release.loss_of
+        built, loss_of = [], privacy_losses.loss_of
 
         def recorded(event, relation, interval):
             built.append(event)
             return loss_of(event, relation, interval)
 
-        monkeypatch.setattr(one_release, "loss_of", recorded)
+        monkeypatch.setattr(privacy_losses, "loss_of", recorded)
         sampler = PoissonSampler(size, batch, seed=0)
         accounting.epsilon(noise_multiplier=sigma, sampler=sampler, steps=steps, delta=DELTA)
         assert [type(event) for event in built] == [dpa.PoissonSampledDpEvent]
@@ -1030,7 +1062,8 @@ def test_refuses_sampler_of_wrong_type(wrong):
 
 def test_every_public_function_has_one_default_accountant():
     """A plan and the functions of `accounting` price by the same accountant by default."""
-    public = [dpoptax.PrivacyPlan, *(f for f in vars(accounting).values() if callable(f))]
+    names = [getattr(accounting, name) for name in dir(accounting) if not name.startswith("_")]
+    public = [dpoptax.PrivacyPlan, *filter(callable, names)]
     defaults = {
         f.__name__: inspect.signature(f).parameters["accountant"].default
         for f in public

@@ -12,9 +12,8 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._pricing import accountants, composition
-from dpoptax._pricing.events import RELATIONS
-from dpoptax.accounting import _gaussian_dp
+from dpoptax._pricing import accountants, composition, privacy_losses, trade_off_functions
+from dpoptax._pricing.events import RELATIONS, parts_of
 from tests.helpers import after_releases
 
 RATES = np.array([1e-3, 0.01, 0.1, 0.3, 0.7])
@@ -52,12 +51,14 @@ def test_stated_mu_bounds_all_epsilons_and_trade_offs():
     alone = accounting.Guarantee(made.event)
     epsilons = np.array([alone.epsilon(d) for d in deltas.tolist()])
     # The run spends these δ at these ε. The Gaussian together with δ must cover them.
-    assert np.all(deltas * (1 - 1e-6) <= _gaussian_dp._gaussian_deltas(mu, epsilons)[0] + delta)
+    assert np.all(
+        deltas * (1 - 1e-6) <= trade_off_functions._gaussian_deltas(mu, epsilons)[0] + delta
+    )
     curve = made.trade_off(RATES)
     assert np.all(curve >= stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu) - delta - 3e-3)
     # Infinitely many small steps reach the μ of the central limit theorem; these steps exceed it.
     assert mu > 0.05 * math.sqrt(30 * math.expm1(1 / 4.0**2))
-    smaller = _gaussian_dp._gaussian_deltas(0.9 * mu, epsilons)[0]
+    smaller = trade_off_functions._gaussian_deltas(0.9 * mu, epsilons)[0]
     assert np.any(smaller + delta < deltas), "a smaller μ would also hold"
 
 
@@ -113,8 +114,7 @@ def test_small_deltas_keep_precision_of_composition():
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
     )
-    pair = accountants._pld_accountant(event, 1e-10, RELATIONS["add-or-remove-one"], 1e-3)
-    pairs = [(pair._pld, 1), *pair._steps.values()]
+    pairs = privacy_losses.pairs_of(parts_of(event), RELATIONS["add-or-remove-one"], 1e-3)
     epsilon = composition.epsilon_of(pairs, 1e-3, 1e-20)
     (delta,) = composition.deltas_of(pairs, 1e-3, np.array([epsilon]))
     assert delta == pytest.approx(1e-20, rel=1e-3)

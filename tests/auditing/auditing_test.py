@@ -11,7 +11,6 @@ import pytest
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._pricing import accountants, checks
 from dpoptax.auditing import _claim, _replay, _worst_example
@@ -196,7 +195,7 @@ def test_worst_example_catches_wrong_norm_bound(monkeypatch):
         square = bounds.upper_square(factor_products.multiply_factors(segments, sizes))
         return square, jnp.sqrt(square)
 
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "form")
+    helpers.force_norm_method(monkeypatch, "form")
     monkeypatch.setattr(factor_products, "measure_formed", unproven)
     # With so many steps the move does not depend on the rounding of either program.
     game, ratio = _searched(starts=14, steps=40)

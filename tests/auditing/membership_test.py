@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
+import dpoptax
 from dpoptax import accounting, auditing
 
 RATES = (0.001, 0.01)
@@ -75,6 +76,21 @@ def test_writes_figure(tmp_path, claimed):
     assert ("no guarantee was given" in str(report)) is (claimed is None)
     report.plot(tmp_path / "roc.png")
     assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_writes_itself_and_the_statement(tmp_path, monkeypatch):
+    monkeypatch.setattr(auditing.MembershipReport, "plot", lambda self, path: path.touch())
+    plan = {"dataset_size": 1000, "batch_size": 50, "steps": 4, "noise_multiplier": 2.0}
+    found = dpoptax.PrivacyPlan(**plan).guarantee()
+    losses = _losses(1.0, 300)
+    for guarantee, statement in ((found, True), (found.trade_off, False)):
+        folder = tmp_path / str(statement)
+        report = auditing.membership_report(*losses, guarantee=guarantee)
+        report.write(folder)
+        assert (folder / "membership.txt").read_text("utf-8") == f"{report}\n"
+        assert (folder / "membership.png").exists()
+        assert (folder / "statement.txt").exists() == statement
+    assert (tmp_path / "True" / "statement.txt").read_text("utf-8") == found.statement()
 
 
 @pytest.mark.parametrize(

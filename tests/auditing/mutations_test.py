@@ -60,7 +60,7 @@ def test_catches_noise_rescaled_as_in_opacus_disk(mistaken):
     assert rescaled == pytest.approx(0.185, abs=1e-3)
     disk = dpoptax.disk(kappa, gamma)
     right = optax.chain(games.noise(sampler), disk)
-    wrong = optax.chain(games.mislabelled(games.noise(sampler, rescaled), 1.0), disk)
+    wrong = optax.chain(games.mislabeled(games.noise(sampler, rescaled), 1.0), disk)
     if mistaken:
         assert _audit(_full_batch(wrong)).violated
     else:
@@ -73,7 +73,7 @@ def test_trade_off_curve_catches_noise_a_fifth_too_small():
     sampler = games.poisson(8)
     effort = {"trials": 40_000, "delta": 1e-3}
     right = _audit(_full_batch(), **effort)
-    wrong = _audit(_full_batch(games.mislabelled(games.noise(sampler, 0.8), 1.0)), **effort)
+    wrong = _audit(_full_batch(games.mislabeled(games.noise(sampler, 0.8), 1.0)), **effort)
     assert wrong.epsilon_lower_bound < wrong.claimed_epsilon == right.claimed_epsilon
     assert wrong.violated
     assert not right.violated
@@ -131,8 +131,8 @@ def test_catches_division_by_realized_batch_size():
     def divide(grad_fn):
         def mutated(points, batch, mask=None):
             clipped = grad_fn(points, batch, mask)
-            realised = jnp.ones(()) if mask is None else jnp.maximum(jnp.sum(mask), 1)
-            total = jax.tree.map(lambda s: s * (8 / realised), clipped.sum)
+            realized = jnp.ones(()) if mask is None else jnp.maximum(jnp.sum(mask), 1)
+            total = jax.tree.map(lambda s: s * (8 / realized), clipped.sum)
             return dpoptax.extend.trust_clipped(total, clipped.clip)
 
         return mutated

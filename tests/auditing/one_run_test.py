@@ -234,7 +234,7 @@ def test_claimed_curve_catches_a_third_of_the_noise():
         )
         for tx in (
             games.noise(sampler),
-            games.mislabelled(games.noise(sampler, 1 / 3), 1.0),
+            games.mislabeled(games.noise(sampler, 1 / 3), 1.0),
         )
     )
     assert not honest.violated, honest

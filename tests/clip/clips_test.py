@@ -148,6 +148,11 @@ def test_factor_times_norm_is_bounded_for_all_norms(name):
     assert float(products.max()) <= FLAT[name].sensitivity * (1 + 1e-6)
 
 
+def test_clip_declares_only_what_users_write():
+    public = {name for name in vars(dpoptax.Clip) if not name.startswith("_")}
+    assert public == {"sensitivity", "factors", "groups"}
+
+
 def test_auto_s_and_psac_keep_short_gradients_short():
     short = jax.tree.map(lambda g: np.zeros(g.shape, np.float32), _grads(0))
     short["a"][0, 0, 0] = 1e-4
@@ -212,7 +217,7 @@ def test_per_layer_auto_v_fills_every_bound():
     "clip",
     [
         dpoptax.per_layer_clip(1.0),
-        dpoptax.adaptive_clip(1.0),
+        dpoptax.contrib.adaptive_clip(1.0),
         dpoptax.contrib.hyperspherical_clip(1.0, beta=0.5),
     ],
 )
@@ -293,7 +298,7 @@ BOUNDED = {
     "normalized_clip": dpoptax.normalized_clip,
     "per_layer_clip": dpoptax.per_layer_clip,
     "per_layer_clip of layers": lambda bound: dpoptax.per_layer_clip([1.0, bound]),
-    "adaptive_clip": dpoptax.adaptive_clip,
+    "adaptive_clip": dpoptax.contrib.adaptive_clip,
     "hyperspherical_clip": lambda bound: dpoptax.contrib.hyperspherical_clip(bound, angle_norm=1.0),
 }
 
@@ -303,7 +308,7 @@ BOUNDED = {
     ("bound", "meant"),
     [
         (0, r"got 0\.0\. .*write `dpoptax\.automatic_clip\(1\.0, gamma=0\.0\)`"),
-        (np.float32(np.inf), r"got inf\. .*write `dpoptax\.adaptive_clip\(1\.0\)`"),
+        (np.float32(np.inf), r"got inf\. .*write `dpoptax\.contrib\.adaptive_clip\(1\.0\)`"),
     ],
 )
 def test_zero_or_infinite_bound_error_names_alternative(name, bound, meant):

@@ -24,7 +24,11 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     FactoredGradients,
     Segment,
 )
-from dpoptax._gradients.ghost_clipping.sums import weighted_products
+from dpoptax._gradients.ghost_clipping.sums import (
+    ghost_clipped_sum,
+    joined_products,
+    weighted_products,
+)
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 from dpoptax._gradients.ghost_clipping.transformed import cotangents, pulled_back_norms
 from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
@@ -240,12 +244,12 @@ def layout_sum(machine):
 def product_sum(machine, factored, blocks=1, examples=None):
     """Gradients whose parts are together M times as large as their sum."""
     if examples is None:
-        examples = blocks * weighted_products.split_sum(factored(1), 1).block
+        examples = blocks * joined_products.split_sum(factored(1), 1).block
     given = factored(examples)
-    total = lambda w: weighted_products.sum_products(  # noqa: E731
+    total = lambda w: ghost_clipped_sum.sum_products(  # noqa: E731
         given, w, bound=1.0, examples=examples
     )
-    tau = block_sums.combine_roundings([weighted_products.product_rounding(given, examples)])
+    tau = block_sums.combine_roundings([ghost_clipped_sum.product_rounding(given, examples)])
     return moved(machine, total, np.ones(examples, np.float32), tau)
 
 

@@ -147,8 +147,8 @@ def _scale(sign: int, x: np.ndarray, exponent: np.ndarray) -> np.ndarray:
 
 # Jitted functions that every machine computes exactly.
 _EXACT_CALLS: dict[str, Callable[..., np.ndarray]] = {
-    "_ldexp": functools.partial(_scale, 1),
-    "_divide_by_power": functools.partial(_scale, -1),
+    "ldexp": functools.partial(_scale, 1),
+    "divide_by_power": functools.partial(_scale, -1),
     "lost_by_addition": lambda total, value, found: (total - found) + value,
 }
 

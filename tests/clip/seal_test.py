@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip.checksum import checksum
+from dpoptax._gradients.clip.checksum import checksum, checksum_leaves
 from dpoptax._gradients.clip.clipped_sum import is_intact
 from tests import helpers
 
@@ -391,7 +391,7 @@ def test_refuses_complex_sums_even_if_trusted():
 @pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
 def test_noise_stages_keep_refusing_after_changed_sum(make):
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
-    clip, adaptive = CLIP, dpoptax.adaptive_clip(1.0)
+    clip, adaptive = CLIP, dpoptax.contrib.adaptive_clip(1.0)
     total, reference = PARAMS, None
     if make == "adaptive":
         clip, reference = adaptive, jnp.float32(1.0)
@@ -403,7 +403,7 @@ def test_noise_stages_keep_refusing_after_changed_sum(make):
         "correlated": lambda: dpoptax.correlated_noise(
             dpoptax.matrix.BandedToeplitz((1.0, 0.5)), **options
         ),
-        "adaptive": lambda: dpoptax.adaptive_gaussian_noise(adaptive, **options),
+        "adaptive": lambda: dpoptax.contrib.adaptive_gaussian_noise(adaptive, **options),
     }[make]()
     good = dpoptax.extend.trust_clipped(total, clip, reference)
     bad = dataclasses.replace(good, sum=jax.tree.map(lambda x: x + 1, good.sum))
@@ -444,6 +444,18 @@ def test_seal_covers_large_arrays_of_every_dtype(dtype):
             flipped[place] ^= 1
             assert hashed(jax.device_put(flipped.view(np.asarray(values).dtype))) != want
         assert hashed(values[::-1]) != want
+
+
+def test_seal_does_not_depend_on_the_platform(monkeypatch):
+    """The order of the words differs: CPU sums in blocks, other platforms array by array."""
+    normal = np.random.default_rng(0).normal
+    tree = [helpers.floats(normal(size=shape)) for shape in ((300, 400), (3, 4), 70_000, 5)]
+    want = checksum_leaves(tree, 5)
+    pick = lambda *args, default, cpu: default(*args)  # noqa: E731
+    monkeypatch.setattr(jax.lax, "platform_dependent", pick)
+    jax.clear_caches()
+    assert checksum_leaves(tree, 5) == want
+    jax.clear_caches()
 
 
 def test_seal_detects_signs_scales_and_permutations():

@@ -12,7 +12,11 @@ import dpoptax.tables
 from dpoptax._gradients.clip import block_sums, bounds, integer_sums
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._gradients.ghost_clipping.sums import ghost_clipped_sum, weighted_products
+from dpoptax._gradients.ghost_clipping.sums import (
+    ghost_clipped_sum,
+    group_sums,
+    weighted_products,
+)
 from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
 from tests import helpers
 from tests.helpers import floats
@@ -129,21 +133,21 @@ def test_step_rounding_counts_every_changed_entry():
             dpoptax.tables.RowSelection(table_size=9, capacity=4, threshold=1.0),
             share=0.75,
         ),
-        dpoptax.adaptive_clip(1.0, count_share=0.75),
+        dpoptax.contrib.adaptive_clip(1.0, count_share=0.75),
     ],
     ids=["row_selecting_clip", "adaptive_clip"],
 )
 def test_steps_follow_bound_of_the_gradient(clip, monkeypatch):
     """Steps follow the gradient's clipping bound, not the joint bound with rows or a count."""
-    found, sum_pieces = [], ghost_clipped_sum._sum_weighted_gradients
+    found, sum_products = [], ghost_clipped_sum.sum_products
 
     def seen(*args, bound, **options):
         found.append(bound)
-        return sum_pieces(*args, bound=bound, **options)
+        return sum_products(*args, bound=bound, **options)
 
-    monkeypatch.setattr(ghost_clipped_sum, "_sum_weighted_gradients", seen)
+    monkeypatch.setattr(ghost_clipped_sum, "sum_products", seen)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
-    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
+    grad_fn = dpoptax.clipped_grad(jnp.dot, clip)
     jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
     assert found == [pytest.approx(0.5, abs=0.01)]  # to eight bits
 
@@ -157,7 +161,7 @@ def test_lookups_that_a_product_cancels_fit_into_integers():
         factor_products.Segment(tokens, large * one),
         factor_products.Segment(unit, (1 - large) * one),
     ]
-    found = weighted_products.sum_products(
+    found = ghost_clipped_sum.sum_products(
         FactoredGradients(segments, (1, 4, 1)), jnp.ones(size), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
@@ -169,7 +173,7 @@ def test_lookups_that_a_product_cancels_fit_into_integers():
 def test_matrix_products_are_cut_into_blocks(positions, side, examples):
     """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
-    total = lambda x, w: weighted_products.sum_products(  # noqa: E731
+    total = lambda x, w: ghost_clipped_sum.sum_products(  # noqa: E731
         FactoredGradients([factor_products.Segment(x, x)], (1, side, side)),
         w,
         bound=1.0,
@@ -238,7 +242,7 @@ def test_tau_covers_termwise_and_whole_rounding():
 
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
-        return weighted_products.product_rounding(
+        return ghost_clipped_sum.product_rounding(
             FactoredGradients([factor_products.Segment(factor, factor)] * points, (1, 8, 8)), 64
         )
 
@@ -254,7 +258,7 @@ def test_fixed_arrays_add_one_rounding():
     alone = FactoredGradients([factor_products.Segment(factor, factor)], (1, 8, 8))
     term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
     beside = FactoredGradients(alone.segments, alone.sizes, [term])
-    with_it, without = (weighted_products.product_rounding(x, 16).joined for x in (beside, alone))
+    with_it, without = (ghost_clipped_sum.product_rounding(x, 16).joined for x in (beside, alone))
     ratio = weighted_products.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF
@@ -340,7 +344,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     segments = [factor_products.Segment(rows, columns)]
 
     def results(coefficients):
-        total = weighted_products.sum_products(
+        total = ghost_clipped_sum.sum_products(
             FactoredGradients(segments, sizes), coefficients, bound=1.0, examples=6
         )
         return factor_products.measure(segments, sizes, "gram"), total
@@ -348,7 +352,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
     monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
-    monkeypatch.setattr(weighted_products, "_PART_ENTRIES", 1024)
+    monkeypatch.setattr(group_sums, "_PART_ENTRIES", 1024)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3

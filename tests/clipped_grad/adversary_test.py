@@ -10,7 +10,6 @@ import pytest
 
 import dpoptax
 from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.ghost_clipping import cost_model, plan
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.trace import entry_rules, rules
@@ -35,7 +34,7 @@ CLIPS = {
 }
 WAYS = ("gram", "form", "keep")
 _SUMS_OF_PRODUCTS = (
-    "regression", "short", "long", "batched", "convolution", "standardised", "standardised kernel",
+    "regression", "short", "long", "batched", "convolution", "standardized", "standardized kernel",
     "weight norm", "norm of all", "merged",
 )  # fmt: skip
 
@@ -96,12 +95,13 @@ def test_longer_search_of_models(program, clip):
 
 @pytest.mark.parametrize(
     ("program", "way"),
-    helpers.covering(["regression", "batched", "standardised"], WAYS, strength=1),
+    helpers.covering(["regression", "batched", "standardized"], WAYS, strength=1),
 )
 def test_bound_holds_for_each_norm_method(program, way, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
-    assert plan.cost_model is cost_model
+    asked = []
+    helpers.force_norm_method(monkeypatch, lambda: asked.append(way) or way)
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
+    assert asked
 
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
@@ -112,7 +112,7 @@ def test_bound_holds_for_each_clip(clip):
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_norm_and_sum_use_same_rounded_gradient(method):
     """XLA computed the gradient in two kernels that rounded differently: 1.4 C, or not finite."""
-    loss, params, shapes = PROGRAMS["standardised kernel"]
+    loss, params, shapes = PROGRAMS["standardized kernel"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
     for value in (1e-5, 1.0146534e-5, 1.0):
         d = np.zeros((8, 4))
@@ -142,12 +142,12 @@ def test_longer_search(program, clip, method):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_longer_search_of_each_norm_method(program, way, dtype, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
 
 
-def _cancelling(b, dtype=jnp.float32):
+def _canceling(b, dtype=jnp.float32):
     """Returns two positions whose gradients cancel exactly, and a third with norm 1."""
     x, y = np.zeros((2, 16, 4))
     x[0], y[0], x[1], y[1] = 7 * b, 11 * b, 11 * b, -7 * b
@@ -163,7 +163,7 @@ def test_bound_holds_if_large_terms_cancel(clip, size):
     shapes = [(16, 4), (16, 4)]
     total = _total(programs.regression, [programs.zeros(4, 4)], clip)
     for b in (2.0**8, 2.0**10, 2.0**14, 2.0**40):
-        found = adversary.moved(total, _others(shapes, count=size - 1), _cancelling(b))
+        found = adversary.moved(total, _others(shapes, count=size - 1), _canceling(b))
         assert found <= clip.sensitivity
 
 
@@ -198,7 +198,7 @@ def test_bound_holds_if_sums_have_largest_allowed_error(room, way, monkeypatch, 
     """Sums err upward with the example and downward without it, next to canceling terms."""
     if not room:
         request.getfixturevalue("no_room")
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     exact, clip, (size, positions) = factor_products.contract, dpoptax.l2_clip(1.0), (16, 8)
 
     def contract_off_by(sign, axes, a, b):
@@ -522,8 +522,8 @@ POINTS = {
 }
 _DATA = [(16, 4), (16, 4)]
 DERIVED = {name: PROGRAMS[name] for name in programs.COMPUTED_KERNELS if name in PROGRAMS} | {
-    "tied and standardised": (programs.tied_and_standardised, [(4, 4), (4,)], _DATA),
-    "standardised, squared": (programs.standardised_squared, [(4, 4)], _DATA),
+    "tied and standardized": (programs.tied_and_standardized, [(4, 4), (4,)], _DATA),
+    "standardized, squared": (programs.standardized_squared, [(4, 4)], _DATA),
     "merged, squared": (programs.merged_squared, [(4, 4), (4, 2), (2, 4)], _DATA),
 }
 
@@ -548,13 +548,13 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
 @pytest.mark.parametrize(
     ("program", "points"),
     [
-        pytest.param("standardised", "near, large weights", marks=pytest.mark.slow),
-        pytest.param("standardised, squared", "opposite", marks=pytest.mark.slow),
+        pytest.param("standardized", "near, large weights", marks=pytest.mark.slow),
+        pytest.param("standardized, squared", "opposite", marks=pytest.mark.slow),
         ("merged, squared", "all but opposite"),
     ],
 )
 def test_bound_holds_if_gradients_cancel_between_points(program, points, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -565,7 +565,7 @@ def test_search_at_several_points_finds_rounding_errors(monkeypatch):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, 7) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
     assert found > 1
 
@@ -575,7 +575,7 @@ def test_search_at_several_points_finds_rounding_errors(monkeypatch):
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)
 def test_longer_search_at_several_points(program, points, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
     assert found <= 1
 
@@ -583,9 +583,9 @@ def test_longer_search_at_several_points(program, points, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["form", "keep"])
 @pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
-@pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
+@pytest.mark.parametrize("program", ["standardized, squared", "merged, squared"])
 def test_longer_search_at_several_points_forming_gradients(program, points, way, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
     assert found <= 1
 
@@ -594,8 +594,8 @@ def test_longer_search_at_several_points_forming_gradients(program, points, way,
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
 def test_points_search_with_microbatches_or_bfloat16(points, options, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
-    for program in ("standardised, squared", "merged, squared"):
+    helpers.force_norm_method(monkeypatch, "gram")
+    for program in ("standardized, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
         assert found <= 1
 
@@ -620,7 +620,7 @@ def _precisions(jaxpr):
 @pytest.mark.parametrize("way", WAYS)
 def test_norms_and_sums_contract_at_full_precision(way, monkeypatch):
     """The platform's default does not matter. By default, TPUs and GPUs round operands."""
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -642,7 +642,7 @@ def test_sum_over_positions_is_stored_before_its_norm():
 @pytest.mark.parametrize("way", WAYS)
 def test_norm_and_sum_read_same_bfloat16_factors(way, monkeypatch):
     """XLA on GPU removes round-trip conversions. Norm and sum must still use the same numbers."""
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -668,7 +668,7 @@ def test_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, bits) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 
@@ -682,7 +682,7 @@ def test_integers_on_grid_keep_bound_in_any_order():
     others = _others(shapes, count=63)
     totals = [_total(loss, params, clip, grid=grid, microbatch_size=m) for m in (None, 5)]
     for size in (1.0, 2.0**8, 2.0**14, 1e30, np.nan):
-        assert adversary.moved(totals[0], others, _cancelling(size)) * grid <= bound
+        assert adversary.moved(totals[0], others, _canceling(size)) * grid <= bound
     found, _ = adversary.climb(totals[0], others, seed=0, starts=14, steps=10)
     assert 0.99 * clip.sensitivity < found * grid <= bound
     mask = np.ones(64, bool)
@@ -742,7 +742,7 @@ def test_bfloat16_factors_keep_bound_and_approximate_sum():
 
 
 def test_attack_finds_weighted_rounding_without_room(monkeypatch, no_room):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: "gram")
+    helpers.force_norm_method(monkeypatch, "gram")
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") <= 1
     monkeypatch.setattr(weighted_products, "BFLOAT16_ERROR", 0.0)
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") > 1

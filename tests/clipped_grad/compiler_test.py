@@ -133,7 +133,7 @@ def compiled(name, way, turn=0, weights=None, clip=CLIP, **options):
 
     def mapped_before(batch, mask):
         three = Diagonal(tuple(jnp.full(1, c) for c in (1e8, 1e8, 3e7)))
-        return _stacked(total(params, batch, mask, linear_map=LinearMap((three,) * size)))
+        return _stacked(total(params, batch, mask, reference=LinearMap((three,) * size)))
 
     def unrolled(batch, mask):
         return _stacked(total(params, batch, mask), total(nearby, batch, mask))
@@ -168,7 +168,7 @@ WAYS = (
 _OF_MODELS = ("constants", "init inside", "unrolled")  # slow to compile
 _QUICK = {
     ("regression", "constants"), ("long", "init inside"), ("tied", "unrolled"),
-    ("elementwise", "linear map"), ("standardised", "constants"), ("merged", "scan"),
+    ("elementwise", "linear map"), ("standardized", "constants"), ("merged", "scan"),
     ("one position", "vmapped"), ("token", "arguments"), ("LoRA", "constants"),
     ("experts", "init inside"), ("graph", "unrolled"), ("short", "eager"),
     ("convolution", "constants"),

@@ -40,7 +40,7 @@ CASES = {
     "dilated": dict(window_strides=(1, 1), padding="SAME", rhs_dilation=(2, 1)),
     "groups": dict(window_strides=(1, 1), padding="SAME", feature_group_count=2),
     "channels first": dict(window_strides=(1, 1), padding=((1, 0), (0, 2)), order="NCHW"),
-    "rematerialised": dict(window_strides=(1, 1), padding="SAME", remat=True),
+    "rematerialized": dict(window_strides=(1, 1), padding="SAME", remat=True),
     "scanned": dict(window_strides=(1, 1), padding="SAME", scan=True),
 }
 

@@ -95,7 +95,7 @@ def test_engines_return_sum_of_clipped_gradients(name, engine, no_room):
 IMPORTED = {
     "vmap": set(),
     "auto": {"passes", "norms", "plan", "sums"},
-    "recompute": {"passes", "norms", "plan", "sums", "backward", "two_turns"},
+    "recompute": {"passes", "norms", "plan", "planned_uses", "sums", "backward", "two_turns"},
 }
 _SCRIPT = """
 import sys, jax, jax.numpy as jnp, dpoptax

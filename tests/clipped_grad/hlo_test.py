@@ -88,7 +88,7 @@ def _bundle(name, points=1, clip=CLIP, **options):
 PROGRAMS = {
     "inner products": lambda: _bundle("short"),
     "groups": lambda: _bundle("batched"),
-    "made of parameters": lambda: _bundle("standardised"),
+    "made of parameters": lambda: _bundle("standardized"),
     "points": lambda: _bundle("regression", points=2),
     "bfloat16": lambda: _bundle("regression", precision="bfloat16"),
     "tied": lambda: _bundle("tied"),

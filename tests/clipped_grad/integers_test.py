@@ -372,7 +372,7 @@ def test_options_that_exclude_integers_are_refused():
         dpoptax.clipped_grad(programs.linear, 1.0, method="integers")
     with pytest.raises(ValueError, match="does not encode"):
         dpoptax.clipped_grad(
-            programs.linear, dpoptax.adaptive_clip(1.0), method="integers", grid=GRID
+            programs.linear, dpoptax.contrib.adaptive_clip(1.0), method="integers", grid=GRID
         )
 
     def standardized(params, example):

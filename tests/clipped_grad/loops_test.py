@@ -328,7 +328,7 @@ def test_error_names_non_array_leaf_and_remedy(leaf, kind):
     params = {"layers": [{"w": jnp.ones(3), "activation": leaf}]}
     noise = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
     strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
-    adaptive = dpoptax.adaptive_clip(1.0)
+    adaptive = dpoptax.contrib.adaptive_clip(1.0)
     loss_fn = lambda params, x: jnp.sum(params["layers"][0]["w"] * x)  # noqa: E731
     points = dpoptax.gradient_points((), params)
     for call in (
@@ -336,7 +336,7 @@ def test_error_names_non_array_leaf_and_remedy(leaf, kind):
         lambda: dpoptax.explain(loss_fn, params, jnp.ones(3)),
         lambda: optax.chain(dpoptax.gaussian_noise(**noise), optax.adam(0.1)).init(params),
         lambda: dpoptax.correlated_noise(strategy, **noise).init(params),
-        lambda: dpoptax.adaptive_gaussian_noise(adaptive, **noise).init(params),
+        lambda: dpoptax.contrib.adaptive_gaussian_noise(adaptive, **noise).init(params),
     ):
         match = rf"but \['layers'\]\[0\]\['activation'\] is an? {kind}\. .*eqx\.partition"
         with pytest.raises(TypeError, match=match):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUICK_CHECKS = ("sums", "streaming", "noise")
+QUICK_CHECKS = ("batches", "sums", "streaming", "noise")
 CHECKS = (*QUICK_CHECKS, "shrinkage", "scaling", "fitting")
 
 

@@ -255,7 +255,7 @@ def _attack(program, change, *, method="auto", effort=(14, 10)):
     return found / clip.sensitivity, count
 
 
-QUICK_PROGRAMS = ("regression", "batched", "standardised", "convolution")
+QUICK_PROGRAMS = ("regression", "batched", "standardized", "convolution")
 
 
 @pytest.mark.spread(5)

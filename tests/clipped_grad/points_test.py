@@ -97,6 +97,15 @@ def test_refuses_two_trackers_by_name():
         ({"rows": [(1.0,), (1.0, 2.0)], "weights": [1.0, 1.0]}, "`rows` must"),
         ({"rows": [(1.0,)], "weights": [1.0, 1.0]}, "`weights` must"),
         ({"rows": [(1.0,)], "weights": [1.0], "tangent_row": (1.0,)}, "tangent_weight=None"),
+        (
+            {
+                "rows": [(1.0,)],
+                "weights": [1.0],
+                "tangent_row": (1.0, -1.0),
+                "tangent_weight": 1.0,
+            },
+            "`tangent_row` must have 1 coefficients",
+        ),
     ],
 )
 def test_bad_arguments(kwargs, message):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model
 from tests import helpers
 from tests.clipped_grad import adversary_test
 from tests.clipped_grad.adversary_test import QUICK, _attack
@@ -134,7 +133,7 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
     ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     assert _attack(program, AUTO, QUICK, precision="bfloat16") <= 1
     assert _attack(program, AUTO, QUICK, dtype="bfloat16") <= 1
 

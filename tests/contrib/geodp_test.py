@@ -88,7 +88,7 @@ def test_accountants_refuse_releases_of_geodp():
         accounting.epsilon_spent(state, sampler, 1e-5)
 
 
-def neighbours(d=20, batch_size=256):
+def neighbors(d=20, batch_size=256):
     """Returns three batches of clipped gradients that differ in one example.
 
     Their sums are e_1, -e_1 and e_2.
@@ -103,7 +103,7 @@ def neighbours(d=20, batch_size=256):
 def test_published_noise_does_not_hide_one_example():
     """One example turns the first angle by π, or 54 standard deviations at d = 20 and B = 256."""
     d, batch_size, beta, sigma = 20, 256, 1.0, 1.0
-    first, opposite, _ = (x.mean(axis=0) for x in neighbours(d, batch_size))
+    first, opposite, _ = (x.mean(axis=0) for x in neighbors(d, batch_size))
     gap = oracle.to_spherical(opposite)[1][0] - oracle.to_spherical(first)[1][0]
     stddev = sigma * np.sqrt(d + 2) * beta * np.pi / batch_size
     assert gap == pytest.approx(np.pi)
@@ -121,7 +121,7 @@ def test_threshold_test_distinguishes_neighbors():
         mean, _ = tx.update(make_sum(total), replace_key(state, key))
         return jnp.abs(mean[0]) > jnp.abs(mean[1])
 
-    batches = neighbours()
+    batches = neighbors()
     releases = jax.jit(jax.vmap(release, in_axes=(None, 0)))
     guesses = [
         releases(batch.sum(axis=0), jax.random.split(key, trials))

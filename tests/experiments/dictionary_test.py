@@ -113,8 +113,8 @@ def test_dead_leaves_have_range_and_spectrum_of_photographs(channels, least, lar
     spread = (largest - least) / 4
     assert 0.7 * spread < drawn.std() < 1.3 * spread
     # The power of photographs decreases roughly with the square of the frequency.
-    grey = drawn.mean(-1) - drawn.mean((1, 2, 3), keepdims=True)[..., 0]
-    power = (np.abs(np.fft.fft(grey, axis=2)) ** 2).mean((0, 1))
+    gray = drawn.mean(-1) - drawn.mean((1, 2, 3), keepdims=True)[..., 0]
+    power = (np.abs(np.fft.fft(gray, axis=2)) ** 2).mean((0, 1))
     slope = np.polyfit(np.log(np.arange(1, 9)), np.log(power[1:9]), 1)[0]
     assert -2.3 < slope < -0.7
     np.testing.assert_array_equal(drawn, dead_leaves(60, (32, 32, channels)))

@@ -14,7 +14,7 @@ from experiments.models.vision_transformer import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
-GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
+GRAY, COLOR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
 TINY = {
     "cnn_2": (networks.TwoLayerCNN(4), (16, 16, 1)),
     "cnn_5": (networks.FiveLayerCNN(4, channels=(4, 4, 4, 8, 8)), (12, 12, 3)),
@@ -43,16 +43,16 @@ def size(tree):
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "count"),
     [
-        ("linear", GREY, 10, 7_850),
-        ("cnn_2", GREY, 10, 21_840),  # GeoDP, section VI-D
-        ("cnn_5", COLOUR, 10, 279_050),
-        ("tanh_cnn_mnist", GREY, 10, 26_010),  # Papernot et al.'s layers, summed by hand
-        ("tanh_cnn", COLOUR, 10, 550_570),
+        ("linear", GRAY, 10, 7_850),
+        ("cnn_2", GRAY, 10, 21_840),  # GeoDP, section VI-D
+        ("cnn_5", COLOR, 10, 279_050),
+        ("tanh_cnn_mnist", GRAY, 10, 26_010),  # Papernot et al.'s layers, summed by hand
+        ("tanh_cnn", COLOR, 10, 550_570),
         ("tanh_cnn_features", (8, 8, 243), 10, 187_210),
-        ("resnet_18", COLOUR, 10, 11_173_962),  # same as with batch normalization
+        ("resnet_18", COLOR, 10, 11_173_962),  # same as with batch normalization
         ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
         ("efficientnet_b0", LARGE, 1000, 5_288_548),  # same as with batch normalization
-        ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
+        ("wrn_16_4", COLOR, 10, 2_748_890),  # De et al.: 2.7 M
         ("transformer", (8, 8, 1), 10, 26_538),  # summed by hand
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
     ],
@@ -63,7 +63,7 @@ def test_parameter_counts(name, shape, classes, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
-@pytest.mark.parametrize("shape", [GREY, COLOUR])
+@pytest.mark.parametrize("shape", [GRAY, COLOR])
 def test_every_model_accepts_small_images(name, shape):
     if name == "vit_small_16":
         shape = LARGE
@@ -84,17 +84,17 @@ def test_every_model_accepts_small_images(name, shape):
 def test_residual_networks_have_published_number_of_relus(name, count, monkeypatch):
     calls = []
     monkeypatch.setattr(networks.nn, "relu", lambda hidden: calls.append(1) or jax.nn.relu(hidden))
-    jax.eval_shape(MODELS[name](10).init, jax.random.key(0), jnp.zeros(COLOUR))
+    jax.eval_shape(MODELS[name](10).init, jax.random.key(0), jnp.zeros(COLOR))
     assert len(calls) == count
 
 
-@pytest.mark.parametrize("standardised_scale", [1e-3, 1.0, 50.0])
-def test_standardized_kernel_keeps_scale_of_input(standardised_scale):
+@pytest.mark.parametrize("standardized_scale", [1e-3, 1.0, 50.0])
+def test_standardized_kernel_keeps_scale_of_input(standardized_scale):
     conv = networks.StandardisedConv(64)
     inputs = jax.random.normal(jax.random.key(0), (16, 16, 32))
     params = conv.init(jax.random.key(1), inputs)
-    scaled = jax.tree.map(lambda kernel: 3.0 + standardised_scale * kernel, params)
-    if standardised_scale < 1:  # below the variance floor, so nothing is divided by almost zero
+    scaled = jax.tree.map(lambda kernel: 3.0 + standardized_scale * kernel, params)
+    if standardized_scale < 1:  # below the variance floor, so nothing is divided by almost zero
         assert jnp.std(conv.apply(scaled, inputs)) < 1
         return
     inside = conv.apply(scaled, inputs)[1:-1, 1:-1]

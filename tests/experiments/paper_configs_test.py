@@ -16,7 +16,7 @@ from dpoptax.training.methods import CorrelatedNoise
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
 from dpoptax.training.run.planning import plan_run
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.seeds import Keys
 from experiments.data import PUBLISHED
 from experiments.methods import GeoDP, HypersphericalClip
@@ -199,7 +199,7 @@ def test_every_other_data_set_trains_two_steps(dataset, data_dir, tmp_path):
 @pytest.mark.slow
 def test_dp_ftrl_in_fixed_order_costs_one_gaussian_per_epoch():
     row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
-    plan = make_plan(dataclasses.replace(row, accountant="pld", noise_multiplier=5.5), 50_000)
+    plan = make_run_plan(dataclasses.replace(row, accountant="pld", noise_multiplier=5.5), 50_000)
     assert plan.sampler.participation_probability == 1.0
     # 80 epochs use every example 80 times: one Gaussian mechanism with μ = √80/σ.
     mu, epsilon = 80**0.5 / 5.5, plan.epsilon(row.steps)

@@ -34,8 +34,8 @@ DISK_SCRATCH = {"batch_size": 5000, "clip": "auto_v", "l2_clip_norm": 1.0, "acco
 DISK_FILTER = {"method": "Disk", "method.kappa": 0.7, "method.gamma": 0.5}
 PMLF_ALL = {"l2_clip_norm": 1.0, "learning_rate": 0.5, "batch_size": 1000}
 PMLF_MOMENTUM = {"method": "PMLF", "method.beta": 0.1, "method.length": 2}
-GREY = ((0.1,), (-0.9,))
-COLOUR = ((0.15, -0.05), (-0.9,))
+GRAY = ((0.1,), (-0.9,))
+COLOR = ((0.15, -0.05), (-0.9,))
 FIRST_ORDER = (over((1, 1), 11), over((-9,), 11))
 
 STATED = [
@@ -87,7 +87,7 @@ STATED = [
     ("DOPPLER, Table 2", "doppler/figure_3_7:*/lp_dp_sgd", {"filter": FIRST_ORDER}),
     ("DOPPLER, 6.2", "doppler/figure_4:adam_bc/*", {"method.noise_corrected": True}),
     ("DOPPLER, Table 2", "doppler/figure_8_9:filter/none", {"filter": ((1.0,), ())}),
-    ("DOPPLER, Table 2", "doppler/figure_8_9:filter/momentum", {"filter": GREY}),
+    ("DOPPLER, Table 2", "doppler/figure_8_9:filter/momentum", {"filter": GRAY}),
     ("DOPPLER, Table 2", "doppler/figure_8_9:filter/*first-order-1", {"filter": FIRST_ORDER}),
     (
         "DOPPLER, Table 2",
@@ -119,15 +119,15 @@ STATED = [
     ("DP-PMLF, Table 1", "pmlf/table_1_3:cifar*/*", {"epochs": 50}),
     ("DP-PMLF, Figure 4", "pmlf/figure_3_5:figure_4/cifar*", {"epochs": 50}),
     ("DP-PMLF, appendix", "pmlf/table_1_3:*/pmlf", PMLF_MOMENTUM),
-    ("DP-PMLF, appendix", "pmlf/table_1_3:*mnist/*/pmlf", {"filter": GREY}),
-    ("DP-PMLF, appendix", "pmlf/table_1_3:cifar*/pmlf", {"filter": COLOUR}),
+    ("DP-PMLF, appendix", "pmlf/table_1_3:*mnist/*/pmlf", {"filter": GRAY}),
+    ("DP-PMLF, appendix", "pmlf/table_1_3:cifar*/pmlf", {"filter": COLOR}),
     ("DP-PMLF, Figure 1", "pmlf/figure_1:*", {"epochs": 100, "model": "cnn_5"}),
     ("DP-PMLF, Figure 1", "pmlf/figure_1:*", {"dataset": "cifar10"}),
     ("DP-PMLF, Figure 1(a)", "pmlf/figure_1:*/lp_dp_sgd", {"epsilon": 8.0, "method": "Doppler"}),
     ("DP-PMLF, Figure 1(b)", "pmlf/figure_1:*/inner_*", {"epsilon": 1.0, "method": "InnerOuter"}),
     ("DP-PMLF, Figure 2", "pmlf/figure_2:*", {"epsilon": 1.0, "dataset": "cifar10"}),
     ("DP-PMLF, appendix", "pmlf/figure_2:*", {"epochs": 20}),
-    ("DP-PMLF, appendix", "pmlf/figure_2:*/pmlf", PMLF_MOMENTUM | {"filter": COLOUR}),
+    ("DP-PMLF, appendix", "pmlf/figure_2:*/pmlf", PMLF_MOMENTUM | {"filter": COLOR}),
     ("DP-PMLF, Figure 5", "pmlf/figure_3_5:figure_5/*", {"epochs": 100, "epsilon": 1.0}),
     ("DP-PMLF, Figure 5", "pmlf/figure_3_5:figure_5/*", {"model": "resnet_18"}),
     ("DP-PMLF, Figure 6", "pmlf/figure_6_7:*/beta-*", {"model": "cnn_5", "method.length": 2}),
@@ -137,9 +137,9 @@ STATED = [
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-1", {"filter": ((0.4,), (-0.6,))}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-2", {"filter": ((0.2, 0.2), (-0.6,))}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-3", {"filter": ((0.5, -0.1), (-0.6,))}),
-    ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-4", {"filter": GREY}),
+    ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-4", {"filter": GRAY}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-5", {"filter": ((0.05, 0.05), (-0.9,))}),
-    ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-6", {"filter": COLOUR}),
+    ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-6", {"filter": COLOR}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-7", {"filter": ((0.05, 0.05), (-0.7, -0.2))}),
     ("DP-PMLF, Table 4", "pmlf/table_4:*/filter-8", {"filter": ((1.0,), ())}),
     ("GeoDP, VI-A", "geodp/*:*", {"l2_clip_norm": 0.1, "epsilon": None, "delta": 1e-5}),

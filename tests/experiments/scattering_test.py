@@ -53,16 +53,16 @@ def test_coefficients_match_formula(wanted, shape):
         np.testing.assert_allclose(np.moveaxis(have, -1, 0), np.concatenate(planes), atol=2e-6)
 
 
-@pytest.mark.parametrize(("colours", "channels"), [(1, 81), (3, 243)])
-def test_groups_have_mean_0_and_variance_1(colours, channels):
-    found = features(Scattering(), images(3, 16, 16, colours))
+@pytest.mark.parametrize(("colors", "channels"), [(1, 81), (3, 243)])
+def test_groups_have_mean_0_and_variance_1(colors, channels):
+    found = features(Scattering(), images(3, 16, 16, colors))
     assert found.shape == (3, 4, 4, channels)
     grouped = found.reshape(3, 16, 27, -1)
     np.testing.assert_allclose(grouped.mean((1, 3)), 0, atol=1e-5)
     # Very small values have variances close to the constant that is added to them.
-    raw = features(RAW, images(3, 16, 16, colours))
+    raw = features(RAW, images(3, 16, 16, colors))
     for have, example in zip(found, raw, strict=True):
-        want = oracle.normalised(np.moveaxis(example, -1, 0).astype(float), 27)
+        want = oracle.normalized(np.moveaxis(example, -1, 0).astype(float), 27)
         np.testing.assert_allclose(np.moveaxis(have, -1, 0), want, atol=2e-4)
 
 

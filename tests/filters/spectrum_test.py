@@ -11,7 +11,7 @@ from dpoptax import filters
 from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError, TrainConfig, train
 from dpoptax.training.methods import Doppler, NonPrivate
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.records import params_sha256
 from experiments import recording
 from experiments.methods import GeoDP
@@ -160,7 +160,7 @@ def test_recording_has_released_and_filtered_gradients(recorded):
 @pytest.mark.slow
 def test_recording_does_not_change_training(recorded):
     data = RUN.data().load()
-    plain = train(RUN, data, make_plan(RUN, data.train_size))
+    plain = train(RUN, data, make_run_plan(RUN, data.train_size))
     assert params_sha256(recorded[0].params) == plain.summary["params_sha256"]
 
 

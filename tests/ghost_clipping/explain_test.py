@@ -26,7 +26,7 @@ FALLBACKS = {
         "v": "meets data in custom_jvp_call",
         "b": "meets data in custom_vjp_call",
     },
-    "penalised": {"w": "meets data in add"},
+    "penalized": {"w": "meets data in add"},
     "side_by_side": {"c": "computed on before it meets data in dot_general"},
     "lookups": {"rows": "meets data in gather", "w": "its uses overlap in different layouts"},
 }
@@ -54,12 +54,12 @@ def test_counts_uses_and_names_rules():
     assert (rows["['b']"].rule, rows["['b']"].why) == ("elementwise", "")
     rows = {row.parameter: row for row in _explain(NETWORKS["cnn"]).rows}
     assert rows["['a']"].uses == "conv_general_dilated"
-    rows = {row.parameter: row for row in _explain(NETWORKS["penalised"]).rows}
+    rows = {row.parameter: row for row in _explain(NETWORKS["penalized"]).rows}
     assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
 
 
 def test_marks_pulled_back_gradients():
-    rows = {row.parameter: row.rule for row in _explain(NETWORKS["weight_standardisation"]).rows}
+    rows = {row.parameter: row.rule for row in _explain(NETWORKS["weight_standardization"]).rows}
     assert rows["['a']"].endswith(", pulled back")
     assert rows["['o']"] == "product of two norms"
 

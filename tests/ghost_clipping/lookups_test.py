@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import dpoptax
-from tests.ghost_clipping.bookkeeping_test import both, close
+from tests.ghost_clipping.comparison import both, close
 from tests.helpers import global_norm, normal, slow_but
 from tests.networks import Network
 

@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 from dpoptax._gradients.ghost_clipping.transformed import point_differences
@@ -18,7 +17,8 @@ from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import (
 )
 from experiments.models.networks import WideResNet
 from experiments.models.vision_transformer import VisionTransformer
-from tests.ghost_clipping.bookkeeping_test import QUICK, both, close
+from tests import helpers
+from tests.ghost_clipping.comparison import QUICK, both, close
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -27,7 +27,7 @@ _ROWS, _COLUMNS = 4, 5
 _LAYOUT = FactorLayout((4, 4), (), (0,), (1,))
 
 
-def _standardised(w, axes=0):
+def _standardized(w, axes=0):
     w = w - w.mean(axes, keepdims=True)
     return w * lax.rsqrt(jnp.mean(w**2, axes, keepdims=True) + 1e-5)
 
@@ -41,21 +41,21 @@ def _spectral(w):
 # Functions of parameters (4, 5), (4, 2), (2, 5), (5,) that return a kernel (4, 5), and their
 # number.
 FUNCTIONS = {
-    "standardised": (_standardised, 1),
-    "standardised by the variance's floor": (
+    "standardized": (_standardized, 1),
+    "standardized by the variance's floor": (
         lambda w: (w - w.mean(0)) / jnp.sqrt(jnp.maximum(w.var(0), 0.5)), 1,
     ),
-    "standardised, with a gain": (lambda w, a, b, g: _standardised(w) * g, 4),
+    "standardized, with a gain": (lambda w, a, b, g: _standardized(w) * g, 4),
     "weight norm": (lambda w, a, b, g: g * w / jnp.linalg.norm(w, axis=0), 4),
     "weight norm along columns": (lambda w: w / jnp.linalg.norm(w, axis=1, keepdims=True), 1),
     "over the norm of all": (lambda w: w / jnp.linalg.norm(w), 1),
-    "standardised as a whole": (lambda w: _standardised(w, (0, 1)), 1),
+    "standardized as a whole": (lambda w: _standardized(w, (0, 1)), 1),
     "spectral norm": (_spectral, 1),
     "scaled": (lambda w, a, b, g: w * jnp.exp(g), 4),
-    "transposed twice": (lambda w: _standardised(w.T, 1).T, 1),
+    "transposed twice": (lambda w: _standardized(w.T, 1).T, 1),
     "merged LoRA": (lambda w, a, b: lax.stop_gradient(w) + 0.5 * a @ b, 3),
     "LoRA beside its weight": (lambda w, a, b: w + 0.5 * (a @ b), 3),
-    "of large entries": (lambda w: _standardised(1e12 * w), 1),
+    "of large entries": (lambda w: _standardized(1e12 * w), 1),
     "of small entries": (lambda w: 1e15 * w / jnp.linalg.norm(1e15 * w), 1),
 }  # fmt: skip
 
@@ -78,12 +78,12 @@ def _loss(function):
 
 
 _DATA = _normal(5, 3, _ROWS, seed=9)
-_QUICK = ("standardised, with a gain", "merged LoRA")
+_QUICK = ("standardized, with a gain", "merged LoRA")
 
 
 def _check(names, way, monkeypatch):
     """Checks the sum of the losses. Each function has its own layer of the clip."""
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     losses = {name: _loss(FUNCTIONS[name][0]) for name in names}
     params = {name: _params(FUNCTIONS[name][1]) for name in names}
 
@@ -124,7 +124,7 @@ WEIGHTS = {
     "two": (0.7, 0.3),
     "of both signs": (1.5, -0.7),
     "three": (0.5, 1.5, -0.7),
-    "large and cancelling": (430.0, -429.0),
+    "large and canceling": (430.0, -429.0),
 }
 
 
@@ -138,7 +138,7 @@ def _points(params, weights, apart=0.05):
 
 
 def _check_several(loss, params, weights, monkeypatch, way="gram"):
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: way)
+    helpers.force_norm_method(monkeypatch, way)
     rows = dpoptax.explain(loss, params, _DATA[0], num_points=len(weights)).rows
     assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
     mask = jnp.array([True, True, False, True, True])
@@ -150,7 +150,7 @@ def _check_several(loss, params, weights, monkeypatch, way="gram"):
 
 @pytest.mark.slow
 @pytest.mark.spread(8)
-@pytest.mark.parametrize("weights", ["of both signs", "large and cancelling"])
+@pytest.mark.parametrize("weights", ["of both signs", "large and canceling"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_clipped_sums_at_several_points(name, weights, monkeypatch):
     function, count = FUNCTIONS[name]
@@ -160,7 +160,7 @@ def test_clipped_sums_at_several_points(name, weights, monkeypatch):
 
 def _tied(w, gain, x):
     y = jnp.tanh(x @ (w * jnp.exp(gain))) + x @ w
-    return y * (jnp.cos(x) @ _standardised(w))
+    return y * (jnp.cos(x) @ _standardized(w))
 
 
 def _tied_and_scaled(params, x):
@@ -171,7 +171,7 @@ def _tied_and_scaled(params, x):
 
 # adversary_test attacks derived kernels at several points.
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["three", "large and cancelling"])
+@pytest.mark.parametrize("weights", ["three", "large and canceling"])
 def test_several_uses_at_several_points(weights, monkeypatch):
     _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
 
@@ -191,7 +191,7 @@ def test_norm_method_follows_number_of_points():
 
         def loss(params, x):
             bias, gain, w = params
-            return jnp.sum(jnp.tanh(jnp.sin(x + bias) @ (gain * _standardised(w))))
+            return jnp.sum(jnp.tanh(jnp.sin(x + bias) @ (gain * _standardized(w))))
 
         params = [struct(shape, jnp.float32) for shape in ((width,), (width,), (width, width))]
         example = struct((length, width), jnp.float32)
@@ -217,7 +217,7 @@ def test_shared_scale_does_not_form_all_kernels(points):
         bias, scale, long, short = params
         x = jnp.sin(x + bias)
         return jnp.sum(
-            jnp.tanh((scale * _standardised(long)).T @ (x @ (scale * _standardised(short))))
+            jnp.tanh((scale * _standardized(long)).T @ (x @ (scale * _standardized(short))))
         )
 
     struct = jax.ShapeDtypeStruct
@@ -229,7 +229,7 @@ def test_shared_scale_does_not_form_all_kernels(points):
 
 @pytest.mark.parametrize("points", [1, 2])
 def test_hessian_vector_product_falls_back(points):
-    params, loss = _params(1), _loss(_standardised)
+    params, loss = _params(1), _loss(_standardized)
     (row,) = dpoptax.explain(loss, params, _DATA[0], num_points=points, tangent=True).rows
     assert row.why == "computed on before it meets data in dot_general"
 
@@ -243,7 +243,7 @@ def _power_iterations(w):
     return w / (u @ w @ v)
 
 
-def _orthonormalised(w):
+def _orthonormalized(w):
     """Applies Björck's iteration, which turns each product into four."""
     for _ in range(10):
         w = 1.5 * w - 0.5 * w @ (w.T @ w)
@@ -254,12 +254,12 @@ def _orthonormalised(w):
 UNPULLED = {
     "squashed": jnp.tanh,
     "masked": lambda w: jnp.where(w > 0, w, 0.0),
-    "standardised, then multiplied": lambda w: _standardised(w) @ w.T @ w,
-    "cumulated": lambda w: jnp.cumsum(_standardised(w), axis=0),
-    "through bfloat16": lambda w: _standardised(w).astype(jnp.bfloat16).astype(jnp.float32),
+    "standardized, then multiplied": lambda w: _standardized(w) @ w.T @ w,
+    "cumulated": lambda w: jnp.cumsum(_standardized(w), axis=0),
+    "through bfloat16": lambda w: _standardized(w).astype(jnp.bfloat16).astype(jnp.float32),
     "scaled along both": lambda w: w * w[:1] * w[:, :1],
     "over the norm by power iterations": _power_iterations,
-    "orthonormalised": _orthonormalised,
+    "orthonormalized": _orthonormalized,
 }
 
 
@@ -279,7 +279,7 @@ def test_uses_in_two_layouts_fall_back():
         "table": lambda w, x: x + w[jnp.argmax(x, -1)],
     }
     for other in others.values():
-        loss = lambda w, x: jnp.sum(jnp.sin(other(w, x) + x @ _standardised(w)))  # noqa: B023, E731
+        loss = lambda w, x: jnp.sum(jnp.sin(other(w, x) + x @ _standardized(w)))  # noqa: B023, E731
         (row,) = dpoptax.explain(loss, _normal(4, 4), _DATA[0]).rows
         assert row.why == "its uses overlap in different layouts"
 
@@ -288,8 +288,8 @@ def test_uses_in_two_layouts_fall_back():
 def test_several_uses_of_derived_kernels():
     def loss(params, x):
         w, a, b = params
-        x = jnp.tanh(x @ _standardised(w)) + x @ (w + a @ b)
-        return jnp.sum(jnp.sin(x @ _standardised(w)))
+        x = jnp.tanh(x @ _standardized(w)) + x @ (w + a @ b)
+        return jnp.sum(jnp.sin(x @ _standardized(w)))
 
     params = [_normal(4, 4), _normal(4, 2, seed=1), _normal(2, 4, seed=2)]
     assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()

@@ -10,7 +10,7 @@ from jax import lax
 
 import dpoptax
 from dpoptax._gradients.clip import bounds
-from tests.ghost_clipping.bookkeeping_test import both, close
+from tests.ghost_clipping.comparison import both, close
 from tests.helpers import cancellations
 from tests.networks import Network
 
@@ -63,7 +63,7 @@ _DERIVED = {
     "complex": lambda w: jnp.real((1j * w) * (2 - 1j)),
     "masked": lambda w: jnp.where(w > 0, w, 0.0),
     "triangle": jnp.tril,
-    "standardised": lambda w: (w - w.mean(0)) / (w.std(0) + 0.1),
+    "standardized": lambda w: (w - w.mean(0)) / (w.std(0) + 0.1),
     "sorted": lambda w: jnp.sort(w, axis=0),
     "cumulated": lambda w: jnp.cumsum(w, axis=1),
     "squared": lambda w: w @ w,

@@ -15,11 +15,11 @@ BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 
 
 @jax.custom_batching.custom_vmap
-def _centred(x):
+def _centered(x):
     return x
 
 
-@_centred.def_vmap
+@_centered.def_vmap
 def _(size, batched, x):
     del size, batched
     return x - jnp.mean(x, axis=0), True
@@ -44,7 +44,7 @@ _KEPT = jax.new_ref(jnp.zeros(3))
 
 
 def _in_a_scan(x):
-    return jax.lax.scan(lambda total, row: (total + _centred(row), None), x, x[None])[0]
+    return jax.lax.scan(lambda total, row: (total + _centered(row), None), x, x[None])[0]
 
 
 def _ruled(mix, at):
@@ -98,36 +98,36 @@ def _with_option(loss):
 
 
 MIXING = {
-    "a vmap rule": (lambda w, x: w @ _centred(x), "its own vmap rule"),
+    "a vmap rule": (lambda w, x: w @ _centered(x), "its own vmap rule"),
     "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "its own vmap rule"),
     "a callback": (lambda w, x: w @ _outside(x, "broadcast_all"), "whole batch"),
     "an effect": (lambda w, x: w @ _effect(x), "whole batch"),
     "a reference": (lambda w, x: w @ _kept(x), "`jax.Ref` from outside"),
     "a collective": (lambda w, x: w @ (x - jax.lax.pmean(x, "runs")), "over the axis 'runs'"),
-    "a rule's pass forward": (_ruled(_centred, "forward"), "its own vmap rule"),
-    "a rule's pass backward": (_ruled(_centred, "backward"), "its own vmap rule"),
+    "a rule's pass forward": (_ruled(_centered, "forward"), "its own vmap rule"),
+    "a rule's pass backward": (_ruled(_centered, "backward"), "its own vmap rule"),
     "a callback in a rule": (
         _ruled(lambda x: _outside(x, "broadcast_all"), "backward"),
         "whole batch",
     ),
     "a collective in a rule": (_ruled(_mean, "backward"), "over the axis 'runs'"),
-    "a rule of tangents": (_ruled_forward(_centred), "its own vmap rule"),
+    "a rule of tangents": (_ruled_forward(_centered), "its own vmap rule"),
     "a rule in a scan": (
         lambda w, x: jax.lax.scan(
-            lambda total, row: (total + _ruled(_centred, "backward")(w, row), None), 0.0, x[None]
+            lambda total, row: (total + _ruled(_centered, "backward")(w, row), None), 0.0, x[None]
         )[0],
         "its own vmap rule",
     ),
     "a rule of parameters alone": (
-        lambda w, x: _of_parameters(_centred)(w) @ x,
+        lambda w, x: _of_parameters(_centered)(w) @ x,
         "its own vmap rule",
     ),
     "a rule that an option hides": (
-        _with_option(lambda w, x: _ruled(_centred, "backward")(w, x)),
+        _with_option(lambda w, x: _ruled(_centered, "backward")(w, x)),
         "hijax, got CustomVJPTraced",
     ),
     "such a rule of parameters alone": (
-        _with_option(lambda w, x: _of_parameters(_centred)(w) @ x),
+        _with_option(lambda w, x: _of_parameters(_centered)(w) @ x),
         "hijax, got CustomVJPTraced",
     ),
     "a place": (lambda w, x: w @ x * jax.lax.axis_index("runs"), "over the axis 'runs'"),
@@ -152,7 +152,7 @@ def test_refuses_losses_that_may_mix_examples(name, method):
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_derivative_rule_counts_only_where_it_is_taken(method):
     """DiSK at γ = 0 differentiates a gradient, using a rule that no other method reaches."""
-    loss = _twice(_centred)
+    loss = _twice(_centered)
     dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
     tx = dpoptax.disk(kappa=0.7, gamma=0.0)
     points = dpoptax.gradient_points(tx.init(jnp.zeros(3)), jnp.zeros(3))
@@ -185,7 +185,7 @@ def test_accepts_shared_values_and_sequential_callbacks(method):
 
     def loss(w, x):
         jax.debug.callback(lambda y: None, x)
-        same = _centred(jnp.ones(3))
+        same = _centered(jnp.ones(3))
         return (w * same) @ jnp.where(mask(), _outside(x, "sequential"), x)
 
     plain = lambda w, x: w @ x  # noqa: E731

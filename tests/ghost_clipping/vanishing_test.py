@@ -88,7 +88,7 @@ def _mean_in_float32_of_bfloat16(p, x):
 
 
 @_case(_BELOW, _dense())
-def _rematerialised(p, x):
+def _rematerialized(p, x):
     @jax.checkpoint
     def layer(x):
         x = x[None] @ p["w"] + p["b"]

@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
 NOISE = {"noise_multiplier": 1.0, "batch_size": 4, "key": KEY}
 PARAMS, BATCH, MASK = jnp.zeros(3), jnp.ones((8, 3)), jnp.ones(8, bool)
-ADAPTIVE = dpoptax.adaptive_clip(0.1)
+ADAPTIVE = dpoptax.contrib.adaptive_clip(0.1)
 ENCODING = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
 
 
@@ -83,7 +83,7 @@ STAGES = {
         dpoptax.gaussian_noise(**{**NOISE, "key": dpoptax.random_key_from_os("chacha20")}),
         CLIP,
     ),
-    "adaptive": (dpoptax.adaptive_gaussian_noise(ADAPTIVE, **NOISE), ADAPTIVE),
+    "adaptive": (dpoptax.contrib.adaptive_gaussian_noise(ADAPTIVE, **NOISE), ADAPTIVE),
     "encoded": (dpoptax.gaussian_noise(**NOISE), ENCODING),
     "correlated": (dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **NOISE), CLIP),
     "correlated, fixed point": (
@@ -705,7 +705,7 @@ def test_only_noise_state_may_hold_secrets(name):
     assert paths(flow.secret) == {"[1].key"}
 
 
-def centred(points, batch, mask):
+def centered(points, batch, mask):
     """A loss that sees all examples through the mean in its closure."""
     mean = batch.mean(0)
     loss = lambda params, example: loss_fn(params, example - mean)  # noqa: E731
@@ -743,7 +743,7 @@ def moved_by_derivatives(points, batch, mask):
 
 
 @pytest.mark.parametrize(
-    "grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses, moved_by_derivatives]
+    "grads", [centered, looked_ahead, moved_by_a_sum, moved_by_losses, moved_by_derivatives]
 )
 @pytest.mark.parametrize("method", slow_but(("auto",), ("auto", "vmap")))
 def test_noise_does_not_cover_unclipped_dependence(grads, method, monkeypatch):
@@ -752,7 +752,7 @@ def test_noise_does_not_cover_unclipped_dependence(grads, method, monkeypatch):
     assert {"[0]", "[1][1][0].mu"} <= paths(flow_of(grads=grads).private)
 
 
-def standardised(points, batch, mask):
+def standardized(points, batch, mask):
     batch = (batch - batch.mean(0)) / batch.std(0)
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
 
@@ -769,7 +769,7 @@ def repeated(points, batch, mask):
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
 
 
-def normalised_per_example(points, batch, mask):
+def normalized_per_example(points, batch, mask):
     grads = jax.vmap(jax.grad(loss_fn), (None, 0))(points.points[0], batch)
     grads = grads / jnp.linalg.norm(grads)
     return dpoptax.extend.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
@@ -803,7 +803,7 @@ def several_at_once(points, batch, mask):
 @pytest.mark.parametrize(
     "grads",
     [
-        *(standardised, mixed_up, repeated, normalised_per_example, keyed_by_place),
+        *(standardized, mixed_up, repeated, normalized_per_example, keyed_by_place),
         *(labels_of_others, masks_of_others, several_at_once),
     ],
 )
@@ -856,10 +856,10 @@ def test_row_wise_operations_stay_covered(grads):
     assert flow.joined == ()
 
 
-def centred_on_devices(points, batch, mask):
+def centered_on_devices(points, batch, mask):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows, centre = jax.P("data"), lambda x: x - jax.lax.pmean(x, "data")
-    batch = jax.shard_map(centre, mesh=mesh, in_specs=rows, out_specs=rows)(batch)
+    rows, center = jax.P("data"), lambda x: x - jax.lax.pmean(x, "data")
+    batch = jax.shard_map(center, mesh=mesh, in_specs=rows, out_specs=rows)(batch)
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
 
 
@@ -868,7 +868,7 @@ def differentiated_on_devices(points, batch, mask):
     return on_devices(points, batch, mask, vma=True)
 
 
-@pytest.mark.parametrize("grads", [centred_on_devices, differentiated_on_devices])
+@pytest.mark.parametrize("grads", [centered_on_devices, differentiated_on_devices])
 def test_sums_over_devices_join_examples(grads):
     (joined,) = flow_of(grads=grads).joined
     assert joined.startswith("psum")
@@ -998,7 +998,7 @@ def test_batch_drawn_from_all_data_keeps_examples_apart(name):
         lambda x, t, indices: x[jax.lax.iota(jnp.int8, 512).astype(int)[-8:] + indices[:1]],
     ],
     ids=[
-        *("with replacement", "remainders", "cut off", "neighbours", "past the end", "past it"),
+        *("with replacement", "remainders", "cut off", "neighbors", "past the end", "past it"),
         *("from both ends", "from both ends, filled", "one of two", "a count that wraps around"),
     ],
 )
@@ -1226,7 +1226,7 @@ QUICK_CONFIGS = ("dp_sgd",)
 def test_trainer_step_shows_only_releases(path):
     (config,) = load_configs(path).values()
     shapes = config.data().shapes(config.unit)
-    plan = planning.make_plan(config, shapes.units)
+    plan = planning.make_run_plan(config, shapes.units)
     run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
     flow = information_flow(run.step, *arguments, private_argnums=(2, 3))

@@ -155,7 +155,7 @@ def test_noise_stddev_matches_release():
     )
     np.testing.assert_allclose(np.std(release[0]), stddev, rtol=0.03)
     for encoding in (
-        dpoptax.adaptive_clip(0.1),
+        dpoptax.contrib.adaptive_clip(0.1),
         dpoptax.contrib.hyperspherical_clip(1.0, beta=0.5),
     ):
         with pytest.raises(ValueError, match="must not decode the noisy mean"):

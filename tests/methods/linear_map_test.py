@@ -1,5 +1,6 @@
 """Tests of gradients through a public linear map before clipping: bound, sum, and inverse map."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,13 +10,21 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax.auditing import _worst_example as adversary
 from dpoptax.auditing import worst_example
 from tests import programs
 from tests.clipped_grad import adversary_test
-from tests.ghost_clipping.bookkeeping_test import both, close, points_of
-from tests.helpers import floats, global_norm, mlp_batch, mlp_loss, mlp_params, normal, slow_but
+from tests.ghost_clipping.comparison import both, close, points_of
+from tests.helpers import (
+    floats,
+    force_norm_method,
+    global_norm,
+    mlp_batch,
+    mlp_loss,
+    mlp_params,
+    normal,
+    slow_but,
+)
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -111,7 +120,7 @@ def test_mapped_book_keeping_matches_per_example_gradients(name, kind):
     points = points_of(network, 2, tangent=name == "mlp")
     state = jax.jit(_state)(_factors(kind, points.points[0]), points.points[0])
     points = dpoptax.GradientPoints(
-        points.points, points.weights, points.tangent, linear_map=state.of(points.points[0])
+        points.points, points.weights, points.tangent, reference=state.of(points.points[0])
     )
     close(*both(network, dpoptax.l2_clip(0.1), points, network.batch(0, 5)), tolerance=2e-4)
 
@@ -145,13 +154,13 @@ def test_table_may_be_looked_up_and_contracted(lookup_first, size):
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 def test_every_norm_method_uses_mapped_factors(way, monkeypatch):
     asked = []
-    monkeypatch.setattr(cost_model, "choose_method", lambda *_, **__: asked.append(way) or way)
+    force_norm_method(monkeypatch, lambda: asked.append(way) or way)
     network = NETWORKS["convolution_over_time"]
     # A new function for each way, because `both` keeps compiled sums by their loss.
     network = network._replace(loss=functools.partial(network.loss))
     points = points_of(network, 1)
     state = _state(_factors("side", points.points[0]), points.points[0])
-    points = dpoptax.GradientPoints(points.points, (1.0,), linear_map=state.of(points.points[0]))
+    points = dpoptax.GradientPoints(points.points, (1.0,), reference=state.of(points.points[0]))
     close(*both(network, dpoptax.l2_clip(0.1), points, network.batch(0, 5)), tolerance=2e-4)
     assert asked
 
@@ -181,7 +190,7 @@ CLIPS = {
     "psac": dpoptax.contrib.psac_clip(0.5),
     "normalized": dpoptax.normalized_clip(0.5),
     "per layer": dpoptax.per_layer_clip(0.5),
-    "adaptive": dpoptax.adaptive_clip(0.5),
+    "adaptive": dpoptax.contrib.adaptive_clip(0.5),
     "hyperspherical": dpoptax.contrib.hyperspherical_clip(0.5, angle_norm=9.0),
 }
 
@@ -189,7 +198,7 @@ CLIPS = {
 def _noise(clip, sigma=0.0, batch_size=5):
     release = {"noise_multiplier": sigma, "batch_size": batch_size, "key": jax.random.key(0)}
     if isinstance(clip, type(CLIPS["adaptive"])):
-        return dpoptax.adaptive_gaussian_noise(clip, **release)
+        return dpoptax.contrib.adaptive_gaussian_noise(clip, **release)
     return dpoptax.gaussian_noise(**release)
 
 
@@ -208,7 +217,7 @@ def test_every_clip_acts_on_mapped_gradient(name):
     mapped = jax.jit(lambda *of: points.linear_map.forward(gradient(*of)))(
         params, jax.tree.map(lambda x: np.asarray(x)[0], batch)
     )
-    own = points.__class__(points.points, points.weights, reference=points.reference)
+    own = dataclasses.replace(points, reference=points.linear_map.reference)
     # The same geometry applied to the mapped gradient, written as the gradient of a linear loss.
     linear = lambda p, _: optax.tree.vdot(p, mapped)  # noqa: E731
     encoded = jax.jit(dpoptax.clipped_grad(linear, clip))(own, np.zeros(1, np.float32))
@@ -229,12 +238,21 @@ def test_reference_is_mapped_like_gradients():
     def step(state):
         points = dpoptax.gradient_points(state, params)
         clipped = grad_fn(points, batch)
+        mapped = points.linear_map.forward(state[2].reference)
         _, state = tx.update(clipped, state, params)
-        return state, clipped.reference, points.linear_map.forward(points.reference)
+        return state, clipped.reference.reference, mapped
 
     for _ in range(2):
         state, reference, mapped = step(state)
     jax.tree.map(np.testing.assert_array_equal, reference, mapped)
+
+
+def test_threshold_is_not_mapped():
+    """A threshold is a number, and so may be the only parameter, whose gradient is mapped."""
+    tx = optax.chain(_noise(CLIPS["adaptive"], batch_size=1), dpoptax.extend.linear_map(10.0))
+    state, params = tx.init(jnp.zeros(())), jnp.zeros(())
+    points = dpoptax.gradient_points(state, params)
+    assert points.reference.reference == state[0].threshold.reference
 
 
 def test_noise_is_isotropic_before_inverse_map():
@@ -247,7 +265,7 @@ def test_noise_is_isotropic_before_inverse_map():
     )
     state = tx.init(params)
     points = dpoptax.gradient_points(state, params)
-    nothing = dpoptax.extend.trust_clipped(params, clip, linear_map=points.linear_map)
+    nothing = dpoptax.extend.trust_clipped(params, clip, points.linear_map)
     noisy, _ = jax.jit(tx.update)(nothing, state, params)
     even = np.asarray(noisy["w"]) * rows * columns / (2.0 * 0.5 / 8)
     np.testing.assert_allclose(np.std(even, axis=1), 1.0, atol=0.4)
@@ -275,7 +293,7 @@ def test_every_noise_stage_maps_release_back(name):
     @jax.jit
     def releases(begun):
         plain, _ = tx.update(dpoptax.extend.trust_clipped(total, clip), begun, params)
-        mapped = dpoptax.extend.trust_clipped(total, clip, linear_map=linear_map)
+        mapped = dpoptax.extend.trust_clipped(total, clip, linear_map)
         return linear_map.returned(plain), *tx.update(mapped, begun, params)
 
     returned, released, state = releases(tx.init(params))
@@ -288,7 +306,7 @@ def test_release_may_stay_mapped():
     state = _state({"w": 4.0}, params, back=False)
     total = {"w": jnp.ones((2, 2))}
     for linear_map in (None, state.of(params)):
-        clipped = dpoptax.extend.trust_clipped(total, CLIPS["l2"], linear_map=linear_map)
+        clipped = dpoptax.extend.trust_clipped(total, CLIPS["l2"], linear_map)
         released, _ = _noise(None, batch_size=2).update(
             clipped, _noise(None, batch_size=2).init({})
         )
@@ -301,7 +319,7 @@ ATTACKED = {
     ("regression", "matrix"): 2.0,
     ("batched", "side"): 1e8,
     ("opaque", "entry"): 1e4,
-    ("standardised kernel", "side"): 1e4,
+    ("standardized kernel", "side"): 1e4,
     ("one position", "entry"): 1e8,
 }
 
@@ -362,7 +380,7 @@ def test_out_of_range_map_keeps_contributions_bounded(value):
     hostile = dpoptax.extend.LinearMap(
         (dpoptax.extend.Diagonal((jnp.float32(value),) * 2),) * leaves
     )
-    points = dpoptax.GradientPoints((params,), (1.0,), linear_map=hostile)
+    points = dpoptax.GradientPoints((params,), (1.0,), reference=hostile)
     for method in ("auto", "vmap"):
         grad_fn = jax.jit(dpoptax.clipped_grad(mlp_loss, dpoptax.l2_clip(0.5), method=method))
         for example in range(4):
@@ -373,14 +391,14 @@ def test_out_of_range_map_keeps_contributions_bounded(value):
 def test_seal_covers_linear_map():
     params = {"w": jnp.zeros((2, 2))}
     first, second = (_state({"w": s}, params).of(params) for s in (1.0, 2.0))
-    clipped = dpoptax.extend.trust_clipped(params, CLIPS["l2"], linear_map=first, examples=2)
-    changed = dpoptax.ClippedSum(clipped.sum, clipped.clip, None, clipped.seal, None, second)
+    clipped = dpoptax.extend.trust_clipped(params, CLIPS["l2"], first, examples=2)
+    changed = dataclasses.replace(clipped, reference=second)
     tx = _noise(None)
     released, _ = tx.update(changed, tx.init(params))
     assert np.isnan(released["w"]).all()
     with pytest.raises(ValueError, match="twice"):
         dpoptax.accumulate(clipped, clipped)
-    other = dpoptax.extend.trust_clipped(params, CLIPS["l2"], linear_map=second, examples=2)
+    other = dpoptax.extend.trust_clipped(params, CLIPS["l2"], second, examples=2)
     released, _ = tx.update(dpoptax.accumulate(clipped, other), tx.init(params))
     assert np.isnan(released["w"]).all()
 

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from dpoptax.extend import scale_by_lp_adam
 from dpoptax.training import TrainConfig, train_and_evaluate
 from dpoptax.training.methods import LPAdam
 from dpoptax.training.run.chain import build_chain
@@ -25,6 +26,17 @@ def test_equals_adam_with_momentum_of_adam():
         )
         states = first, second
         np.testing.assert_allclose(a["w"], b["w"], rtol=1e-4)
+
+
+def test_default_floor_is_the_root_of_the_deviation_of_v():
+    """Var v̂ = 2 s⁴ (1 − β)/(1 + β), the variance of an average of s² χ²(1) with decay β."""
+    stddev, b2, noise = 0.3, 0.9, np.random.default_rng(0)
+    tx = scale_by_lp_adam(b=[1.0], a=[], b2=b2, stddev=stddev)
+    weights = (1 - b2) * b2 ** np.arange(200)
+    squares = np.square(noise.normal(0, stddev, (20_000, 200)))
+    gradient = np.float32(1e-3)  # v̂ is below s², so the floor divides
+    update, _ = tx.update(gradient, tx.init(gradient))
+    assert 1e-3 / update == pytest.approx(np.std(squares @ weights) ** 0.5, rel=0.01)
 
 
 @pytest.mark.slow

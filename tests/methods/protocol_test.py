@@ -18,7 +18,7 @@ from tests.helpers import covering, floats, slow_but
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
-ADAPTIVE = dpoptax.adaptive_clip(0.1)
+ADAPTIVE = dpoptax.contrib.adaptive_clip(0.1)
 FILTER = dpoptax.filters.preset("doppler-second-order")
 SELECTING = dpoptax.tables.row_selecting_clip(
     CLIP, dpoptax.tables.RowSelection(table_size=9, capacity=3, threshold=8.0)
@@ -33,7 +33,7 @@ def _curvature(params):
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
     "geodp": lambda: dpoptax.contrib.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
-    "adaptive_gaussian_noise": lambda: dpoptax.adaptive_gaussian_noise(
+    "adaptive_gaussian_noise": lambda: dpoptax.contrib.adaptive_gaussian_noise(
         ADAPTIVE, noise_multiplier=1.0, batch_size=4, key=KEY
     ),
     "row_selecting_noise": lambda: dpoptax.tables.row_selecting_noise(

@@ -1,5 +1,6 @@
 """Tests that clipped sums on eight virtual devices equal those on one device, in every layout."""
 
+import functools
 import re
 
 import jax
@@ -350,3 +351,26 @@ def test_refuses_gradients_summed_over_devices_before_clip(method, batch):
     with pytest.raises(ValueError, match=r"varies over \['data'\].*mesh=mesh"):
         jax.eval_shape(inside(check_vma=True), points, batch)
     jax.eval_shape(inside(check_vma=False), points, batch)
+
+
+def test_frozen_weights_can_be_indexed(batch):
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    params = make_params(0)
+    words = np.pad(params.pop("embedding"), ((0, 5), (0, 0)))  # 16 rows, which split evenly
+    frozen = {"embedding": words}
+
+    def clipped(read, frozen, params, batch, **devices):
+        loss = lambda params, example: loss_fn({**read(frozen), **params}, example)  # noqa: E731
+        return dpoptax.clipped_grad(loss, CLIP, **devices)(params, batch, MASK).sum
+
+    on_mesh = put(frozen, mesh, P("data")), put(params, mesh, P()), put(batch, mesh, P("data"))
+    read = jax.jit(functools.partial(clipped, lax.stop_gradient, mesh=mesh))
+    one_device = jax.jit(functools.partial(clipped, lambda frozen: frozen))
+    assert_close(read(*on_mesh), one_device(frozen, params, batch))
+    # JAX 0.10 and 0.11 refuse to index the array itself.
+    notes = ["stop_gradient"]
+    try:
+        jax.jit(functools.partial(clipped, lambda frozen: frozen, mesh=mesh))(*on_mesh)
+    except ValueError as error:
+        notes = error.__notes__
+    assert any("stop_gradient" in note for note in notes)

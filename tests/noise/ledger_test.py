@@ -244,8 +244,8 @@ STAGES = {
         batch_size=10,
         key=jax.random.key(3),
     ),
-    "adaptive_gaussian_noise": lambda s: dpoptax.adaptive_gaussian_noise(
-        dpoptax.adaptive_clip(0.1), noise_multiplier=s, batch_size=10, key=jax.random.key(3)
+    "adaptive_gaussian_noise": lambda s: dpoptax.contrib.adaptive_gaussian_noise(
+        dpoptax.contrib.adaptive_clip(0.1), noise_multiplier=s, batch_size=10, key=jax.random.key(3)
     ),
     "with iterates": lambda s: optax.chain(STAGES["gaussian_noise"](s), dpoptax.disk(0.7, 0.5)),
 }

@@ -13,7 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax._pricing import events, one_release
+from dpoptax._pricing import events, privacy_losses
 from tests.helpers import event_epsilon, normal, slow_but
 
 CLIP = dpoptax.l2_clip(2.0)
@@ -142,8 +142,10 @@ def test_full_batch_phases_join_to_one_gaussian(relation, monkeypatch):
     other = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))
     whole = [dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma), 3) for sigma in sigmas]
     joined = dpa.GaussianDpEvent(float((3 * sigmas**-2.0).sum() ** -0.5))
-    built, loss_of = [], one_release.loss_of
-    monkeypatch.setattr(one_release, "loss_of", lambda *args: built.append(args) or loss_of(*args))
+    built, loss_of = [], privacy_losses.loss_of
+    monkeypatch.setattr(
+        privacy_losses, "loss_of", lambda *args: built.append(args) or loss_of(*args)
+    )
     for beside in ([], [other]):
         built.clear()
         found, want = (
@@ -164,7 +166,7 @@ def test_nearly_noiseless_phases_have_infinite_epsilon():
     assert event_epsilon(little, DELTA) == np.inf
 
 
-def test_stages_on_the_same_batches_are_priced_as_one_release():
+def test_stages_on_the_same_batches_are_priced_as_privacy_losses():
     state = after(STAGE, 6), after(stage(1.5, key=jax.random.key(1)), 4)
     both = lambda sigma: (sigma**-2 + 1.5**-2) ** -0.5  # noqa: E731
     parts = (both(1.9), 3), (both(1.1), 1), (1.1, 1), (1.5, 1)

@@ -12,7 +12,7 @@ import pytest
 import dpoptax
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
 from tests import helpers
-from tests.ghost_clipping import bookkeeping_test
+from tests.ghost_clipping import comparison
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -21,7 +21,7 @@ KEY = jax.random.key(0)
 
 
 def _stage(clip, *, noise_multiplier=0.0, batch_size=8, key=KEY):
-    return dpoptax.adaptive_gaussian_noise(
+    return dpoptax.contrib.adaptive_gaussian_noise(
         clip, noise_multiplier=noise_multiplier, batch_size=batch_size, key=key
     )
 
@@ -48,7 +48,7 @@ def test_follows_the_published_algorithm():
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(50, 8, 5)) * rng.lognormal(size=(50, 8, 1))
     want, thresholds = andrew(gradients, threshold=0.1, quantile=0.7, learning_rate=0.2)
-    clip = dpoptax.adaptive_clip(0.1, quantile=0.7, learning_rate=0.2, count_share=0.03)
+    clip = dpoptax.contrib.adaptive_clip(0.1, quantile=0.7, learning_rate=0.2, count_share=0.03)
     tx = _stage(clip)
     state = tx.init(jnp.zeros(5))
 
@@ -73,7 +73,7 @@ def test_follows_the_published_algorithm():
 def test_threshold_reaches_quantile_from_any_start(quantile, start):
     norms = np.random.default_rng(1).lognormal(size=400)
     grads = jnp.asarray(norms[:, None] * [0.6, 0.8], jnp.float32)
-    clip = dpoptax.adaptive_clip(start, quantile=quantile)
+    clip = dpoptax.contrib.adaptive_clip(start, quantile=quantile)
     tx = _stage(clip, noise_multiplier=1.0, batch_size=400)
 
     def step(state, _):
@@ -87,7 +87,7 @@ def test_threshold_reaches_quantile_from_any_start(quantile, start):
 
 def test_noise_scales_match_the_paper():
     sigma, share, batch_size, threshold = 1.5, 0.04, 10, 0.3
-    clip = dpoptax.adaptive_clip(threshold, count_share=share, learning_rate=1e-3)
+    clip = dpoptax.contrib.adaptive_clip(threshold, count_share=share, learning_rate=1e-3)
     rows, nobody = np.zeros((1, 20_000), np.float32), np.zeros(1, bool)
     empty = jax.jit(lambda rows, mask: _sum(clip, rows, threshold, mask))(rows, nobody)
 
@@ -107,7 +107,7 @@ def test_noise_scales_match_the_paper():
 
 
 def test_ledger_states_joint_cost():
-    clip = dpoptax.adaptive_clip(0.1, count_share=0.04)
+    clip = dpoptax.contrib.adaptive_clip(0.1, count_share=0.04)
     tx = optax.chain(_stage(clip, noise_multiplier=1.5), optax.sgd(0.1))
     (ledger,) = dpoptax.ledgers(tx.init(jnp.zeros(3)))
     assert ledger.mechanism == dpoptax.extend.Mechanism(1.5, 8)
@@ -119,7 +119,7 @@ def test_ledger_states_joint_cost():
 
 @pytest.mark.parametrize("threshold", [1e-9, 0.3, 1e9])
 def test_gradient_and_count_have_joint_sensitivity_one(threshold):
-    clip = dpoptax.adaptive_clip(0.1, count_share=0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1, count_share=0.1)
     rng = np.random.default_rng(2)
     scales = 10.0 ** np.arange(-44, 38)[:, None, None]
     grads = jnp.asarray(rng.normal(size=(82, 1, 4)) * scales, jnp.float32)
@@ -135,7 +135,7 @@ def test_gradient_and_count_have_joint_sensitivity_one(threshold):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_non_finite_and_masked_examples_are_not_counted(bad):
-    clip = dpoptax.adaptive_clip(0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1)
     grads = jnp.array([[bad, 1.0], [3.0, 4.0]])
     mask = np.array([True, False])
     total = jax.jit(lambda *of: sum_clipped(clip, *of))(grads, mask, np.float32(0.1))
@@ -145,7 +145,7 @@ def test_non_finite_and_masked_examples_are_not_counted(bad):
 @pytest.mark.slow
 def test_training_loop_corrects_a_bad_threshold():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 32)
-    clip = dpoptax.adaptive_clip(1e-6, learning_rate=0.5)
+    clip = dpoptax.contrib.adaptive_clip(1e-6, learning_rate=0.5)
     tx = optax.chain(_stage(clip, noise_multiplier=0.5, batch_size=32), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=8)
 
@@ -176,14 +176,14 @@ def test_training_loop_corrects_a_bad_threshold():
 def test_ghost_clipping_gives_same_gradient_and_count(name):
     network = NETWORKS[name]
     batch = network.batch(2, 6)
-    points = bookkeeping_test.points_of(network, 2)
-    wide = dpoptax.adaptive_clip(1e6, count_share=0.5)
+    points = comparison.points_of(network, 2)
+    wide = dpoptax.contrib.adaptive_clip(1e6, count_share=0.5)
     mask = jnp.array([True, False, True, True, True, True])
     for threshold in (1e-9, _middle_norm(network, points, batch), 1e9):
         at = dataclasses.replace(points, reference=jnp.float32(threshold))
-        got, want = bookkeeping_test.both(network, wide, at, batch, mask)
+        got, want = comparison.both(network, wide, at, batch, mask)
         assert isinstance(got, dpoptax.extend.CountedGradient)
-        bookkeeping_test.close(got, want)
+        comparison.close(got, want)
     assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, except masked ones
 
 
@@ -197,13 +197,13 @@ def _middle_norm(network, points, batch):
         return optax.tree.norm(total)
 
     keys = jax.random.split(jax.random.key(7), 6)
-    options = bookkeeping_test.QUICK
+    options = comparison.QUICK
     norms = np.sort(jax.jit(jax.vmap(norm), compiler_options=options)(batch, keys))
     return float(norms[2:4].mean())
 
 
 def test_extreme_and_non_finite_examples_are_counted():
-    clip = dpoptax.adaptive_clip(0.1, count_share=0.5)
+    clip = dpoptax.contrib.adaptive_clip(0.1, count_share=0.5)
     params = helpers.mlp_params(0)
     x, y = helpers.mlp_batch(0, 6)
     x = x.at[1].set(jnp.nan)
@@ -214,7 +214,7 @@ def test_extreme_and_non_finite_examples_are_counted():
     ]
     for scale in (1e-30, 1.0, 1e30):
         sums = [grad_fn(points, (x.at[2].multiply(scale), y)).sum for grad_fn in grad_fns]
-        bookkeeping_test.close(*sums)
+        comparison.close(*sums)
         signs = float(sums[0].count) / clip.count_share**0.5
         assert signs == pytest.approx(round(signs), abs=1e-5)
         assert round(signs) % 2 == 1  # five examples
@@ -222,7 +222,7 @@ def test_extreme_and_non_finite_examples_are_counted():
 
 def test_refuses_counts_of_too_many_examples():
     """The rounding of such counts is not bounded, except with formed gradients."""
-    clip = dpoptax.adaptive_clip(0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1)
     batch = jax.ShapeDtypeStruct((2**16 + 1, 2), jnp.float32)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(0.1))
 
@@ -237,7 +237,7 @@ def test_refuses_counts_of_too_many_examples():
 
 @pytest.mark.slow
 def test_forms_no_per_example_gradient():
-    clip = dpoptax.adaptive_clip(0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1)
     weights, batch = jnp.zeros((300, 200)), (jnp.ones((64, 300)), jnp.ones((64, 200)))
     points = dataclasses.replace(dpoptax.gradient_points((), weights), reference=jnp.float32(1.0))
 
@@ -252,7 +252,7 @@ def test_forms_no_per_example_gradient():
 
 
 def test_per_example_stages_refuse_adaptive_clip():
-    clip = dpoptax.adaptive_clip(0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1)
     with pytest.raises(ValueError, match=r"clipped_grad.*adaptive_gaussian_noise"):
         dpoptax.clip_and_noise(clip, noise_multiplier=1.0, batch_size=2, key=KEY)
     with pytest.raises(ValueError, match="must not follow a threshold"):
@@ -260,7 +260,7 @@ def test_per_example_stages_refuse_adaptive_clip():
 
 
 def test_bfloat16_parameters_get_bfloat16_updates():
-    clip = dpoptax.adaptive_clip(0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1)
     params = jnp.zeros(3, jnp.bfloat16)
     tx, rows = _stage(clip), jnp.ones((2, 3), jnp.bfloat16)
     mean, _ = jax.jit(lambda rows: tx.update(_sum(clip, rows, 0.1), tx.init(params), params))(rows)
@@ -268,7 +268,7 @@ def test_bfloat16_parameters_get_bfloat16_updates():
 
 
 def test_errors_name_missing_and_foreign_thresholds():
-    clip = dpoptax.adaptive_clip(0.1)
+    clip = dpoptax.contrib.adaptive_clip(0.1)
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
     params, batch = jnp.zeros(3), jnp.ones((2, 3))
     plain = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=2, key=KEY)
@@ -278,12 +278,12 @@ def test_errors_name_missing_and_foreign_thresholds():
     followed = dpoptax.extend.track_reference().init(params)
     with pytest.raises(ValueError, match="needs the threshold"):
         grad_fn(dpoptax.gradient_points(followed, params), batch)
-    tx = _stage(dpoptax.adaptive_clip(0.2))
+    tx = _stage(dpoptax.contrib.adaptive_clip(0.2))
     with pytest.raises(TypeError, match="same `adaptive_clip`"):
         jax.eval_shape(lambda: tx.update(_sum(clip, batch, 0.1), tx.init(params)))
     with pytest.raises(TypeError, match="needs a `ClippedSum`"):
         jax.eval_shape(lambda: tx.update(params, tx.init(params)))
-    with pytest.raises(TypeError, match=r"must be a `dpoptax\.adaptive_clip"):
+    with pytest.raises(TypeError, match=r"must be a `dpoptax\.contrib\.adaptive_clip"):
         _stage(dpoptax.l2_clip(1.0))
 
 
@@ -299,17 +299,17 @@ def test_errors_name_missing_and_foreign_thresholds():
 )
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):
-        dpoptax.adaptive_clip(**{"initial_l2_clip_norm": 0.1, **change})
+        dpoptax.contrib.adaptive_clip(**{"initial_l2_clip_norm": 0.1, **change})
 
 
 def test_fixed_point_releases_are_on_grid():
-    clip = dpoptax.adaptive_clip(0.5, count_share=0.04)
+    clip = dpoptax.contrib.adaptive_clip(0.5, count_share=0.04)
     release = {"noise_multiplier": 1.5, "batch_size": 4.0}
     step = dpoptax.extend.fixed_point_grid(clip, **release)
     params, threshold = jnp.zeros(2000), jnp.float32(0.5)
     pair = dpoptax.extend.CountedGradient(jnp.linspace(-1 / 3, 1 / 3, 2000), jnp.float32(-0.3))
     for fixed_point in (False, True):
-        tx = dpoptax.adaptive_gaussian_noise(
+        tx = dpoptax.contrib.adaptive_gaussian_noise(
             clip, **release, key=jax.random.key(0), fixed_point=fixed_point
         )
         state = tx.init(params)

@@ -20,7 +20,7 @@ from dpoptax import contrib, matrix
 FOLDER = pathlib.Path(__file__).parent / "states"
 PARAMS = {"w": jnp.asarray([[1.0, -2.0], [0.5, 0.25]]), "b": jnp.asarray([0.0, 3.0])}
 CLIP = dpoptax.l2_clip(2.0)
-ADAPTIVE_CLIP = dpoptax.adaptive_clip(0.1)
+ADAPTIVE_CLIP = dpoptax.contrib.adaptive_clip(0.1)
 STEPS = 3
 
 
@@ -57,7 +57,7 @@ CHAINS = {
         correlated(matrix.banded_inverse_square_root(9, 3)), optax.sgd(0.1)
     ),
     "adaptive_clip": lambda: optax.chain(
-        dpoptax.adaptive_gaussian_noise(
+        dpoptax.contrib.adaptive_gaussian_noise(
             ADAPTIVE_CLIP, noise_multiplier=0.5, batch_size=10, key=jax.random.key(7)
         ),
         optax.sgd(0.1),

@@ -61,7 +61,7 @@ def scattering(image, scales=2, angles=8):
     return np.stack([*zeroth, *first, *second])
 
 
-def normalised(features, groups, epsilon=1e-5):
+def normalized(features, groups, epsilon=1e-5):
     """Group normalization of one example, channels first."""
     grouped = features.reshape(groups, -1)
     mean, variance = grouped.mean(1, keepdims=True), grouped.var(1, keepdims=True)

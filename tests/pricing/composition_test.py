@@ -10,7 +10,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
 from dpoptax import accounting
-from dpoptax._pricing import accountants, composition
+from dpoptax._pricing import accountants, composition, privacy_losses
 from tests.helpers import event_epsilon
 
 
@@ -117,3 +117,12 @@ def test_pairs_of_profile_are_proven():
     assert (exact <= deltas * (1 + 1e-6)).all()
     assert (deltas[:-1] <= exact[:-1] * 1.05).all()
     assert deltas[-1] <= 1e-6 < deltas[-2]
+
+
+def test_gaussians_without_sampling_are_one():
+    parts = ((dpa.GaussianDpEvent(2.0), 4), (dpa.GaussianDpEvent(1.0), 1))
+    relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+    ((pair, count),) = privacy_losses.pairs_of(parts, relation, 1e-3)
+    one = dpa.GaussianDpEvent(math.sqrt(0.5) * privacy_losses._LESS)
+    assert count == 1
+    assert pair is privacy_losses.loss_of(one, relation, 1e-3)

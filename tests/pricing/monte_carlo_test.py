@@ -56,14 +56,14 @@ def mixture(case):
     return np.array(list(law)) @ toeplitz(column, steps).T, np.array(list(law.values()))
 
 
-def quadrature(centres, weights, sigma, epsilons, points=81):
+def quadrature(centers, weights, sigma, epsilons, points=81):
     """Returns δ(P‖Q) and δ(Q‖P) of the mixture of N(centers, σ²I), summed on a grid."""
-    steps = centres.shape[1]
-    axes = [np.linspace(-7 * sigma, centres[:, t].max() + 7 * sigma, points) for t in range(steps)]
+    steps = centers.shape[1]
+    axes = [np.linspace(-7 * sigma, centers[:, t].max() + 7 * sigma, points) for t in range(steps)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, steps)
     cell = math.prod(axis[1] - axis[0] for axis in axes)
     q = np.exp(-(grid**2).sum(1) / (2 * sigma**2)) / (2 * math.pi * sigma**2) ** (steps / 2)
-    logs = (grid @ centres.T - (centres**2).sum(1) / 2) / sigma**2
+    logs = (grid @ centers.T - (centers**2).sum(1) / 2) / sigma**2
     p = q * (np.exp(logs) @ weights)
     return np.array(
         [
@@ -73,24 +73,24 @@ def quadrature(centres, weights, sigma, epsilons, points=81):
     )
 
 
-def true_epsilon(centres, weights, sigma, delta, points=81):
+def true_epsilon(centers, weights, sigma, delta, points=81):
     """Returns the larger ε at δ of the two directions, by interpolation of log δ."""
     epsilons = np.linspace(0, 6 / sigma, 61)
-    deltas = quadrature(centres, weights, sigma, epsilons, points).max(axis=0)
+    deltas = quadrature(centers, weights, sigma, epsilons, points).max(axis=0)
     return float(np.interp(-math.log(delta), -np.log(deltas), epsilons))
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_lattice_moments_match_enumeration(name):
     case = SMALL[name]
-    centres, weights = mixture(case)
+    centers, weights = mixture(case)
     single = participation_chains.lattice(*case)
-    assert single.greatest_norm() == pytest.approx(np.linalg.norm(centres, axis=1).max())
+    assert single.greatest_norm() == pytest.approx(np.linalg.norm(centers, axis=1).max())
     for power in (2.5, -0.7):
-        exponents = (power**2 - power) * (centres**2).sum(1) / (2 * 1.3**2)
+        exponents = (power**2 - power) * (centers**2).sum(1) / (2 * 1.3**2)
         expected = math.log(weights @ np.exp(exponents))
         assert single.log_moment(power, 1.3)[0] == pytest.approx(expected, rel=1e-12)
-        inner = power**2 * centres @ centres.T / 1.3**2
+        inner = power**2 * centers @ centers.T / 1.3**2
         pairs = inner + exponents[:, None] + exponents
         expected = math.log(weights @ np.exp(pairs) @ weights)
         assert participation_chains.copied(*case, 2).log_moment(power, 1.3)[0] == pytest.approx(
@@ -108,12 +108,12 @@ def test_lattice_moments_match_enumeration(name):
 )
 def test_proposal_draws_are_unbiased_and_bounded(name, direction, power, copies):
     case = SMALL[name]
-    centres, weights = mixture(case)
+    centers, weights = mixture(case)
     run, sigma = Run(*case, 1.1), 1.1
     log_z = run.lattice(copies).log_moment(power, sigma)[0]
     proposal = Proposal(direction, power, copies, log_z)
     points = {2: 161, 3: 81, 4: 31}[case[2]]
-    truth = quadrature(centres, weights, sigma, [0.5, 1.5], points)[direction]
+    truth = quadrature(centers, weights, sigma, [0.5, 1.5], points)[direction]
     losses = draw(run, proposal, 2**15, seed=7)
     for epsilon, expected in zip((0.5, 1.5), truth, strict=True):
         values = losses.values(epsilon)
@@ -129,12 +129,12 @@ def test_proposal_draws_are_unbiased_and_bounded(name, direction, power, copies)
 )
 def test_epsilon_is_slightly_above_true_epsilon(name):
     case, sigma, delta = SMALL[name], 1.1, 1e-4
-    centres, weights = mixture(case)
-    truth = true_epsilon(centres, weights, sigma, delta, 161 if case[2] == 2 else 121)
+    centers, weights = mixture(case)
+    truth = true_epsilon(centers, weights, sigma, delta, 161 if case[2] == 2 else 121)
     found = epsilon_bound(Run(*case, sigma), delta, most=50.0)
     assert truth < found < 1.03 * truth
     # Half of the noise refutes the claim.
-    halved = quadrature(centres, weights, sigma / 2, [found])
+    halved = quadrature(centers, weights, sigma / 2, [found])
     assert halved.max() > 10 * delta
 
 
@@ -142,8 +142,8 @@ def test_adaptive_adversary_gains_nothing():
     """An adaptive choice of the record's second contribution gains nothing, at T = 2."""
     c, sigma = np.array([0.8, 0.6]), 0.9
     epsilons = np.array([0.2, 0.5, 1.0, 2.0])
-    centres, weights = mixture(SMALL["1 of 2"])
-    bound = quadrature(centres, weights, sigma, epsilons, 401)
+    centers, weights = mixture(SMALL["1 of 2"])
+    bound = quadrature(centers, weights, sigma, epsilons, 401)
     x = np.linspace(-7 * sigma, 1 + 7 * sigma, 401)
     first, second = np.meshgrid(x, x, indexing="ij")
     cell = (x[1] - x[0]) ** 2
@@ -218,9 +218,9 @@ def test_work_sets_number_of_samples(work, samples):
 def test_certificate_has_stated_failure_probability(monkeypatch):
     """Uses a failure probability of 0.1 instead of 10^-11, and new draws each time."""
     delta = 1e-3
-    centres, weights = mixture(SMALL["1 of 2"])
+    centers, weights = mixture(SMALL["1 of 2"])
     run, failed = Run(*SMALL["1 of 2"], 1.1), 0
-    truth = true_epsilon(centres, weights, 1.1, delta, 401)
+    truth = true_epsilon(centers, weights, 1.1, delta, 401)
     monkeypatch.setattr(monte_carlo, "FAILURE", 0.1 / delta)
     monkeypatch.setattr(monte_carlo, "RESERVED", 0.0)
     for seed in range(200):
@@ -305,9 +305,9 @@ class TestAgainstKnownPrices:
     def test_sensitivity_is_maximum_over_participations(self):
         strategy = matrix.BandedToeplitz((1.0, 0.5, 0.2))
         sampler = RandomAllocationSampler(30, 10, seed=0, participations=2)
-        centres, _ = mixture((AllocationChain(6, 2), strategy.coefficients, 8))
+        centers, _ = mixture((AllocationChain(6, 2), strategy.coefficients, 8))
         found = strategy.under(sampler).sensitivity(8)
-        assert found == pytest.approx(np.linalg.norm(centres, axis=1).max())
+        assert found == pytest.approx(np.linalg.norm(centers, axis=1).max())
         made = strategy.under(sampler).dp_event(2.0, 8)
         assert accountants.epsilon_of(made, DELTA, "pld", RELATION) == pytest.approx(
             accountants.epsilon_of(dpa.GaussianDpEvent(2.0 / found), DELTA, "pld", RELATION)

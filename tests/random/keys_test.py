@@ -31,7 +31,9 @@ TAKERS = {
     "gaussian_noise": lambda key: _started(dpoptax.gaussian_noise(**RELEASE, key=key)),
     "clip_and_noise": lambda key: _started(dpoptax.clip_and_noise(CLIP, **RELEASE, key=key)),
     "adaptive_gaussian_noise": lambda key: _started(
-        dpoptax.adaptive_gaussian_noise(dpoptax.adaptive_clip(1.0), **RELEASE, key=key)
+        dpoptax.contrib.adaptive_gaussian_noise(
+            dpoptax.contrib.adaptive_clip(1.0), **RELEASE, key=key
+        )
     ),
     "correlated_noise": lambda key: _started(
         dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **RELEASE, key=key)

@@ -51,9 +51,9 @@ def test_tails_are_normal_to_five_standard_deviations(stage, steps):
     for edge in (1.0, 2.0, 3.0, 4.0, 4.5, 5.0):
         for beyond in (np.sum(tree_noise > edge), np.sum(tree_noise < -edge)):
             tail = stats.binomtest(int(beyond), count, stats.norm.sf(edge))
-            assert tail.pvalue > 1e-5, (edge, beyond)
+            assert tail.pvalue > 1e-3, (edge, beyond)
     wrong = stats.binomtest(int(np.sum(tree_noise > 4.0)), count, stats.norm.sf(4.0 * 0.95))
-    assert wrong.pvalue < 1e-5
+    assert wrong.pvalue < 1e-6
 
 
 def _values_of_jax():
@@ -257,7 +257,7 @@ def test_fixed_point_noise_has_stated_mean_and_stddev():
     stddev = 1.5 * (2.0 + math.sqrt(50_000) * step) / 4
     tree_noise = (np.asarray(mean, np.float64) - 5.0 / 12) / stddev
     assert stats.kstest(tree_noise, "norm").pvalue > 1e-3
-    assert stats.kstest(tree_noise * 1.05, "norm").pvalue < 1e-3
+    assert stats.kstest(tree_noise * 1.05, "norm").pvalue < 1e-6
 
 
 def test_grid_leaves_room_for_sum_and_noise():

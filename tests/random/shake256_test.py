@@ -285,7 +285,7 @@ class TestTrainer:
     CONFIG = dataclasses.replace(CONFIG, generator="chacha20", seed=None)
 
     def test_plans_have_different_256_bit_seeds(self):
-        plans = [privacy.make_plan(self.CONFIG, 1438) for _ in range(2)]
+        plans = [privacy.make_run_plan(self.CONFIG, 1438) for _ in range(2)]
         assert plans[0].sampler != plans[1].sampler
         assert plans[0].seed != plans[1].seed
         assert min(plan.seed.bit_length() for plan in plans) > 200
@@ -323,7 +323,7 @@ class TestTrainer:
         sampler = sampling.PoissonSampler(1438, 32, seed=derived(b"batches"))
         key = jnp.asarray(np.frombuffer(derived(b"noise"), np.uint32))
         dataset = load_dataset("digits")
-        run = resolve(config, privacy.make_plan(config, 1438), num_classes=10)
+        run = resolve(config, privacy.make_run_plan(config, 1438), num_classes=10)
         examples = jax.tree.map(jnp.asarray, dataset.train)
         first = jax.tree.map(lambda x: x[0], examples["inputs"])
         params = models.initial_variables(run.model, first, run.init_key).params
@@ -338,7 +338,7 @@ class TestTrainer:
 
     def test_uses_of_a_seed_are_separate(self):
         config = dataclasses.replace(self.CONFIG, seed=5)
-        plan = privacy.make_plan(config, 1438)
+        plan = privacy.make_run_plan(config, 1438)
         run = resolve(config, plan, num_classes=10)
         words = (
             np.asarray(run.chain.keys.noise).tobytes(),
@@ -360,7 +360,7 @@ class TestTrainer:
     )
     def test_each_noise_stage_uses_chacha20(self, changes):
         config = dataclasses.replace(self.CONFIG, accountant="pld", **changes)
-        plan = privacy.make_plan(config, 1438)
+        plan = privacy.make_run_plan(config, 1438)
         run = resolve(config, plan, num_classes=10)
         state = run.chain.begin({"w": jnp.zeros(3)})
         assert [ledger.generator for ledger in dpoptax.ledgers(state)] == ["chacha20"]

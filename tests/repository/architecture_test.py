@@ -1,6 +1,7 @@
 """Tests that imports run in one direction: each part imports only the parts below it."""
 
 import ast
+import json
 import pathlib
 import re
 
@@ -21,10 +22,11 @@ ORDER = (
     "_release.information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
+    "training.hosts",
     "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
     "training.loop", "training.search", "training.audit",
-    "training.cli",
+    "training.cli", "integrations",
 )  # fmt: skip
 # The same order within `_gradients.ghost_clipping`.
 GHOST_CLIPPING_ORDER = (
@@ -34,6 +36,7 @@ GHOST_CLIPPING_ORDER = (
     "norms",
     "transformed",
     "plan",
+    "planned_uses",
     "sums",
     "integers",
     "backward",
@@ -43,13 +46,14 @@ GHOST_CLIPPING_ORDER = (
     "second_moments",
 )
 # Parts above the public names use only public names.
-PUBLIC_ONLY = ("training",)
+PUBLIC_ONLY = ("training", "integrations")
 # The modules whose names are public; documents import from no other. See docs/api/index.md.
 PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
-    "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
-    "dpoptax.training.data", "dpoptax.training.methods", "dpoptax.users",
+    "dpoptax.integrations.tunix", "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables",
+    "dpoptax.training", "dpoptax.training.data", "dpoptax.training.hosts",
+    "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
@@ -159,6 +163,9 @@ def test_documents_import_only_public_modules():
         for pattern in ("*.md", "docs/**/*.md", "configs/**/*.py")
         for path in ROOT.parent.glob(pattern)
     }
+    for path in ROOT.parent.glob("notebooks/*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts[path.name] = "\n".join("".join(cell["source"]) for cell in cells)
     private = [
         f"{name}: {module}"
         for name, text in texts.items()
@@ -172,7 +179,7 @@ def test_no_import_cycle():
     assert circle(modules()) is None
 
 
-def test_trainer_and_cli_use_only_public_names():
+def test_trainer_cli_and_integrations_use_only_public_names():
     private = [
         f"{a} imports {b}"
         for a, b in imports(modules())

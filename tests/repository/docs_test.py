@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
 # Pages whose code needs a package outside of the group `dev`.
-PACKAGES = {"examples/gemma.md": "gemma", "examples/keras.md": "keras"}
+PACKAGES = {
+    "examples/fine-tune.md": "tunix",
+    "examples/gemma.md": "gemma",
+    "examples/keras.md": "keras",
+}
 MODULES = (
     "dpoptax",
     "dpoptax.accounting",
@@ -61,7 +65,7 @@ def _run(text, name):
 def test_code_of_page_runs(path, tmp_path, monkeypatch, coarse_prices):
     package = PACKAGES.get(path.relative_to(DOCS).as_posix())
     if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: it is in the dependency group `models`")
+        pytest.skip(f"{package} is not installed: see docs/developers/testing.md")
     monkeypatch.chdir(tmp_path)
     _run(path.read_text("utf-8"), path.name)
 
@@ -109,7 +113,8 @@ def test_api_reference_has_every_public_name_once():
     pages = [path.read_text("utf-8") for path in (DOCS / "api").glob("*.md")]
     found = [name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
     states = {name for name in found if "._" in name}  # on the page of their function
-    trainer = {name for name in found if name.startswith("dpoptax.training.")}
+    others = ("dpoptax.training.", "dpoptax.integrations.")
+    trainer = {name for name in found if name.startswith(others)}
     documented = [name for name in found if name not in {*MODULES, *states, *trainer}]
     assert len(documented) == len(set(documented))
     public = {

@@ -1,5 +1,8 @@
 """Tests of the installed package: its import, its types and its names."""
 
+import ast
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -17,6 +20,9 @@ SUBMODULES = (
     "tables",
     "users",
 )
+PACKAGES = (
+    "dpoptax", "dpoptax.accounting", "dpoptax.filters", "dpoptax.matrix", "dpoptax.sampling",
+)  # fmt: skip
 # Each takes longer to import than the package, or is an optional dependency.
 FIRST_WHEN_NEEDED = {
     *("chex", "dp_accounting", "flax", "jax_privacy", "matplotlib", "orbax", "pandas", "scipy"),
@@ -127,6 +133,22 @@ def test_light_imports_load_neither_accounting_nor_models(program, most):
 
 
 @pytest.mark.slow
+def test_fit_without_a_folder_imports_no_checkpoints():
+    done = run(
+        """
+        import sys, dpoptax, jax.numpy as jnp, optax
+        from dpoptax.training import fit
+        run = {"dataset_size": 20, "batch_size": 5, "steps": 2, "noise_multiplier": 9.0}
+        plan = dpoptax.PrivacyPlan(**run, accountant="rdp")
+        loss = lambda x, example: (x - example) ** 2
+        fit(loss, jnp.zeros(()), jnp.ones(20), plan, optimizer=optax.sgd(0.1), progress=False)
+        print(sorted({name.split(".")[0] for name in sys.modules} & {"orbax", "flax", "tyro"}))
+        """
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_help_does_not_import_accounting(command):
     done = run(
@@ -144,8 +166,32 @@ def test_help_does_not_import_accounting(command):
 
 def test_top_level_has_at_most_thirty_names():
     names = {name for name in dir(dpoptax) if not name.startswith("_")}
-    modules = {name for name in names if isinstance(vars(dpoptax).get(name), types.ModuleType)}
-    assert 20 < len(names - modules - set(dpoptax._LAZY)) <= 30
+    values = {name: getattr(dpoptax, name) for name in names}
+    modules = {name for name in names if isinstance(values[name], types.ModuleType)}
+    assert 20 < len(names - modules) <= 30
+
+
+def handed_on(module):
+    """Returns the names that a package shows to type checkers, with the modules they are from."""
+    return {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dpoptax")
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_lazy_names_are_those_of_type_checkers(name):
+    module = importlib.import_module(name)
+    names = handed_on(module)
+    assert names.keys() <= set(dir(module))
+    assert sum(map(len, module._FILES.values())) == len(names)
+    for public, home in names.items():
+        value = getattr(module, public)
+        if not isinstance(value, types.ModuleType):
+            assert value is getattr(importlib.import_module(home), public)
 
 
 def test_unknown_name_raises_attribute_error():

@@ -1,12 +1,61 @@
-"""Tests that every notebook runs from top to bottom and is stored compactly."""
+"""Tests that every notebook runs by its own first cell, and is stored compactly."""
 
+import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = "dpoptax/dpoptax/blob/main"
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def _code(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """Returns a function that runs a cell in a folder, and returns its commands instead of them."""
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    Config = pytest.importorskip("traitlets.config").Config
+
+    def run(cell, folder, *, installed):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
+        settings = Config(HistoryManager={"enabled": False})
+        shell, commands = interactiveshell.InteractiveShell(config=settings), []
+        shell.system = lambda line: commands.append(shell.var_expand(line))
+        for name in ("cd", "pip"):
+            add = lambda line, name=name: commands.append(f"{name} {line}")  # noqa: E731
+            shell.register_magic_function(add, magic_name=name)
+        shell.run_cell(cell, store_history=False).raise_error()
+        return commands
+
+    return run
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_first_cell_installs_the_copy_around_it_or_the_repository(path, told, tmp_path):
+    """Before a release only a copy may exist, and after it Colab opens the notebook alone."""
+    cell = _code(path)[0]
+    needs_copy = any("from experiments" in later for later in _code(path))
+    address = "https://github.com/dpoptax/dpoptax"
+    assert told(cell, tmp_path, installed=True) == []
+    alone = told(cell, tmp_path, installed=False)
+    around = told(cell, path.parent, installed=False)
+    upgrade = "pip install --quiet --upgrade pip"
+    install = "pip install --quiet --editable . --group experiments"
+    if needs_copy:
+        clone = f"git clone --quiet --depth 1 {address}"
+        assert alone == [clone, "cd dpoptax", upgrade, install]
+        assert around == [f"cd {ROOT}", upgrade, install]
+    else:
+        assert alone == [f'pip install --quiet "dpoptax[train] @ git+{address}"']
+        assert around == [f'pip install --quiet "dpoptax[train] @ {ROOT.as_uri()}"']
 
 
 @pytest.mark.slow
@@ -29,6 +78,7 @@ def test_notebook_is_stored_with_clean_outputs(path):
     assert (
         f"colab.research.google.com/github/dpoptax/dpoptax/blob/main/notebooks/{path.name}" in head
     )
+    assert "calibrate_noise_multiplier" not in "".join(_code(path))  # PrivacyPlan does it
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert any("assert " in "".join(cell["source"]) for cell in code)

@@ -23,9 +23,10 @@ def exported(namespace):
         for alias in node.names
         if alias.asname == alias.name
     }
+    values = {name: getattr(namespace, name) for name in dir(namespace)}
     return {
         name: value
-        for name, value in vars(namespace).items()
+        for name, value in values.items()
         if name in handed_on or getattr(value, "__module__", None) == namespace.__name__
     }
 

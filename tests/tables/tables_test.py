@@ -17,7 +17,7 @@ from scipy import special, stats
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
 from dpoptax._release.ledger import replace_key
-from dpoptax.tables._row_selecting_noise import draw_rows
+from dpoptax.tables._row_selecting_noise import _count_above, draw_rows
 from dpoptax.tables._row_selection import count_rows
 from tests.helpers import after_releases, event_epsilon
 from tests.oracles import adafest as oracle
@@ -262,6 +262,13 @@ def test_tail_rows_are_selected_with_their_probability():
     assert abs(float(number.mean()) - expected) < 4.5 * math.sqrt(expected / 20_000)
 
 
+def test_limits_are_compared_in_all_64_bits():
+    high, low = (int(word) for word in jax.random.bits(KEY, (2,), jnp.uint32))
+    limits = [[high - 1, 2**32 - 1], [high, low - 1], [high, low], [high, low + 1], [high + 1, 0]]
+    reached = [int(_count_above(np.array([limit], np.uint32), KEY)) for limit in limits]
+    assert reached == [1, 1, 1, 0, 0]
+
+
 def gaussian_delta(epsilon, noise_multiplier):
     """Returns δ(ε) of the Gaussian mechanism (Balle and Wang, 2018), in the worse direction."""
     mu = 1 / noise_multiplier
@@ -275,8 +282,8 @@ def test_selection_costs_at_most_its_gaussian(lookups):
     """Sums δ over all sets of rows, for an added and a removed example."""
     selection = tables.RowSelection(table_size=6, capacity=6, threshold=1.5, rows_per_example=2)
     others = np.array([[0, 1, 4, -1], [4, 5, -1, -1], [0, 0, 0, 0]], np.int32)
-    neighbours = others, np.concatenate([others, np.array([lookups], np.int32)])
-    chances = [law(counts_of(n, selection=selection), selection, 1.1) for n in neighbours]
+    neighbors = others, np.concatenate([others, np.array([lookups], np.int32)])
+    chances = [law(counts_of(n, selection=selection), selection, 1.1) for n in neighbors]
     sets = np.array(list(itertools.product([False, True], repeat=6)))
     p, q = (np.prod(np.where(sets, c, 1 - c), axis=1) for c in chances)
     for epsilon in (0.0, 0.5, 1.5):
@@ -293,10 +300,10 @@ def test_both_releases_cost_at_most_the_ledgers_price(share, threshold):
     sigma, grid = 0.8, np.linspace(-20, 20, 40_001)
     one, other = sigma / math.sqrt(share), sigma / math.sqrt(1 - share)
     chance = stats.norm.sf((threshold - np.array([0.0, 1.0])) / one)
-    shifted, centred = (stats.norm.pdf(grid, loc, other) for loc in (1.0, 0.0))
+    shifted, centered = (stats.norm.pdf(grid, loc, other) for loc in (1.0, 0.0))
     for epsilon in (0.0, 1.0, 2.0):
         for sign in (1, -1):
-            (p0, p1), (f, g) = chance[::sign], (centred, shifted)[::sign]
+            (p0, p1), (f, g) = chance[::sign], (centered, shifted)[::sign]
             ratio = math.exp(epsilon)
             spent = np.maximum(p1 * g - ratio * p0 * f, 0).sum() * (grid[1] - grid[0])
             spent += max((1 - p1) - ratio * (1 - p0), 0)
@@ -364,6 +371,20 @@ def test_sum_is_released_once_by_its_own_state():
     assert np.isnan(released["weights"]).all()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_without_a_mask_the_batch_must_have_the_stages_size(masked):
+    tx = noise(batch_size=B - 1)
+    state, rng = tx.init(None), np.random.default_rng(0)
+    batch = jnp.asarray(some_lookups(rng)), jnp.asarray(rng.normal(size=B), jnp.float32)
+    mask = jnp.ones(B, bool) if masked else None
+    found = COMPILED_GRAD(state, as_arrays(some_params()), batch, mask)
+    if masked:
+        tx.update(found.sum, state)
+    else:
+        with pytest.raises(ValueError, match="batch_size"):
+            tx.update(found.sum, state)
+
+
 def test_refuses_sum_without_selected_rows():
     params = as_arrays(some_params())
     sums = [
@@ -427,7 +448,7 @@ def _indexed(params, example):
     return jnp.sum(params["table"][0])
 
 
-def _penalised(params, example):
+def _penalized(params, example):
     return sum(jnp.sum(p**2) for p in jax.tree.leaves(params))
 
 
@@ -443,7 +464,7 @@ def _compiled(params, example):
     return jax.jit(lambda table: table.sum())(params["table"])
 
 
-@pytest.mark.parametrize("loss", [_tied, _indexed, _penalised, _by_array, _by_lax, _compiled])
+@pytest.mark.parametrize("loss", [_tied, _indexed, _penalized, _by_array, _by_lax, _compiled])
 def test_refuses_second_use_of_the_table(loss):
     grad_fn = tables.selected_grad(loss, CLIP, where=table_of)
     params = as_arrays(some_params())
@@ -498,7 +519,7 @@ def test_other_parameters_accept_any_optimizer():
         (lambda: tables.row_selecting_clip(dpoptax.l2_clip(1.0), None), TypeError, "selection"),
         (lambda: tables.row_selecting_clip(dpoptax.l2_clip(1.0), SELECTION, share=1.0),
          ValueError, "share"),
-        (lambda: tables.row_selecting_clip(dpoptax.adaptive_clip(1.0), SELECTION),
+        (lambda: tables.row_selecting_clip(dpoptax.contrib.adaptive_clip(1.0), SELECTION),
          TypeError, "select_rows"),
         (lambda: tables.row_selecting_clip(
             dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError,

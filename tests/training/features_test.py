@@ -193,7 +193,7 @@ def test_features_on_disk_train_like_features_in_memory(folder, monkeypatch):
         dataset = load_published("digits", features=CONFIG.feature_map)
         assert streaming.in_memory(dataset.train) == bool(limit)
         for part in (dataset, dataset.for_selection()):
-            plan = loop.make_plan(CONFIG, part.train_size)
+            plan = loop.make_run_plan(CONFIG, part.train_size)
             summary = loop.train(CONFIG, part, plan).summary
             result = summary["params_sha256"], summary["test_accuracy"]
             assert found.setdefault(part.train_size, result) == result

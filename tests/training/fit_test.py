@@ -277,8 +277,16 @@ def test_fits_with_correlated_noise():
     assert ledger.mechanism.strategy == plan.strategy
 
 
+def test_folder_with_adaptive_clip_resumes(tmp_path):
+    clip = dpoptax.contrib.adaptive_clip(1.0, quantile=0.2)
+    first = quiet(clip=clip, workdir=tmp_path)
+    (stage,) = first.guarantee.releases
+    assert (stage.number, stage.generator) == (STEPS, "threefry")
+    assert_same(quiet(clip=clip, workdir=tmp_path).params, first.params)
+
+
 def test_fits_with_adaptive_clip():
-    clip = dpoptax.adaptive_clip(1.0, quantile=0.2)
+    clip = dpoptax.contrib.adaptive_clip(1.0, quantile=0.2)
     state = quiet(clip=clip).opt_state
     assert float(dpoptax.gradient_points(state, np.zeros(5)).reference) != 1.0
     with pytest.raises(ValueError, match="`clip` must not be adaptive .* with correlated noise"):
@@ -443,6 +451,13 @@ def test_killed_process_resumes_in_another_process(tmp_path):
         assert done.returncode == expected, done.stderr
     again = quiet(key=KEY, workdir=tmp_path)
     assert_same(again.params, quiet(key=KEY, workdir=tmp_path / "whole").params)
+
+
+def test_folder_gets_the_statement(tmp_path):
+    found = quiet(key=KEY, workdir=tmp_path).guarantee
+    text = (tmp_path / "statement.txt").read_text("utf-8")
+    assert text == found.statement()
+    assert "dpoptax chose them itself" in text
 
 
 def test_no_step_exceeds_budget():

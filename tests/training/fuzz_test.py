@@ -42,10 +42,10 @@ def _plan(config, workdir):
     import jax
 
     from dpoptax.training import load_dataset
-    from dpoptax.training.run.privacy import make_plan
+    from dpoptax.training.run.privacy import make_run_plan
 
     dataset = load_dataset(config.dataset)
-    plan = make_plan(config, dataset.train_size)
+    plan = make_run_plan(config, dataset.train_size)
     build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
     config.build_model(dataset.num_classes)
     raise _PlannedError

@@ -121,7 +121,7 @@ def _refused_keys():
     """Returns the errors of keys that differ between the hosts."""
     whole = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec())
     shared = jax.make_array_from_callback((3,), whole, lambda index: np.zeros(3, np.float32)[index])
-    clip = dpoptax.adaptive_clip(1.0)
+    clip = dpoptax.contrib.adaptive_clip(1.0)
     mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
     own = jax.random.key(jax.process_index())
     for params, key in ((shared, jax.random.key(7)), (np.zeros(3), own)):
@@ -129,14 +129,14 @@ def _refused_keys():
     errors = []
     for noise in (
         dpoptax.gaussian_noise(**mechanism, key=own),
-        dpoptax.adaptive_gaussian_noise(clip, **mechanism, key=own),
+        dpoptax.contrib.adaptive_gaussian_noise(clip, **mechanism, key=own),
         dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
         dpoptax.contrib.geodp(0.1, **mechanism, key=own),
     ):
         with pytest.raises(ValueError, match="key") as raised:
             noise.init(shared)
         errors.append(str(raised.value))
-    with pytest.raises(RuntimeError, match="broadcast_one_to_all"):
+    with pytest.raises(RuntimeError, match="shared_secrets"):
         dpoptax.random_key_from_os()
     return errors
 
@@ -179,31 +179,39 @@ def _environment(devices, **more):
     return {**os.environ, **quick, "XLA_FLAGS": flags, **more}
 
 
-def _start(name, folder, processes, devices):
-    """Runs a function of this module in processes of one run, each with `devices` devices."""
+def start(command, processes, devices, **options):
+    """Runs a command in processes of one run, each with `devices` devices; returns its outputs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     common = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
-    program = f"import pathlib, sys; from tests.training import hosts_test as test; test.{name}"
-    command = [sys.executable, "-c", f"{program}(pathlib.Path(sys.argv[1]))", str(folder)]
     running = [
         subprocess.Popen(
             command,
             env=_environment(devices, **common, JAX_PROCESS_ID=str(rank)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            **options,
         )
         for rank in range(processes)
     ]
+    outputs = []
     try:
         for process in running:
-            output, _ = process.communicate(timeout=500)
-            assert process.returncode == 0, output.decode()
+            outputs.append(process.communicate(timeout=500)[0].decode())
+            assert process.returncode == 0, outputs[-1]
     finally:
         for process in running:
             process.kill()
             process.communicate()
+    return outputs
+
+
+def _start(name, folder, processes, devices):
+    """Runs a function of this module in processes of one run."""
+    program = f"import pathlib, sys; from tests.training import hosts_test as test; test.{name}"
+    command = [sys.executable, "-c", f"{program}(pathlib.Path(sys.argv[1]))", str(folder)]
+    start(command, processes, devices)
 
 
 def _flat(tree, prefix=""):

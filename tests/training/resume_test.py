@@ -25,7 +25,7 @@ from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.course import Course
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.seeds import Keys
 from experiments.methods import Augmented
 from tests.runs import CONFIG
@@ -194,7 +194,7 @@ def test_records_order_of_sums_in_fixed_point():
     found = []
     for fixed_point in (False, True):
         config = dataclasses.replace(CONFIG, method=DPSGD(), fixed_point=fixed_point)
-        sampler = make_plan(config, 1438).sampler
+        sampler = make_run_plan(config, 1438).sampler
         found.append([resume.arithmetic(sampler, p, exact=fixed_point) for p in places])
     (rounded, rounded_by_two), (exact, exact_by_two) = found
     assert rounded == rounded_by_two

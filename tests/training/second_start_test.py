@@ -88,7 +88,7 @@ def test_second_start_compiles_nothing_and_gives_same_run(tmp_path):
 def test_keys_use_all_bits_of_a_seed():
     def key_of(seed):
         config = dataclasses.replace(CONFIG, seed=seed)
-        plan = privacy.make_plan(config, 1438)
+        plan = privacy.make_run_plan(config, 1438)
         run = resolve(config, plan, num_classes=10)
         keys = jax.random.key_data(run.init_key), jax.random.key_data(run.chain.keys.noise)
         return np.concatenate(keys).tobytes()
@@ -103,7 +103,7 @@ def test_keys_use_all_bits_of_a_seed():
 def test_compiled_initialization_contains_no_key():
     """Stored programs take keys as arguments, so one program serves all keys."""
     params = {"w": jax.numpy.ones((4, 3))}
-    plan = privacy.make_plan(CONFIG, 1438)
+    plan = privacy.make_run_plan(CONFIG, 1438)
     whole = resolve(CONFIG, plan, num_classes=10).chain
     of_seed = [dataclasses.replace(whole, keys=Keys.of(jax.random.key(seed))) for seed in (1, 2)]
     before = chain._begin._cache_size()

@@ -15,7 +15,7 @@ from dpoptax.training import load_dataset, loop, models
 from dpoptax.training.run import evaluation, phases
 from dpoptax.training.run.course import evaluated_steps
 from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from tests.runs import CONFIG
 
 
@@ -68,7 +68,7 @@ def test_jitted_initialization_matches_eager():
 class TestSummary:
     def test_shown_epsilon_is_never_below_spent_epsilon(self):
         given = {"noise_multiplier": 6.0, "steps": 12, "eval_every": 1, "accountant": "pld"}
-        plan = make_plan(dataclasses.replace(CONFIG, **given), 1438)
+        plan = make_run_plan(dataclasses.replace(CONFIG, **given), 1438)
         shown = plan.bounds(evaluated_steps(1, 12))
         assert list(shown) == list(range(13))
         assert all(shown[n] >= plan.epsilon(n) for n in (0, 1, 5, 11))
@@ -78,7 +78,7 @@ class TestSummary:
     def test_evaluations_need_no_accounting(self):
         config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
         dataset = load_dataset("digits")
-        plan = make_plan(config, dataset.train_size)
+        plan = make_run_plan(config, dataset.train_size)
         plan.bounds(evaluated_steps(1, 12))
         before = accountants._priced.cache_info().misses
         history = loop.train(config, dataset, plan).history

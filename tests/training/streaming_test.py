@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax.sampling import PoissonSampler, Sample
-from dpoptax.training import ConfigError, TrainConfig, loop
+from dpoptax.sampling import PoissonSampler
+from dpoptax.training import ConfigError, TrainConfig, hosts, loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.run import resume
@@ -74,7 +74,7 @@ class _TwoHosts:
     def __init__(self, monkeypatch):
         self.texts = []
         monkeypatch.setattr(resume.jax, "process_count", lambda: 2)
-        monkeypatch.setattr(resume.devices, "same_on_all_hosts", self.same)
+        monkeypatch.setattr(hosts, "same_on_all_hosts", self.same)
 
     def same(self, text):
         self.texts.append(text)
@@ -86,12 +86,21 @@ def test_refuses_hosts_whose_order_differs_outside_of_a_sample(files, monkeypatc
     order = list(range(1438))
     swapped = [*order[:700], 701, 700, *order[702:]]
     for make in _sources(files):
-        hosts = _TwoHosts(monkeypatch)
+        pair = _TwoHosts(monkeypatch)
         for each in (order, order):
             resume.check_same_on_hosts({"data": "equal"}, make(each), None)
         with pytest.raises(ConfigError, match="list files in one order"):
             resume.check_same_on_hosts({"data": "equal"}, make(swapped), None)
-        assert len(hosts.texts) == 3
+        assert len(pair.texts) == 3
+
+
+def test_check_same_refuses_another_order(monkeypatch):
+    _TwoHosts(monkeypatch)
+    rows = np.arange(10.0)
+    hosts.check_same({"x": rows})
+    hosts.check_same({"x": rows.copy()})
+    with pytest.raises(ValueError, match="`data` must hold the same examples in the same order"):
+        hosts.check_same({"x": rows[::-1]})
 
 
 @pytest.mark.parametrize("labels", [np.int64, str, object])
@@ -115,7 +124,7 @@ def test_streamed_run_equals_resident_run_bit_for_bit(files):
     )
     resident = data.digits()
     streamed = data.Dataset("files", memory_mapped(files), resident.test, 10)
-    plan = loop.make_plan(config, resident.train_size)
+    plan = loop.make_run_plan(config, resident.train_size)
     first, second = (loop.train(config, dataset, plan) for dataset in (resident, streamed))
     assert first.summary["params_sha256"] == second.summary["params_sha256"]
     with pytest.raises(ConfigError, match="streamed"):
@@ -132,7 +141,8 @@ def test_step_on_huge_data_holds_only_its_batch(tmp_path):
     sampler.sample(0)  # computes the padded size once
     tracemalloc.start()
     for step in range(5):
-        batch, mask = streaming.load_batch(source, *sampler.sample(step))
+        indices, mask = sampler.sample(step)
+        batch = streaming.read(source, indices)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert batch["x"].shape == mask.shape == (sampler.padded_size,)
@@ -168,7 +178,5 @@ def test_grain_source_needs_no_adapter():
             return {"x": index}
 
     source = Source()
-    sample = Sample(np.array([4, 7, 0]), np.array([True, True, False]))
-    batch, mask = streaming.load_batch(source, *sample)
+    batch = streaming.read(source, np.array([4, 7, 0]))
     assert batch["x"].tolist() == [4, 7, 0]
-    assert mask.tolist() == [True, True, False]

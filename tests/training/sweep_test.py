@@ -105,7 +105,7 @@ def test_prices_all_trials_together_and_adds_noise_to_scores(finished):
     workdir, results = finished
     price = results.price
     record = records_of(workdir, results.trials[0])
-    plan = trials.make_plan(TINY, 1151)
+    plan = trials.make_run_plan(TINY, 1151)
     event = dpa.SelfComposedDpEvent(plan.sampler.dp_event(record["noise_multiplier"], 3), 4)
     composed = event_epsilon(event, 1e-5, accountant="rdp")
     held_out = event_epsilon(
@@ -136,13 +136,13 @@ def test_finished_sweep_trains_nothing_and_refuses_changes(finished, monkeypatch
 def test_refuses_trials_with_other_noise_than_priced(finished, tmp_path, monkeypatch):
     """A sweep does not go on if another version of the accounting calibrates other noise."""
     shutil.copytree(finished[0], tmp_path / "out")
-    plan = sweep_module.make_plan
+    plan = sweep_module.make_run_plan
 
     def calibrated_otherwise(*args):
         found = plan(*args)
         return dataclasses.replace(found, noise_multiplier=1.1 * found.noise_multiplier)
 
-    monkeypatch.setattr(sweep_module, "make_plan", calibrated_otherwise)
+    monkeypatch.setattr(sweep_module, "make_run_plan", calibrated_otherwise)
     with pytest.raises(ConfigError, match="the noise of each trial, must be those of the sweep"):
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
 
@@ -486,6 +486,16 @@ def test_dead_worker_ends_command_with_remedy(tmp_path, capsys):
     dies = "multiprocessing.parent_process() and os._exit(1)"
     assert compare_own_parts(tmp_path, on_load=dies) == 2
     assert "One of 2 worker processes died" in capsys.readouterr().err
+
+
+def test_drawn_values_are_rounded():
+    rng = np.random.default_rng(0)
+    drawn = [settings._draw("learning_rate", "log:0.001:10", rng) for _ in range(200)]
+    assert all(float(f"{value:.3g}") == value for value in drawn)
+    assert len(set(drawn)) > 180
+    narrow = [settings._draw("learning_rate", "uniform:1:1.001", rng) for _ in range(200)]
+    assert all(1 <= value <= 1.001 for value in narrow)
+    assert len(set(narrow)) > 30
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from dpoptax.training.methods import (
 from dpoptax.training.run import chain
 from dpoptax.training.run.course import Course
 from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step_keys import step_key
@@ -94,7 +94,7 @@ def tiny(**changes):
 
 def run(config):
     dataset = load_dataset(config.dataset)
-    return train(config, dataset, make_plan(config, dataset.train_size))
+    return train(config, dataset, make_run_plan(config, dataset.train_size))
 
 
 def check_resuming(name, folder):
@@ -105,7 +105,7 @@ def check_resuming(name, folder):
         resume_test.run(folder / "stopped", stop_before=4, **changes)
     again = resume_test.run(folder / "stopped", **changes)
     assert again.summary["params_sha256"] == whole.summary["params_sha256"]
-    planned = make_plan(dataclasses.replace(runs.CONFIG, **changes), 1438).epsilon(6)
+    planned = make_run_plan(dataclasses.replace(runs.CONFIG, **changes), 1438).epsilon(6)
     assert again.summary["epsilon"] == whole.summary["epsilon"] == planned
 
 
@@ -127,7 +127,7 @@ DP_SGD = sorted(METHODS.keys() - {"correlated_noise", "correlated_fixed_point"})
 
 @pytest.mark.parametrize("name", DP_SGD)
 def test_methods_need_same_noise_as_dp_sgd(name):
-    plan, of_dp_sgd = make_plan(tiny(**METHODS[name]), 1438), make_plan(TINY, 1438)
+    plan, of_dp_sgd = make_run_plan(tiny(**METHODS[name]), 1438), make_run_plan(TINY, 1438)
     assert plan.noise_multiplier == of_dp_sgd.noise_multiplier
     assert plan.epsilon(6) == of_dp_sgd.epsilon(6)
 
@@ -150,7 +150,7 @@ def test_refuses_fixed_point_bands_with_repeated_examples():
         fixed_point=True,
     )
     with pytest.raises(ConfigError, match="Use sampling='cyclic' or fixed_point=False"):
-        make_plan(config, 1438)
+        make_run_plan(config, 1438)
 
 
 @pytest.mark.parametrize("method", [GeoDP(), NonPrivate()])
@@ -187,7 +187,7 @@ def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
     assert summary["epsilon"] == pytest.approx(want)
     assert 0.99 * config.epsilon < want <= config.epsilon
     # Two rounds with probability 3B/N each need more noise than six with B/N.
-    assert summary["noise_multiplier"] > 1.1 * make_plan(TINY, 1438).noise_multiplier
+    assert summary["noise_multiplier"] > 1.1 * make_run_plan(TINY, 1438).noise_multiplier
     assert (summary["sampling"], summary["cycle_length"]) == ("CyclicPoissonSampler", 3)
     said = text("run", plan_run(config, count_flops=False))
     assert "replace-special, cyclic sampling" in said
@@ -200,20 +200,20 @@ def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
 def test_refuses_correlated_noise_with_other_sampling(sampling):
     config = tiny(**{**METHODS["correlated_noise"], "sampling": sampling})
     with pytest.raises(ValueError, match=r"could take part in successive steps"):
-        make_plan(config, 1438)
+        make_run_plan(config, 1438)
 
 
 def test_refuses_groups_smaller_than_batch():
     config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
     with pytest.raises(ValueError, match=r"at most the 47 records of a group, got 64"):
-        make_plan(config, 1438)
+        make_run_plan(config, 1438)
 
 
 @pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
 def test_in_order_batches_are_whole_groups_and_unamplified(method):
     # 22 batches of 64 form an epoch of 1,438, so each example is in at most two of these 30.
     config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
-    plan = make_plan(config, 1438)
+    plan = make_run_plan(config, 1438)
     drawn = [int(i) for s in plan.sampler.samples(0, 22) for i in s.indices[s.mask]]
     assert len(drawn) == len(set(drawn)) == 22 * 64
     alone = plan.epsilon(22)
@@ -233,7 +233,7 @@ def test_in_order_batches_are_whole_groups_and_unamplified(method):
 @pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
 def test_in_order_training_spends_planned_epsilon(method):
     config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
-    plan = make_plan(config, 1438)
+    plan = make_run_plan(config, 1438)
     spent = train(config, load_dataset("digits"), plan).summary["epsilon"]
     assert spent == plan.epsilon(30)
 
@@ -248,7 +248,7 @@ def test_augmented_step_averages_copies_before_clipping(no_room):
         l2_clip_norm=0.5,
     )
     dataset = load_dataset("digits")
-    plan = make_plan(config, dataset.train_size)
+    plan = make_run_plan(config, dataset.train_size)
     got = train(config, dataset, plan).params
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
     model = config.build_model(10)
@@ -402,7 +402,7 @@ def test_audit_of_cipher_does_not_contradict_claim():
     """Audits one release. `test_audit_runs_steps_of_training_loop` audits a training."""
     config = tiny(generator="chacha20", noise_multiplier=1.0, epsilon=None)
     keys = Keys.fixed("chacha20")
-    run = resolve(config, make_plan(config, 1438), num_classes=10)
+    run = resolve(config, make_run_plan(config, 1438), num_classes=10)
     run = dataclasses.replace(run, chain=dataclasses.replace(run.chain, keys=keys))
     key = jax.random.key(0)
     found = auditing.audit(audit._full_batch(run), trials=6400, delta=1e-5, key=key)
@@ -429,7 +429,7 @@ def test_audit_tests_the_stated_epsilon(monkeypatch):
         steps=46,
         delta=5e-4,
     )
-    plan = make_plan(config, load_dataset(config.dataset).train_size)
+    plan = make_run_plan(config, load_dataset(config.dataset).train_size)
     stated, by_pld = (
         dataclasses.replace(plan.promise, accountant=name).epsilon
         for name in ("monte_carlo", "pld")
@@ -463,7 +463,7 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
     dataset = Dataset("random", split, split, 10)
     given = {"generator": "chacha20", "seed": 2**255, "noise_multiplier": 0.5, "batch_size": size}
     config = tiny(epsilon=None, **given, **changes)
-    plan = make_plan(config, size)
+    plan = make_run_plan(config, size)
     own = resolve(config, plan, num_classes=10)
     courses, drawn, advance = [], [], Course.advance
 

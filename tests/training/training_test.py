@@ -20,7 +20,7 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.run import course, figures, step
 from dpoptax.training.run.figures import scientific
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 from tests.runs import memory_mapped
 
@@ -45,7 +45,7 @@ def tiny(**changes):
 
 def run(config):
     dataset = data.load_dataset(config.dataset)
-    return train(config, dataset, make_plan(config, dataset.train_size))
+    return train(config, dataset, make_run_plan(config, dataset.train_size))
 
 
 def strict_json(text):
@@ -74,6 +74,21 @@ def test_summary_has_every_field_as_strict_json(finished):
     assert 0 < summary["epsilon"] <= TINY.epsilon
     assert summary["params_sha256"] == result.summary["params_sha256"]
     assert summary["config"]["method"] == {"name": "DP-SGD"}
+
+
+def test_writes_statement_in_plain_language(finished):
+    result, workdir = finished
+    text = (workdir / "statement.txt").read_text("utf-8")
+    assert text == result.guarantee.statement()
+    assert result.guarantee.stated_epsilon == result.summary["epsilon"]
+    assert "dpoptax chose them itself" in text
+
+
+def test_run_without_a_guarantee_leaves_no_statement(tmp_path):
+    (tmp_path / "statement.txt").write_text("of an earlier run")
+    config = tiny(method=NonPrivate(), epsilon=None)
+    train_and_evaluate(config, tmp_path, progress=False)
+    assert not (tmp_path / "statement.txt").exists()
 
 
 def test_epsilon_matches_accounting_of_written_numbers(finished):
@@ -116,7 +131,7 @@ def bars(monkeypatch):
 def test_progress_bar_never_shows_less_than_spent_epsilon(bars):
     config = tiny(steps=5, eval_every=3)
     dataset = data.load_dataset(config.dataset)
-    plan = make_plan(config, dataset.train_size)
+    plan = make_run_plan(config, dataset.train_size)
     train(config, dataset, plan, progress=True)
     assert [done for done, _ in bars] == [1, 2, 3, 4, 5]
     for done, text in bars:
@@ -269,7 +284,7 @@ def test_applies_learning_rate_passed_at_run_time():
 
 
 def test_budget_stops_before_exceeding_step():
-    free = make_plan(tiny(noise_multiplier=2.0, epsilon=None), 1438)
+    free = make_run_plan(tiny(noise_multiplier=2.0, epsilon=None), 1438)
     summary = run(tiny(noise_multiplier=2.0, epsilon=1.001 * free.epsilon(3))).summary
     assert summary["stopped_by_budget"]
     assert (summary["steps"], summary["steps_requested"]) == (3, 4)
@@ -355,7 +370,7 @@ def test_cnn_trains():
 def test_prices_fixed_size_sampling():
     given = {"noise_multiplier": 3.0, "epsilon": None}
     poisson, fixed = (
-        make_plan(tiny(sampling=name, **given), 1438) for name in ("poisson", "fixed_size")
+        make_run_plan(tiny(sampling=name, **given), 1438) for name in ("poisson", "fixed_size")
     )
     assert fixed.sampler.neighboring_relation == "replace-one"
     assert fixed.epsilon(4) > poisson.epsilon(4)
@@ -373,14 +388,14 @@ def test_shuffled_batches_train_only_without_privacy():
 
 @pytest.mark.parametrize("changes", [{"model": "mpl"}, {"optimizer": "sdg"}])
 def test_reports_typos_before_calibrating_noise(changes, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "make_plan", None)
+    monkeypatch.setattr(loop, "make_run_plan", None)
     with pytest.raises(ConfigError, match="must be .* Did you mean"):
         train_and_evaluate(tiny(**changes), tmp_path, progress=False)
 
 
 def test_warns_if_delta_is_not_below_one_over_n():
     with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/N"):
-        make_plan(tiny(delta=1e-3), 1438)
+        make_run_plan(tiny(delta=1e-3), 1438)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from dpoptax._gradients.clip.clipped_sum import (
     ClippedSum,
     check_clipped_sum,
     is_intact,
-    public_part,
 )
+from dpoptax._gradients.clip.encoding import selects
 from dpoptax._gradients.clip.integer_sums import check_capacity
 from dpoptax._support.tree import float32_at_least
 from dpoptax._support.xla import materialize
@@ -65,7 +65,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     _check_alike(parts)
     examples = _count_examples(parts)
     sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
-    references = jnp.stack([checksum_leaves(public_part(part), 0) for part in parts])
+    references = jnp.stack([checksum_leaves(part.reference, 0) for part in parts])
     sound &= jnp.all(references == references[0])
     # Two roundings: adding the compensation to the total, and the product.
     change = parts_rounding(3, examples)
@@ -85,7 +85,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         return (total + lost) * (1.0 - change)
 
     total = materialize(jax.tree.map(add, *(part.sum for part in parts)))
-    seal = checksum(total, first.clip, public_part(first), first.grid, examples)
+    seal = checksum(total, first.clip, first.reference, first.grid, examples)
     seal = jnp.where(sound, seal, ~seal)
     unmasked = any(part.unmasked for part in parts)
     origin = first.origin if len(origins) == 1 else None
@@ -97,7 +97,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 def _check_alike(parts: list[ClippedSum]) -> None:
     """Raises an error if sums are not of disjoint parts of one batch, clipped in the same way."""
     first = parts[0]
-    if first.clip.selects:
+    if selects(first.clip):
         raise ValueError(
             "Sums with selected rows cannot be added, because the rows of each sum were selected "
             "separately, with the same noise. Pass the whole batch to "
@@ -118,7 +118,7 @@ def _check_alike(parts: list[ClippedSum]) -> None:
         raise ValueError(
             "All sums must be taken at the same gradient points, got points of different methods."
         )
-    structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
+    structures = {jax.tree.structure((part.sum, part.reference)) for part in parts}
     if len(structures) > 1:
         raise ValueError(f"All sums must have the same structure, got {structures}.")
 

@@ -9,6 +9,7 @@ summand of example i, with f_i S_i ≤ M C. The error of the sum of a block with
 γ_k Σ_i f_i S_i ≤ γ_k b M C.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from jax import lax
 
 from dpoptax._gradients.clip.bounds import UNIT_ROUNDOFF, gamma
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import statistic
 from dpoptax._support.tree import PyTree, widen
 
 BLOCK_LENGTH = 32
@@ -91,18 +93,15 @@ def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) ->
     sums are `shared`, such as those of several uses of one parameter, the changes themselves add
     up.
     """
-    block_changes: dict[int, float] = {}
-    joined = {False: 0.0, True: 0.0}
+    join = (lambda *changes: math.fsum(changes)) if shared else math.hypot
+    blocks: dict[int, float] = collections.defaultdict(float)
+    joined: dict[bool, float] = collections.defaultdict(float)
     own = 0.0
     for each in roundings:
-        block_changes[each.length] = max(each.blocks, block_changes.get(each.length, 0.0))
+        blocks[each.length] = max(each.blocks, blocks[each.length])
         joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
-
-    def join(changes: Iterable[float]) -> float:
-        return math.fsum(changes) if shared else math.hypot(*changes)
-
-    return join(block_changes.values()) + join(joined.values()) + own
+    return join(*blocks.values()) + join(*joined.values()) + own
 
 
 class WholeBatch(NamedTuple):
@@ -284,7 +283,7 @@ def sum_statistic(
     clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
 ) -> jax.Array | None:
     """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = clip.statistic(norms, reference)
+    value = statistic(clip, norms, reference)
     if value is None:
         return None
     if whole.examples > _STATISTIC_EXAMPLES:

@@ -126,6 +126,11 @@ class Piece(NamedTuple):
     ratio: float = 1.0
     sum_error: float = 0.0
 
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Returns the shares of S that the norm and S/M of the weighted piece include."""
+        return self.sum_error, (1.0 + self.sum_error) / self.ratio
+
 
 class Scales(NamedTuple):
     """Holds the divisors of gradients: a power of two for each side and example.
@@ -203,32 +208,32 @@ def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
     """
     kind = jnp.finfo(x.dtype)
     integer = jnp.dtype(f"int{kind.bits}")
-    # Biased exponents of normal numbers, in the bits of `infinity`, are from 1 to most - 1.
-    most = (1 << kind.nexp) - 1
-    infinity = most << kind.nmant
-    n = jnp.clip(exponent, -most, most - 1).astype(integer)
-    # The limits depend on n only, which has far fewer entries than x.
-    least = jnp.clip(1 - n, 1, most) << kind.nmant
-    largest = jnp.clip(most - 1 - n, 0, most - 1) << kind.nmant
-    bits = lax.bitcast_convert_type(x, integer)
-    biased = bits & infinity
-    # Outside of the limits this addition overflows into sign or mantissa; `inside` discards it.
+    most = (1 << kind.nexp) - 1  # the biased exponent of infinity
+    n, bits = exponent.astype(integer), lax.bitcast_convert_type(x, integer)
+    before = (bits >> kind.nmant) & most
+    after = before + n
+    normal = (before > 0) & (before < most)
+    # Outside of the range this addition overflows into sign or mantissa; `inside` discards it.
     value = lax.bitcast_convert_type(bits + (n << kind.nmant), x.dtype)
-    inside = (biased >= least) & (biased <= largest)
-    return _ShiftedNumbers(value, inside, (biased > largest) & (biased < infinity))
+    return _ShiftedNumbers(value, normal & (after > 0) & (after < most), normal & (after >= most))
 
 
 @jax.custom_jvp
+@jax.jit  # traced once for each shape
 def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """Returns x · 2^exponent, exactly, in float32 at least.
 
     Subnormal numbers and results below the normal range become zero, results above it infinite.
     Non-finite numbers do not change. `exponent` holds integers that broadcast to `x`.
     """
-    return _ldexp(x, exponent)
+    x = widen(x)
+    found = _shift_exponent(x, exponent)
+    beyond = jnp.where(found.above, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0).astype(x.dtype)
+    return jnp.where(jnp.isfinite(x), jnp.where(found.inside, found.value, beyond), x)
 
 
 @jax.custom_jvp
+@jax.jit
 def divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """Returns x / 2^exponent for each example, (B, …) and (B,).
 
@@ -236,22 +241,7 @@ def divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     to zero if x or the quotient is not a normal number. So is its product with a coefficient, which
     is zero if the coefficient is zero.
     """
-    return _divide_by_power(x, exponent)
-
-
-@jax.jit  # traced once for each shape
-def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    x = widen(x)
-    found = _shift_exponent(x, exponent)
-    beyond = jnp.where(found.above, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0).astype(x.dtype)
-    return jnp.where(jnp.isfinite(x), jnp.where(found.inside, found.value, beyond), x)
-
-
-@jax.jit
-def _divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    with jax.named_scope(
-        "over_power"
-    ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
+    with jax.named_scope("over_power"):  # tests/clipped_grad/hlo_test.py looks for this name
         wide = widen(x)  # exact in both directions
         found = _shift_exponent(wide, -broadcast_examples(exponent, x))
         quotient = jnp.where(found.inside, found.value, 0.0)
@@ -373,11 +363,9 @@ def clip_coefficients(
         square = jnp.where(inside, jnp.square(values * relative), 0.0)
         return jnp.sqrt(room * (jnp.sum(square, axis=1) + underflow_loss(len(groups))))
 
-    square, absolutes = map(jnp.stack, zip(*(piece.size for piece in pieces), strict=True))
-    errors = np.array([piece.sum_error for piece in pieces])[:, None]
-    ratios = np.array([piece.ratio for piece in pieces])[:, None]
-    norms = length(jnp.sqrt(square)) + length(absolutes * np.float32(errors))
-    absolute = length(absolutes * np.float32((1.0 + errors) / ratios))
+    square, sizes = map(jnp.stack, zip(*(piece.size for piece in pieces), strict=True))
+    errors, shares = np.array([piece.shares for piece in pieces], np.float32).T[:, :, None]
+    norms, absolute = length(jnp.sqrt(square) + errors * sizes), length(shares * sizes)
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
     # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
     factors = clip.factors((norms * (scale * (1.0 + tau))).T).T  # (groups, B)
@@ -387,5 +375,4 @@ def clip_coefficients(
     sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * reduction * scale, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
-    coefficients = materialize(factors[groups] * relative)
-    return coefficients, norms[0] * scale[0], used
+    return materialize(factors[groups] * relative), norms[0] * scale[0], used

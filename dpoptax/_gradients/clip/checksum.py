@@ -1,6 +1,9 @@
 """Computes the checksum that seals a clipped sum."""
 
+import functools
+import itertools
 import math
+import operator
 import zlib
 
 import jax
@@ -50,38 +53,42 @@ def checksum_leaves(tree: PyTree, salt: int) -> jax.Array:
 def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
     """Returns Σ mixed(word ^ place) over the words of all leaves, each with its own place."""
     leaves = sorted((leaf for leaf in leaves if leaf.size), key=_is_large)
+    if not all(map(is_for_one_device, leaves)):
+        return _sum_sharded(leaves)
+    small = [word.reshape(-1) for leaf in leaves if not _is_large(leaf) for word in _words(leaf)]
+    arrays = [jnp.concatenate(small)] if small else []
+    arrays += filter(_is_large, leaves)
 
-    def by_array(leaves: list[jax.Array]) -> jax.Array:
-        found = jnp.uint32(0)
-        words = [word for leaf in leaves for word in _words(leaf)]
-        # The place of the first word of each array, a number below 2³².
-        starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
-        for indices in groups_to_stack(words):
-            one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
-            first = starts[indices] * np.uint32(_POSITION)
-            strides = [math.prod(one.shape[i + 1 :]) * _POSITION % 2**32 for i in range(one.ndim)]
-            place = places(one.shape, strides, out_sharding(one))[None]
-            place = place + first.reshape(-1, *(1,) * one.ndim)
-            found += jnp.sum(mixed(stack ^ place), dtype=jnp.uint32)
-        return found
+    sizes = [array.size * max(1, array.dtype.itemsize // 4) for array in arrays]
+    starts = [0, *itertools.accumulate(sizes)]
 
-    def by_block(leaves: list[jax.Array]) -> jax.Array:
-        # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is
-        # twenty times faster, and one reduction for all arrays compiles faster.
-        small = [word for leaf in leaves if not _is_large(leaf) for word in _words(leaf)]
-        flat = [jnp.concatenate([word.reshape(-1) for word in small])] if small else []
-        flat += [leaf.reshape(-1) for leaf in leaves if _is_large(leaf)]
-        sums = jnp.zeros(min(_BLOCK, max(each.size for each in flat)), jnp.uint32)
-        start = 0
-        for each in flat:
-            sums = _add_blocks(sums, each, start)
-            start += each.size * max(1, each.dtype.itemsize // 4)
-        return jnp.sum(sums, dtype=jnp.uint32)
+    def total(arrays: list[jax.Array], block: int) -> jax.Array:
+        sums = (_sum_words(*each, block) for each in zip(arrays, starts, strict=False))
+        return functools.reduce(operator.add, sums, jnp.uint32(0))
 
-    # Blocks of a sharded array would be gathered on each device.
-    if not leaves or not all(map(is_for_one_device, leaves)):
-        return by_array(leaves)
-    found: jax.Array = lax.platform_dependent(leaves, cpu=by_block, default=by_array)
+    # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is twenty
+    # times faster.
+    found: jax.Array = lax.platform_dependent(
+        arrays,
+        cpu=functools.partial(total, block=_BLOCK),
+        default=functools.partial(total, block=2**32),
+    )
+    return found
+
+
+def _sum_sharded(leaves: list[jax.Array]) -> jax.Array:
+    """Returns the same sum without blocks, which would be gathered on each device."""
+    found = jnp.uint32(0)
+    words = [word for leaf in leaves for word in _words(leaf)]
+    # The place of the first word of each array, a number below 2³².
+    starts = np.cumsum([0, *(word.size for word in words)]).astype(np.uint32)
+    for indices in groups_to_stack(words):
+        one, stack = words[indices[0]], jnp.stack([words[i] for i in indices])
+        first = starts[indices] * np.uint32(_POSITION)
+        strides = [math.prod(one.shape[i + 1 :]) * _POSITION % 2**32 for i in range(one.ndim)]
+        place = places(one.shape, strides, out_sharding(one))[None]
+        place = place + first.reshape(-1, *(1,) * one.ndim)
+        found += jnp.sum(mixed(stack ^ place), dtype=jnp.uint32)
     return found
 
 
@@ -89,16 +96,17 @@ def _is_large(array: jax.Array) -> bool:
     return array.size > _SMALL
 
 
-def _add_blocks(sums: jax.Array, flat: jax.Array, start: int) -> jax.Array:
-    """Adds the mixed words of each block to `sums`; `start` is the place of the first word.
+def _sum_words(array: jax.Array, start: int, block: int) -> jax.Array:
+    """Returns the sum of the mixed words of an array; `start` is the place of the first word.
 
     The words of a block are computed from its entries. Those of all entries would be another array
-    of the size of `flat`.
+    of the size of `array`.
     """
-    size, block = flat.size, sums.size
+    size = array.size
     if size <= block:
-        mixed_words = _mixed_words(flat, lax.iota(jnp.uint32, size), start, size)
-        return sums + jnp.pad(mixed_words, (0, block - size))
+        words = _mixed_words(array, places(array.shape), start, size)
+        return jnp.sum(words, dtype=jnp.uint32)
+    flat = array.reshape(-1)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         first = jnp.minimum(i * block, size - block)  # the last block may overlap the one before
@@ -107,7 +115,8 @@ def _add_blocks(sums: jax.Array, flat: jax.Array, start: int) -> jax.Array:
         found = _mixed_words(part, within, start, size)
         return sums + jnp.where(within >= (i * block).astype(jnp.uint32), found, 0)
 
-    return lax.fori_loop(0, -(-size // block), add, sums)
+    sums = lax.fori_loop(0, -(-size // block), add, jnp.zeros(block, jnp.uint32))
+    return jnp.sum(sums, dtype=jnp.uint32)
 
 
 def _mixed_words(part: jax.Array, within: jax.Array, start: int, size: int) -> jax.Array:

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 import numbers
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ _REMEDIES = {
     0.0: "A bound of 0 cuts every gradient to zero. To scale all gradients to one length, the "
     "limit of a small clipping bound, write `dpoptax.automatic_clip(1.0, gamma=0.0)`.",
     math.inf: "Without a bound no noise makes the sum private. To find the bound privately, write "
-    "`dpoptax.adaptive_clip(1.0)` with `dpoptax.adaptive_gaussian_noise`. To train without "
-    "privacy, take the gradient of the mean loss, without clip and noise.",
+    "`dpoptax.contrib.adaptive_clip(1.0)` with `dpoptax.contrib.adaptive_gaussian_noise`. To train "
+    "without privacy, take the gradient of the mean loss, without clip and noise.",
 }
 
 
@@ -26,23 +26,8 @@ class Clip(abc.ABC):
 
     A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
     from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
-    every input. A geometry that bounds another quantity encodes the gradient first, and decodes the
-    noisy mean. Subclasses are frozen dataclasses.
-
-    Attributes:
-      encodes: whether `encode` differs from the identity.
-      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
-        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A geometry that
-        encodes in another way needs per-example gradients.
-      followed: whether the geometry has its own noise stage, which keeps the reference.
-      selects: whether rows of a table were released for the sum. The geometry's own noise stage
-        accounts for this.
+    every input. Subclasses are frozen dataclasses.
     """
-
-    encodes: ClassVar[bool] = False
-    by_norms: ClassVar[bool] = False
-    followed: ClassVar[bool] = False
-    selects: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -61,54 +46,6 @@ class Clip(abc.ABC):
     def groups(self, tree: PyTree) -> list[int]:
         """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
         return [0] * len(jax.tree.leaves(tree))
-
-    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
-        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
-
-        The result must not be finite for an example whose gradient is not finite. `reference` is
-        public.
-        """
-        del reference
-        return grads
-
-    def scaling(self, reference: PyTree) -> "Clip":
-        """Returns the geometry whose factors `encode` scales gradients by; here itself."""
-        del reference
-        return self
-
-    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
-
-        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
-        statistics are exact.
-        """
-        del norms, reference
-        return None
-
-    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
-        del statistic
-        return gradient
-
-    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
-        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
-        del reference
-        return mean
-
-
-class UnitClip(Clip):
-    """Base class for geometries that encode each gradient with l2 norm at most 1."""
-
-    encodes: ClassVar[bool] = True
-
-    @property
-    def sensitivity(self) -> float:
-        """Returns 1, the bound of every encoded gradient."""
-        return 1.0
-
-    def factors(self, norms: jax.Array) -> jax.Array:
-        """Clamps the norm to 1 after rounding."""
-        return jnp.minimum(1.0, 1.0 / norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,12 +94,7 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
 
 def positive(name: str, value: float) -> float:
     """Returns `value` as a float, or raises an error if it is not positive."""
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
-            "statement, so fix it before `jax.jit`."
-        )
-    found = _number(value)
+    found = _number(name, value)
     if not 0.0 < found <= 1e9:
         raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}.")
     return found
@@ -170,14 +102,23 @@ def positive(name: str, value: float) -> float:
 
 def clip_norm(name: str, value: float) -> float:
     """Returns a positive bound. The error for 0 or infinity suggests another geometry."""
-    found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
-    if found in _REMEDIES:
-        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}")
-    return positive(name, value)
+    try:
+        return positive(name, value)
+    except ValueError:
+        found = _number(name, value)
+        if found not in _REMEDIES:
+            raise
+        text = f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}"
+        raise ValueError(text) from None
 
 
-def _number(value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     """Returns `value` as a float; NaN if it is not a number, such as a string of one."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"`{name}` must be a Python number, got a traced array. It is part of the privacy "
+            "statement, so fix it before `jax.jit`."
+        )
     try:
         return math.nan if isinstance(value, str) else float(value)
     except TypeError:

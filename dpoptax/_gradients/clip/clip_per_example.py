@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_real, sealed
+from dpoptax._gradients.clip.encoding import EncodingClip, encode
 from dpoptax._gradients.points import Origin
 from dpoptax._support.marks import EXAMPLES, mark
 from dpoptax._support.tree import PyTree, no_params
@@ -66,10 +67,10 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
     Array([0.899..., 1.199...], dtype=float32)
     """
     clip = as_clip(clip)
-    if clip.followed:
+    if isinstance(clip, EncodingClip) and clip.followed:
         raise ValueError(
             f"`clip` must not follow a threshold of its noise stage, got {clip}. Use "
-            "`dpoptax.clipped_grad` followed by `dpoptax.adaptive_gaussian_noise`."
+            "`dpoptax.clipped_grad` followed by `dpoptax.contrib.adaptive_gaussian_noise`."
         )
 
     def init_fn(params: PyTree) -> ClipPerExampleState:
@@ -88,6 +89,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         if params is None:
             raise no_params("the clip of per-example gradients")
         _check_axis(updates, params)
+        check_real(updates)
         examples = batch_length(updates)
         each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
         clipped = sealed(sum_clipped(clip, each, which), clip, examples=examples)
@@ -120,7 +122,7 @@ def sum_clipped(
         steps = clipped * (1.0 / grid)  # exact, unlike a division on GPU
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
-    grads = clip.encode(grads, reference)
+    grads = encode(clip, grads, reference)
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     totals = list(map(summed, clipped.coefficients, clipped.units))
@@ -151,7 +153,6 @@ def clip_each(
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
     batch_size = batch_length(grads)
-    check_real(grads)
     mask = jnp.ones(batch_size, bool) if mask is None else mask
     leaves = materialize(jax.tree.leaves(grads))
     exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])

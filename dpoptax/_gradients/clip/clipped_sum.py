@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._gradients.clip.checksum import checksum
-from dpoptax._gradients.clip.clip import Clip, as_clip, check_clip
-from dpoptax._gradients.linear_map import LinearMap
+from dpoptax._gradients.clip.clip import Clip, as_clip
+from dpoptax._gradients.clip.encoding import decode
 from dpoptax._gradients.points import Origin
 from dpoptax._support.marks import CLIPPED, VOUCHED, mark
 from dpoptax._support.tree import PyTree, is_masked, kind_of, nnx_kinds
@@ -33,12 +33,12 @@ class ClippedSum:
       sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 or wider.
       clip: the geometry. `clip.sensitivity` bounds the contribution of one example in l2 norm.
         Static.
-      reference: the public data that the geometry encoded with, for decoding; `None` for none.
+      reference: the public data that the geometry encoded with, for decoding, such as a
+        `LinearMap`; `None` for none.
       seal: a checksum of everything, uint32. `None` if nothing guarantees the bound; the noise
         stage then raises an error. See `trust_clipped`.
       grid: g, if each summand was rounded to a whole multiple of g and `sum` holds the integers;
         `None` for floating point. Static.
-      linear_map: the public map of gradients before the clip; `None` for none.
       examples: the largest number of summands, padding included; `None` if unknown. Static.
       unmasked: whether no mask was given, so that every row counts as an example. The noise stage
         then requires the expected batch size. Static.
@@ -50,15 +50,13 @@ class ClippedSum:
     reference: PyTree = None
     seal: jax.Array | None = None
     grid: float | None = dataclasses.field(default=None, metadata={"static": True})
-    linear_map: LinearMap | None = None
     examples: int | None = dataclasses.field(default=None, metadata={"static": True})
     unmasked: bool = dataclasses.field(default=False, metadata={"static": True})
     origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
     def decode(self, mean: PyTree) -> PyTree:
         """Decodes a mean of the summands to a gradient, shaped like the parameters."""
-        gradient = self.clip.decode(mean, self.reference)
-        return gradient if self.linear_map is None else self.linear_map.returned(gradient)
+        return decode(self.clip, mean, self.reference)
 
     def __contains__(self, key: str) -> bool:
         """Returns whether `key` is in `sum`, for flax's `TrainState.apply_gradients`."""
@@ -84,7 +82,6 @@ def trust_clipped(
     reference: PyTree = None,
     *,
     grid: float | None = None,
-    linear_map: LinearMap | None = None,
     examples: int | None = None,
 ) -> ClippedSum:
     """Seals a sum that was clipped elsewhere as a `ClippedSum`.
@@ -96,10 +93,10 @@ def trust_clipped(
     Args:
       total: the sum, shaped like the parameters, or as the geometry encodes.
       clip: the geometry that bounds the summands. A number C means `l2_clip(C)`.
-      reference: the public data that the geometry encoded with; `None` for none.
+      reference: the public data that the geometry encoded with, such as a `LinearMap`; `None` for
+        none.
       grid: the unit of the integers in `total`, to which each summand was rounded; `None` for sums
         in floating point.
-      linear_map: the public map of gradients before the clip; `None` for none.
       examples: the largest number of summands, for `accumulate`.
 
     Raises:
@@ -109,7 +106,7 @@ def trust_clipped(
     >>> trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
-    return sealed(mark(total, VOUCHED), as_clip(clip), reference, grid, linear_map, examples)
+    return sealed(mark(total, VOUCHED), as_clip(clip), reference, grid, examples)
 
 
 def sealed(
@@ -117,21 +114,24 @@ def sealed(
     clip: Clip,
     reference: PyTree = None,
     grid: float | None = None,
-    linear_map: LinearMap | None = None,
     examples: int | None = None,
 ) -> ClippedSum:
     """Seals a sum that was clipped here; see `trust_clipped`."""
-    check_clip(clip)
+    if grid is not None:
+        _check_integers(total, grid)
+    # Materialized, so that the compiler does not compute the sum a second time for the checksum.
+    total = mark(materialize(total), CLIPPED)
+    seal = checksum(total, clip, reference, grid, examples)
+    return ClippedSum(total, clip, reference, seal, grid, examples)
+
+
+def _check_integers(total: PyTree, grid: float) -> None:
     dtypes = {str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(total)}
-    if grid is not None and not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+    if not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
         raise TypeError(
             f"A sum with grid={grid} must hold integers, got {', '.join(sorted(dtypes))}. Pass the "
             "integers, or omit `grid`."
         )
-    # Materialized, so that the compiler does not compute the sum a second time for the checksum.
-    total = mark(materialize(total), CLIPPED)
-    seal = checksum(total, clip, (reference, linear_map), grid, examples)
-    return ClippedSum(total, clip, reference, seal, grid, linear_map, examples)
 
 
 def check_clipped_sum(updates: object) -> ClippedSum:
@@ -200,10 +200,5 @@ def check_released(name: str, updates: PyTree) -> None:
 def is_intact(clipped: ClippedSum) -> jax.Array:
     """Returns whether sum, geometry and reference are unchanged since the seal."""
     how = clipped.grid, clipped.examples
-    found = checksum(clipped.sum, clipped.clip, public_part(clipped), *how)
+    found = checksum(clipped.sum, clipped.clip, clipped.reference, *how)
     return jnp.equal(jnp.asarray(clipped.seal), found)
-
-
-def public_part(clipped: ClippedSum) -> tuple[PyTree, LinearMap | None]:
-    """Returns the public inputs of the summands."""
-    return clipped.reference, clipped.linear_map

@@ -10,9 +10,10 @@ from jax import lax
 
 # With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
 # operands of products that need full precision.
-_FORBIDDEN_FLAGS = (
-    "xla_cpu_enable_fast_math", "xla_enable_fast_math", "xla_gpu_default_to_alg_dot_bf16_bf16_f32",
-)  # fmt: skip
+_FORBIDDEN_FLAGS = re.compile(
+    "--(xla_cpu_enable_fast_math|xla_enable_fast_math|xla_gpu_default_to_alg_dot_bf16_bf16_f32)"
+    r"(?!=(?i:false|0)(\s|$))(=\S*)?(\s|$)"
+)
 _FORBIDDEN_VARIABLES = {"NVIDIA_TF32_OVERRIDE": ("0",), "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",)}
 
 
@@ -23,15 +24,12 @@ def check_settings() -> None:
       RuntimeError: a flag or variable is set that makes arithmetic less exact than the clipping
         bound assumes.
     """
-    flags = _xla_flags()
-    for name in _FORBIDDEN_FLAGS:
-        found = re.search(rf"--{name}(?:=(\S*))?(?:\s|$)", flags)
-        if found and (found[1] or "true").lower() not in ("false", "0"):
-            raise RuntimeError(
-                f"XLA_FLAGS sets `{found[0].strip()}`, under which the compiler may reorder "
-                "sums, ignore NaN or round operands, so the sensitivity of a clipped sum would not "
-                "hold. Remove the flag and restart Python."
-            )
+    if found := _FORBIDDEN_FLAGS.search(_xla_flags()):
+        raise RuntimeError(
+            f"XLA_FLAGS sets `{found[0].strip()}`, under which the compiler may reorder sums, "
+            "ignore NaN or round operands, so the sensitivity of a clipped sum would not hold. "
+            "Remove the flag and restart Python."
+        )
     for name, allowed in _FORBIDDEN_VARIABLES.items():
         value = os.environ.get(name)
         if value and value.upper() not in allowed:

@@ -9,7 +9,6 @@ import jax
 from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.clipped_grad.engines import Engine
 from dpoptax._gradients.clipped_grad.microbatches import in_microbatches
-from dpoptax._gradients.ghost_clipping.trace.check_loss import may_vanish
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, trace_batch
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -71,10 +70,6 @@ class BatchSum:
             batch, keys = batch_and_keys
             examples = Examples(batch, mask, keys, whole)
             loss = trace_batch(self.loss_fn, points, examples, has_aux=self.has_aux)
-            if may_vanish(loss.program.jaxpr, loss.parameters):
-                from dpoptax._gradients.ghost_clipping.trace.zero_gradients import warn_of_vanishing
-
-                warn_of_vanishing(loss, points.points[0])
             return self.engine.sum(loss, points, examples, **over)
 
         return in_microbatches(microbatch_sum, self.microbatch_size)((batch, keys), mask)

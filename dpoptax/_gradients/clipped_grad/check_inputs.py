@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree
+from dpoptax._support.xla import out_sharding
 
 
 def check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:
@@ -33,12 +35,7 @@ def check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> 
 def check_one_device(batch: PyTree) -> None:
     """Raises an error if the examples are sharded although no mesh was given."""
     for leaf in jax.tree.leaves(batch):
-        sharding = jax.typeof(leaf).sharding
-        split = any(axis is not None for axis in sharding.spec)
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            sharding = leaf.sharding
-            split = not sharding.is_fully_replicated
-        if split:
+        if sharding := _known_sharding(leaf):
             raise ValueError(
                 f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
                 "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the "
@@ -46,13 +43,25 @@ def check_one_device(batch: PyTree) -> None:
             )
 
 
-def check_same_axes(params: PyTree, batch: PyTree) -> None:
+def _known_sharding(x: jax.Array) -> jax.sharding.Sharding | None:
+    """Returns the sharding of an array; `None` if it is whole, or its type does not tell."""
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+        return None if x.sharding.is_fully_replicated else x.sharding
+    return out_sharding(x)
+
+
+def check_same_axes(points: GradientPoints, batch: PyTree) -> None:
     """Raises an error if a parameter in `shard_map` does not vary like the examples.
 
     The derivative with respect to this parameter would be the sum over devices; see
     `sum_over_devices`.
     """
     batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    for point in points.points if batch_axes else ():
+        _check_varying(point, batch_axes)
+
+
+def _check_varying(params: PyTree, batch_axes: frozenset[str]) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if missing := batch_axes - _varying(leaf):
             name = jax.tree_util.keystr(path) or "the parameter"

@@ -3,15 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clip_per_example import batch_length, check_mask
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, sealed
+from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._gradients.clip.integer_sums import check_capacity
 from dpoptax._gradients.clipped_grad.batch_sum import BatchSum
 from dpoptax._gradients.clipped_grad.check_inputs import (
@@ -23,12 +23,9 @@ from dpoptax._gradients.clipped_grad.engines import Options, choose_engine
 from dpoptax._gradients.clipped_grad.microbatches import check_microbatch_size
 from dpoptax._gradients.ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._gradients.points import GradientPoints, ensure_points, is_unweighted
-from dpoptax._release.random.check_key import check_key
+from dpoptax._release.random.keys import check_key
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._support.tree import PyTree
-
-if TYPE_CHECKING:
-    from dpoptax._gradients.linear_map import LinearMap
 
 
 def clipped_grad(
@@ -104,7 +101,7 @@ def clipped_grad(
         the work: to use all devices, name all axes.
       param_specs: how the parameters are sharded over the mesh: a `PartitionSpec`, or a tree prefix
         of them. Parameters are all-gathered for the gradient, and the sum is sharded like them,
-        except with clips that encode (`Clip.encodes`). `None` reads explicit axes from the types,
+        except with clips that encode gradients. `None` reads explicit axes from the types,
         and means replicated parameters on automatic axes.
 
     Returns:
@@ -176,8 +173,7 @@ def clipped_grad(
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
         points = ensure_points(params)
         check_parameters(points.points[0])
-        for point in points.points:
-            check_same_axes(point, batch)
+        check_same_axes(points, batch)
         if not on_mesh:
             check_one_device(batch)
         is_example = check_mask(mask, batch_length(batch))
@@ -210,18 +206,9 @@ def sealed_sum(
     """
     if unweighted:
         points = dataclasses.replace(points, weights=(1.0,))
-    if points.linear_map is not None:
-        points = _with_mapped_reference(points, points.linear_map, clip)
     records, mask = mark((records, mask), EXAMPLES)
     total, aux = batch_sum(points, records, mask, key)
-    clipped = sealed(
-        total,
-        clip,
-        reference=points.reference,
-        grid=grid,
-        linear_map=points.linear_map,
-        examples=mask.shape[0],
-    )
+    clipped = sealed(total, clip, points.reference, grid, mask.shape[0])
     return dataclasses.replace(clipped, origin=points.origin), mark(aux, UNCLIPPED)
 
 
@@ -242,7 +229,9 @@ def _over_devices(
         from dpoptax._gradients.clipped_grad.mesh_devices import sum_in_backward
 
         return sum_in_backward(sums, layout, clip.sensitivity)
-    return sharding.sum_over_devices(sums, layout, scatter=not clip.encodes, bound=clip.sensitivity)
+    return sharding.sum_over_devices(
+        sums, layout, scatter=not encodes(clip), bound=clip.sensitivity
+    )
 
 
 def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., PyTree]:
@@ -259,19 +248,3 @@ def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., 
         return value, (value, aux)
 
     return loss
-
-
-def _with_mapped_reference(
-    points: GradientPoints, linear_map: "LinearMap", clip: Clip
-) -> GradientPoints:
-    """Maps a reference that is a gradient with the linear map of the points."""
-    reference = points.reference
-    if not linear_map.back or clip.followed:
-        return points
-
-    def shapes(tree: PyTree) -> PyTree:
-        return jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)]
-
-    if shapes(reference) != shapes(points.points[0]):
-        return points  # data of the clip that is not a gradient
-    return dataclasses.replace(points, reference=linear_map.forward(reference))

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._gradients.clip.clip import UnitClip
 from dpoptax._gradients.clip.clip_per_example import batch_length, check_mask, clip_each
+from dpoptax._gradients.clip.encoding import UnitClip
 from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree

@@ -24,6 +24,9 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipping_functions import PerLayerClip
+from dpoptax._gradients.clip.encoding import EncodingClip, encodes
+from dpoptax._gradients.clip.encoding import join as join_encoding
+from dpoptax._gradients.ghost_clipping.trace.check_loss import may_center
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, TracedLoss
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -72,8 +75,9 @@ class Options:
     @property
     def needs_gradients(self) -> bool:
         """Returns whether the options require per-example gradients."""
-        encodes = self.clip.encodes and not self.clip.by_norms
-        return self.method == "vmap" or self.grid is not None or encodes
+        clip = self.clip
+        by_gradients = isinstance(clip, EncodingClip) and clip.encodes and not clip.by_norms
+        return self.method == "vmap" or self.grid is not None or by_gradients
 
     @property
     def factor_dtype(self) -> DTypeLike | None:
@@ -126,13 +130,8 @@ def _per_example_gradients(options: Options) -> Engine:
             "`precision` must be 'float32' for per-example gradients, got 'bfloat16'. They are "
             f"taken for method={options.method!r}, grid={options.grid}, clip={options.clip}."
         )
-
-    def total(
-        loss: TracedLoss, points: GradientPoints, examples: Examples
-    ) -> tuple[PyTree, PyTree]:
-        return per_example_sum(loss, options.clip, points, examples, grid=options.grid)
-
-    return Engine(total, lambda params, total: total)
+    sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
+    return Engine(sums, lambda params, total: total)
 
 
 def _ghost_clipping(options: Options) -> Engine:
@@ -162,7 +161,7 @@ def _integers(options: Options) -> Engine:
     from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import join_sums
 
     clip, grid = options.clip, options.grid
-    if grid is None or clip.encodes:
+    if grid is None or encodes(clip):
         raise ValueError(
             "method='integers' needs a `grid`, and a clip that does not encode gradients, got "
             f"grid={grid} and clip={clip}."
@@ -204,7 +203,7 @@ def _in_backward(
 
     def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
         del params
-        return options.clip.join(*total)
+        return join_encoding(options.clip, *total)
 
     return Engine(_after_reading(sums, options), join, in_backward=True)
 
@@ -219,6 +218,10 @@ def _after_reading(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
+        if program.unused or may_center(loss.program.jaxpr):
+            from dpoptax._gradients.ghost_clipping.trace.zero_gradients import warn_of_vanishing
+
+            warn_of_vanishing(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
     return total

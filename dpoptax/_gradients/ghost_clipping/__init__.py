@@ -6,7 +6,8 @@
 - `passes` runs the loss forward and backward, and records operands and cotangents.
 - `norms` bounds the norms of per-example gradients from these factors.
 - `transformed` does so for kernels computed from parameters, and for linear maps.
-- `plan` chooses, for each parameter, how its norms and its sum are computed.
+- `plan` chooses, for each parameter, how its norms and its sum are computed. `planned_uses` does
+  so for parameters that are used several times, in parts, or computed on.
 - `sums` scales, clips and adds the gradients.
 
 Three more engines use these stages: `integers`, and `streaming` and `two_turns`, which share

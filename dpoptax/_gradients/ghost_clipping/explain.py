@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from dpoptax._gradients.linear_map import LinearMap
-from dpoptax._release.random.check_key import check_key
+from dpoptax._release.random.keys import check_key
 from dpoptax._support.tree import PyTree
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def explain(
     ['w']      (3, 2)  dot_general  product of two norms  11
     """
     # Imported here, since few runs explain a loss.
-    from dpoptax._gradients.ghost_clipping.plan import make_plan
+    from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
     from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
     from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
     from dpoptax._gradients.ghost_clipping.trace.zero_gradients import (
@@ -163,6 +163,8 @@ def explain(
 def _explain_parameter(
     program: "Program", plan: "Plan", points: int, leaf: int, path: str
 ) -> ParameterExplanation:
+    from dpoptax._gradients.ghost_clipping.trace.derived_views import find_view
+
     shape = tuple(program.parameters[leaf].shape)
     uses = [use for use in program.uses if leaf in use.value.leaves]
     named = ", ".join([*filter(None, [_operations(uses)]), *program.opaque.get(leaf, ())])
@@ -170,11 +172,11 @@ def _explain_parameter(
     if leaf in plan.formed:
         # If a use does not read data, its gradient is a cotangent and therefore elementwise.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
-        pulled = any(use.value.view is None for use in uses)
+        pulled = any(find_view(use.value) is None for use in uses)
         kept = "formed and kept" + (", pulled back" if pulled else "")
         rule = "per-example gradient" if plan.formed[leaf] else kept
         rule = "elementwise" if elementwise else rule
-        work = sum(math.prod(u.layout.sizes) * u.positions for u in uses)
+        work = sum(math.prod(u.rule.layout.sizes) * u.rule.positions for u in uses)
         cost = 2 * size + points * work
         return ParameterExplanation(
             path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpoptax._gradients.ghost_clipping.norms.factor_products import contract
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
-from dpoptax._gradients.ghost_clipping.plan import make_plan
+from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
 from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import collect_operands, make_segment
 from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss

@@ -7,6 +7,7 @@ combining rows.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -184,36 +185,26 @@ def _keep_axis(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
     return digit
 
 
-def _keep_unless(name: str) -> AxisRule:
+def _keep_unless(eqn: JaxprEqn, operand: int, digit: AxisDigit, *, name: str) -> AxisDigit | None:
     """Keeps the axis unless a parameter of the operation names it."""
-
-    def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-        axes = eqn.params[name]
-        return None if digit.axis in (axes if isinstance(axes, tuple) else (axes,)) else digit
-
-    return rule
+    axes = eqn.params[name]
+    return None if digit.axis in (axes if isinstance(axes, tuple) else (axes,)) else digit
 
 
-def _drop_axes(name: str) -> AxisRule:
+def _drop_axes(eqn: JaxprEqn, operand: int, digit: AxisDigit, *, name: str) -> AxisDigit | None:
     """Drops the axes that a parameter names, which are reduced or of size 1."""
-
-    def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-        axes = eqn.params[name]
-        axes = (axes,) if isinstance(axes, int) else axes
-        if digit.axis in axes:
-            return None
-        return digit.move(digit.axis - sum(a < digit.axis for a in axes))
-
-    return rule
+    axes = eqn.params[name]
+    axes = (axes,) if isinstance(axes, int) else axes
+    if digit.axis in axes:
+        return None
+    return digit.move(digit.axis - sum(a < digit.axis for a in axes))
 
 
-def _keep_batch(behind: int) -> AxisRule:
+def _keep_batch(
+    eqn: JaxprEqn, operand: int, digit: AxisDigit, *, behind: int = 2
+) -> AxisDigit | None:
     """Keeps axes before the last ones, which are batch axes."""
-
-    def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-        return digit if digit.axis < len(_shape(eqn.invars[operand])) - behind else None
-
-    return rule
+    return digit if digit.axis < len(_shape(eqn.invars[operand])) - behind else None
 
 
 def _is_whole_slice(eqn: JaxprEqn, axis: int) -> bool:
@@ -232,7 +223,7 @@ def _top_k(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
 
 
 def _fft(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    return _keep_batch(len(eqn.params["fft_lengths"]))(eqn, operand, digit)
+    return _keep_batch(eqn, operand, digit, behind=len(eqn.params["fft_lengths"]))
 
 
 def _window(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
@@ -342,12 +333,14 @@ _SCATTERS = "scatter scatter-add scatter-max scatter-min scatter-mul"
 _MATRIX_PRIMITIVES = "cholesky geqrf householder_product lu triangular_solve"
 _AXIS_RULES: dict[str, AxisRule] = {
     **dict.fromkeys(_ENTRYWISE_PRIMITIVES.split(), _keep_axis),
-    **dict.fromkeys([*_REDUCTIONS.split(), "argmax", "argmin"], _drop_axes("axes")),
-    **dict.fromkeys(_CUMULATIVE_PRIMITIVES.split(), _keep_unless("axis")),
-    **dict.fromkeys(("concatenate", "sort"), _keep_unless("dimension")),
+    **dict.fromkeys(
+        [*_REDUCTIONS.split(), "argmax", "argmin"], functools.partial(_drop_axes, name="axes")
+    ),
+    **dict.fromkeys(_CUMULATIVE_PRIMITIVES.split(), functools.partial(_keep_unless, name="axis")),
+    **dict.fromkeys(("concatenate", "sort"), functools.partial(_keep_unless, name="dimension")),
     **dict.fromkeys(_WINDOWS.split(), _window),
     **dict.fromkeys(_SCATTERS.split(), _scatter),
-    **dict.fromkeys(_MATRIX_PRIMITIVES.split(), _keep_batch(2)),
+    **dict.fromkeys(_MATRIX_PRIMITIVES.split(), _keep_batch),
     "broadcast_in_dim": lambda eqn, _, digit: digit.move(
         eqn.params["broadcast_dimensions"][digit.axis]
     ),
@@ -360,13 +353,13 @@ _AXIS_RULES: dict[str, AxisRule] = {
     "pad": lambda eqn, _, digit: (
         digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
     ),
-    "reduce": _drop_axes("dimensions"),
-    "rev": _keep_unless("dimensions"),
+    "reduce": functools.partial(_drop_axes, name="dimensions"),
+    "rev": functools.partial(_keep_unless, name="dimensions"),
     "slice": _keep_whole,
-    "squeeze": _drop_axes("dimensions"),
+    "squeeze": functools.partial(_drop_axes, name="dimensions"),
     "stack": lambda eqn, _, digit: digit.move(digit.axis + (digit.axis >= eqn.params["axis"])),
     "tile": lambda eqn, _, digit: digit if eqn.params["reps"][digit.axis] == 1 else None,
     "top_k": _top_k,
     "transpose": lambda eqn, _, digit: digit.move(eqn.params["permutation"].index(digit.axis)),
-    "unstack": _drop_axes("axis"),
+    "unstack": functools.partial(_drop_axes, name="axis"),
 }

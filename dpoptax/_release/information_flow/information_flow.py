@@ -37,12 +37,15 @@ class Shown:
           they were selected for a release that the function does not count.
       type: shape and dtype, such as `float32[8]`.
       where: the line that computed it; empty for an argument that is returned unchanged.
+      because: for "private", the first line, with its code, where private data left the path to the
+        release. It is `where` if no operation combined several examples.
     """
 
     path: str
     kind: str
     type: str
     where: str
+    because: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +94,12 @@ class InformationFlow:
         return tuple(each for each in self.shown if each.kind == "secret")
 
     def __str__(self) -> str:
-        rows = [(s.kind, s.path, s.type, s.where) for s in (*self.private, *self.secret)]
+        rows = [("private", *row) for row in _folded(self.private)]
+        rows += [("secret", s.path, s.type, s.where) for s in self.secret]
         for rest in ("released", "public"):
             number = sum(each.kind == rest for each in self.shown)
             rows += [(rest, f"{number} more", "", "")] if number else []
-        table = format_table([("kind", "result", "type", "computed in"), *rows])
+        table = format_table([("kind", "result", "type", "because of"), *rows])
         if self.joined:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
         if self.redrawn:
@@ -203,21 +207,19 @@ def information_flow(
         if label.holds != begun.holds:
             follower.note("reference among the arguments", type_text(var), label)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+
+    def shown_as(path: str, label: Label, of: bool, kind_of: str, where: str) -> Shown:
+        kind = shown_kind(follower.final_content(label), of)
+        because = (label.left or label.joined or where) if kind == "private" else ""
+        return Shown(path, kind, kind_of, where, because)
+
     shown = [
-        Shown(
-            path,
-            shown_kind(follower.final_content(label), bool(of)),
-            type_text(var),
-            source_of_result(traced.jaxpr, var),
-        )
+        shown_as(path, label, bool(of), type_text(var), source_of_result(traced.jaxpr, var))
         for path, label, var, of in zip(
             paths, results, traced.jaxpr.outvars, _stage_fields(shapes), strict=True
         )
     ]
-    seen = [
-        Shown(name, shown_kind(follower.final_content(label)), "", line)
-        for (name, line), label in follower.seen.items()
-    ]
+    seen = [shown_as(name, label, False, "", line) for (name, line), label in follower.seen.items()]
     found = (
         follower.closed_over,
         follower.joined,
@@ -226,6 +228,17 @@ def information_flow(
         follower.clamped,
     )
     return InformationFlow((*shown, *seen), *map(tuple, found))
+
+
+def _folded(private: Sequence[Shown]) -> list[tuple[str, str, str]]:
+    """Returns a row of the table for each cause: the first result and the number of others."""
+    found: dict[str, list[Shown]] = {}
+    for each in private:
+        found.setdefault(each.because, []).append(each)
+    return [
+        (first.path + (f" and {len(rest)} more" if rest else ""), first.type, because)
+        for because, (first, *rest) in found.items()
+    ]
 
 
 def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[Label]:

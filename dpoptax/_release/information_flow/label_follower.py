@@ -32,7 +32,12 @@ from dpoptax._release.information_flow.labels import (
 from dpoptax._release.information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
 from dpoptax._release.information_flow.random_draws import NoiseDraws
 from dpoptax._release.information_flow.selections import RowSelections
-from dpoptax._release.information_flow.source_lines import source_line, type_text
+from dpoptax._release.information_flow.source_lines import (
+    quoted_line,
+    source_line,
+    type_text,
+    uses_own_table,
+)
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
 from dpoptax._support.marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
 
@@ -44,6 +49,9 @@ _IDENTITY_PRIMITIVES = {
 # Data that a clip expects at its entry and at its exit.
 _MARK_CONTENT = {EXAMPLES: Content.PRIVATE, CLIPPED: Content.EXAMPLES}
 _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
+# Data outside of a clip. Combined examples of this kind are on no path to a release, and neither is
+# a computation with a clipped sum, except the noise.
+_LEFT = Content.PRIVATE | Content.CLIPPED
 # Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
 _SECOND_TURN = "another turn of a loop"
@@ -113,7 +121,7 @@ class LabelFollower:
             for var in jaxpr.constvars
         }
         large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_SIZE]
-        self.closed_over |= {type_text(var): None for var in large}
+        self.closed_over |= {type_text(var): None for var in large if not _is_table(jaxpr, var)}
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
         def label(atom: Var | Literal) -> Label:
@@ -208,7 +216,8 @@ class LabelFollower:
             self._selections.count(clip, self._optional_scopes())
         if again:
             self.redrawn[self._line()] = None
-            after = dataclasses.replace(after, holds=after.holds | Content.PRIVATE)
+            holds, left = after.holds | Content.PRIVATE, after.left or self._line(quoted_line)
+            after = dataclasses.replace(after, holds=holds, left=left)
         return after
 
     def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
@@ -258,6 +267,8 @@ class LabelFollower:
         found = dataclasses.replace(together, rows=axis_rules.result_axes(eqn, given, numbers))
         if found.rows is None and not found.joined:
             found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
+        if found.rows is None and not found.left and found.holds & _LEFT:
+            found = dataclasses.replace(found, left=self._line(quoted_line))
         return [found] * len(eqn.outvars)
 
     def _note_clamped(self, eqn: JaxprEqn, rows: Label, indices: Label) -> None:
@@ -410,12 +421,17 @@ class LabelFollower:
             self._expansions[id(eqn)] = jax.make_jaxpr(program)(*shapes).jaxpr
         return self._expansions[id(eqn)]
 
-    def _line(self) -> str:
+    def _line(self, text: Callable[[JaxprEqn], str] = source_line) -> str:
         """Returns the line of the equation, or of the enclosing call if it has none."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
-        return next(filter(None, map(source_line, around)), "") or source_line(
-            around[0], inner=True
-        )
+        return next(filter(None, map(text, around)), "") or source_line(around[0], inner=True)
+
+
+def _is_table(jaxpr: Jaxpr, var: Var) -> bool:
+    """Returns whether a constant is a table of a noise generator, and used for nothing else."""
+    uses = [eqn for eqn in jaxpr.eqns if any(atom is var for atom in eqn.invars)]
+    shown = any(atom is var for atom in jaxpr.outvars)
+    return bool(uses) and not shown and all(map(uses_own_table, uses))
 
 
 def _written_labels(

@@ -35,6 +35,7 @@ class Label:
       rows: where the examples are in private data; `None` if an entry may depend on several. Within
         a clip, its `drawn` names the clip and the rows that are clipped.
       joined: the operation that combined examples, and its line.
+      left: the line where private data left the path to the release.
       number: for values without data, equal for equal values; `None` if nothing is known.
       entries: for values without data, how the entries relate to each other.
       varying: the mesh axes along which devices may have different values.
@@ -44,6 +45,7 @@ class Label:
     holds: Content = Content.NOTHING
     rows: ExampleAxes | None = None
     joined: str = ""
+    left: str = ""
     number: Hashable = None
     entries: EntryFacts = UNKNOWN_FACTS
     varying: frozenset[Hashable] = frozenset()
@@ -77,7 +79,8 @@ def join_labels(labels: Iterable[Label]) -> Label:
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
     rows = found.pop() if len(found) == 1 else None
-    return Label(holds, rows, joined, varying=apart, selections=selections)
+    left = next((each.left for each in data if each.left), "")
+    return Label(holds, rows, joined, left, varying=apart, selections=selections)
 
 
 def condition_label(label: Label, by: Label) -> Label:
@@ -115,7 +118,8 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
         holds = _replace(holds, Content.CLIPPED, Content.RELEASED) & ~Content.SECRET
     else:
         return label
-    return dataclasses.replace(label, holds=holds, rows=rows)
+    left = label.left if holds & PRIVATE_DATA else ""
+    return dataclasses.replace(label, holds=holds, rows=rows, left=left)
 
 
 def shown_kind(holds: Content, in_stage: bool = False) -> str:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,11 @@ import numpy as np
 from jax import lax
 
 from dpoptax._release.random.keys import check_noise_key, words_at
-from dpoptax._release.random.row_matrix import RowMatrix
 from dpoptax._release.random.threefry import places
 from dpoptax._support.xla import materialize
+
+if TYPE_CHECKING:
+    from dpoptax._release.random.row_matrix import RowMatrix
 
 # Up to this many numbers are stored as pairs. Tuned by hand on one x86 CPU.
 _MAX_PAIRED_SIZE = 2**20
@@ -100,7 +103,7 @@ def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
-def normal_in_rows(keys: jax.Array, rows: RowMatrix) -> jax.Array:
+def normal_in_rows(keys: jax.Array, rows: "RowMatrix") -> jax.Array:
     """Returns the numbers of all rows, with one key per array.
 
     XLA's CPU kernels have a single result. On CPU, each pair is therefore hashed once and stored as

@@ -1,20 +1,21 @@
 """Draws, checks and derives noise keys."""
 
+import numbers
 import os
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._release.random import chacha20, threefry
-from dpoptax._release.random.check_key import check_key
+from dpoptax._release.random import threefry
 from dpoptax._support.marks import NOISE, mark
 
 Generator = Literal["threefry", "chacha20"]
 
 _IMPL = "threefry2x32"
+_CHACHA20_WORDS = 8  # JAX has no key type of this length
 
 
 def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
@@ -53,18 +54,60 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
     """
     if generator not in get_args(Generator):
         raise ValueError(f"`generator` must be one of {get_args(Generator)}, got {generator!r}.")
-    words = 2 if generator == "threefry" else chacha20.KEY_WORDS
+    words = 2 if generator == "threefry" else _CHACHA20_WORDS
     if jax.process_count() > 1:
-        key = "bits" if generator == "chacha20" else "jax.random.wrap_key_data(bits)"
         raise RuntimeError(
             f"`random_key_from_os` must be called in a single process, got {jax.process_count()} "
-            "processes, and each would draw another key. For one run on all processes, draw it "
-            "once: `bits = jax.experimental.multihost_utils.broadcast_one_to_all("
-            f"np.frombuffer(os.urandom({4 * words}), np.uint32))`, `key = {key}`. For separate "
-            "runs, omit the broadcast."
+            "processes, and each would draw another key. For one run on all processes, use "
+            "`seed, key = dpoptax.training.hosts.shared_secrets()`."
         )
     bits = jnp.asarray(np.frombuffer(os.urandom(4 * words), np.uint32))
     return jax.random.wrap_key_data(bits, impl=_IMPL) if generator == "threefry" else bits
+
+
+def check_key(key: object) -> jax.Array:
+    """Returns `key` as a typed key, or raises an error with the line to write.
+
+    A legacy key, such as the uint32 data of `jax.random.PRNGKey`, is converted. An integer raises
+    an error: an adversary can try all small seeds, so a seed must be an explicit choice.
+    """
+    if isinstance(key, jax.Array | np.ndarray):
+        return _check_array(key)
+    if isinstance(key, numbers.Integral):
+        raise TypeError(_number("an integer"))
+    raise TypeError(
+        f"`key` must be a single key, got {key!r}. Write `dpoptax.random_key_from_os()` or "
+        "`jax.random.key(seed)`."
+    )
+
+
+def _check_array(key: jax.Array | np.ndarray) -> jax.Array:
+    what = f"an array of shape {key.shape} and dtype {key.dtype}"
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape == ():
+            return key
+        raise TypeError(f"`key` must be a single key, got {what}. Write `keys[0]`.")
+    if jnp.issubdtype(key.dtype, jnp.integer) and key.ndim == 0:
+        raise TypeError(_number(what))
+    if key.dtype == np.uint32 and key.ndim == 1:
+        try:
+            return jax.random.wrap_key_data(jnp.asarray(key))
+        except TypeError:  # the length does not match the generator's keys
+            pass
+    raise TypeError(
+        f"`key` must be a single key, got {what}. Write `dpoptax.random_key_from_os()` or "
+        "`jax.random.key(seed)`. For key data of another generator, write "
+        "`jax.random.wrap_key_data(data, impl=...)`. Only the noise stages listed in "
+        "`random_key_from_os` accept ChaCha20 keys."
+    )
+
+
+def _number(what: str) -> str:
+    return (
+        f"`key` must be a random key, not a seed, got {what}. Write "
+        "`dpoptax.random_key_from_os()`, which cannot be guessed. For a reproducible run, write "
+        "`jax.random.key(seed)`; an adversary who guesses the seed can then repeat it as well."
+    )
 
 
 def check_noise_key(key: object) -> jax.Array:
@@ -93,7 +136,7 @@ def generator_of(key: jax.Array) -> Generator:
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Derives a key for a number, using the key's generator."""
     if _is_chacha20(key):
-        return chacha20.fold_in(key, number)
+        return _chacha20().fold_in(key, number)
     return jax.random.fold_in(key, number)
 
 
@@ -110,13 +153,13 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
 
     For threefry they are `jax.random.split(key, N)[numbers]`, for every N, without a gather.
     """
-    return (chacha20 if _is_chacha20(key) else threefry).split(key, numbers)
+    return (_chacha20() if _is_chacha20(key) else threefry).split(key, numbers)
 
 
 def two_words(key: jax.Array) -> jax.Array:
     """Returns two 32-bit words that do not reveal the key they are derived from."""
     if _is_chacha20(key):
-        return chacha20.fold_in(key, 0)[:2]
+        return _chacha20().fold_in(key, 0)[:2]
     return jax.random.bits(key, (2,), jnp.uint32)
 
 
@@ -132,11 +175,18 @@ def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[
     keys that broadcast against the places.
     """
     if _is_chacha20(key):
-        return chacha20.noise_words(key, places, streams[0], 2 * len(streams))
+        return _chacha20().noise_words(key, places, streams[0], 2 * len(streams))
     words = jax.random.key_data(key)
     high, low = words[..., 0], words[..., 1]
     return [word for s in streams for word in threefry.threefry(high, low, places, stream=s)]
 
 
 def _is_chacha20(key: jax.Array | np.ndarray) -> bool:
-    return key.dtype == np.uint32 and key.shape[-1:] == (chacha20.KEY_WORDS,)
+    return key.dtype == np.uint32 and key.shape[-1:] == (_CHACHA20_WORDS,)
+
+
+def _chacha20() -> Any:
+    """Returns the module of ChaCha20, which few runs need."""
+    from dpoptax._release.random import chacha20
+
+    return chacha20

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-SEED_BYTES = 32
-"""The length of a seed."""
-
 # Records per chunk, which needs 8 MB of bits.
 _CHUNK = 2**22
 

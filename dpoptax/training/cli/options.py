@@ -17,8 +17,8 @@ class TrainArguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     workdir: Path
-    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/. The
-    same command resumes an interrupted run."""
+    """Directory for metrics.jsonl, summary.json, statement.txt, params.msgpack, training.png and
+    checkpoints/. The same command resumes an interrupted run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -144,40 +144,6 @@ def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:
         yield read(source, np.minimum(indices, total - 1)), indices < total
 
 
-def load_batch(
-    source: Source,
-    indices: np.ndarray,
-    others: Any,
-    sharding: jax.sharding.NamedSharding | None = None,
-) -> tuple[Any, Any]:
-    """Reads the records at `indices`, sharded if `sharding` is given.
-
-    Args:
-        source: The records.
-        indices: Indices of records, (B,), or of the records of users, (B, R).
-        others: Other arrays with a row for each row of `indices`, such as the mask. All are padded
-            so that every device gets the same number of rows.
-        sharding: Sharding of the leading axis, such as `NamedSharding(mesh, P("data"))`. Every host
-            reads only the rows of its devices.
-
-    Returns:
-        The records and the other arrays.
-    """
-    if sharding is None:
-        return read(source, indices), others
-    indices, others = jax.tree.map(lambda rows: _padded(rows, sharding), (indices, others))
-    size = len(indices)
-    parts = sharding.addressable_devices_indices_map((size,)).values()
-    # Several devices may hold the same rows.
-    bounds = sorted({part[0].indices(size)[:2] for part in parts if part is not None})
-    own = np.concatenate([np.arange(*part) for part in bounds])
-    rows = read(source, indices[own]), jax.tree.map(lambda x: x[own], others)
-    loaded: tuple[Any, Any] = jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(sharding, x, (size, *x.shape[1:])), rows
-    )
-    return loaded
-
-
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     """Yields `load(step)` for each step, computed in a thread up to two steps ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
@@ -192,10 +158,3 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
         finally:
             for future in pending:
                 future.cancel()
-
-
-def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:
-    """Pads rows with zeros, so that every shard has the same number of rows."""
-    devices = sharding.mesh.size
-    shards = devices // sharding.shard_shape((devices,))[0]
-    return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))

@@ -65,7 +65,7 @@ class Method:
                 "None from strategy(), or set `adaptive` to False."
             )
         if self.adaptive:
-            return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
+            return dpoptax.contrib.adaptive_gaussian_noise(cast(Any, clip), **release)
         if strategy is None:
             return dpoptax.gaussian_noise(**release)
         fixed_point = release.pop("fixed_point", False)

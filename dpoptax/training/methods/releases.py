@@ -35,7 +35,7 @@ class AdaptiveClip(Method):
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
         """Returns the geometry, whichever clip the config names."""
-        return dpoptax.adaptive_clip(
+        return dpoptax.contrib.adaptive_clip(
             l2_clip_norm,
             quantile=self.quantile,
             learning_rate=self.clip_rate,

@@ -160,7 +160,8 @@ def build_chain(
     own_clip = method.clip(config.l2_clip_norm)
     clip = CLIPS[config.clip](config.l2_clip_norm) if own_clip is None else own_clip
     stddev = 0.0
-    if method.private and (clip.encodes or method.unproven() is not None):
+    encodes = getattr(clip, "encodes", False)
+    if method.private and (encodes or method.unproven() is not None):
         stddev = math.nan  # the noise has no single standard deviation, or no ε holds
     elif method.private:
         stddev = dpoptax.extend.noise_stddev(

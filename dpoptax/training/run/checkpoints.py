@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from dpoptax.training import cache_folder
+from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import devices, records
+from dpoptax.training.run import records
 
 FORMAT = 6
 
@@ -213,7 +213,7 @@ class Checkpoints:
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Reads the newest checkpoint. A damaged one is not skipped without the user's consent."""
         steps = self.steps()
-        if not devices.same_on_all_hosts(repr(steps)):
+        if not hosts.same_on_all_hosts(repr(steps)):
             # Hosts would read batches and add noise of different steps.
             raise CheckpointError(
                 f"All hosts must see the same checkpoints in {self.directory}. Use a workdir on a "

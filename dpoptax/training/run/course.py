@@ -12,14 +12,14 @@ import jax
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
 from dpoptax.training.data.fingerprints import tree_digest
-from dpoptax.training.run import records, resume
+from dpoptax.training.run import records
 from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
-from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step, make_program, on_one_device
+from dpoptax.training.run.run_plan import RunPlan
+from dpoptax.training.run.step import TrainingStep, make_program, on_one_device
 from dpoptax.users import UserTable
 
 _AHEAD = 0.25
@@ -38,8 +38,8 @@ class Job:
         data: The examples, indexed by the sampler.
         users: The owners of the examples, if the sampler draws users.
         evaluate: Returns the metrics of shown parameters.
-        fields: Values that must not change when the run resumes.
-        secrets: The seed, and other secret values that a resumed run needs.
+        identity: Returns the values that must not change when the run resumes, as "run", and the
+            seed and other secret values that a resumed run needs.
         fingerprint: Returns a keyed hash of the examples and the frozen arrays.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
         program: Returns hashes of the program by the name of its part, given the arguments of a
@@ -53,12 +53,11 @@ class Job:
 
     name: str
     plan: RunPlan
-    step: Step
+    step: TrainingStep
     frozen: Any
     data: streaming.Source
     evaluate: Callable[[Any], Record]
-    fields: dict[str, Any]
-    secrets: dict[str, Any]
+    identity: Callable[[], dict[str, Any]]
     fingerprint: Callable[[], str]
     eval_every: int
     checkpoint_every: int
@@ -105,9 +104,10 @@ class Course:
         with phases("compile"):
             arguments = (first.params, first.opt_state), *self._feed(0), job.frozen
             program = make_program(job.step, arguments, place.mesh)
-        with phases("data"):
-            self._identity = self._identify(arguments)
-            resume.check_same_on_hosts(self._identity, job.data, job.users)
+        self._identity: dict[str, Any] = {}
+        if context.checkpoints is not None or jax.process_count() > 1:
+            with phases("data"):
+                self._identity = self._identify(arguments)
         del arguments
         with phases("checkpoints"):
             restored = self._restore()
@@ -126,16 +126,18 @@ class Course:
 
     def _identify(self, arguments: Any) -> dict[str, Any]:
         """Returns all values that a resumed run must share, with its data if they are compared."""
+        from dpoptax.training.run import resume
+
         job, checkpoints = self.job, self.context.checkpoints
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
-        program, hashed = dict[str, str](), ""
+        program = dict[str, str]()
         if checkpoints is not None:
             program = job.program(on_one_device(arguments, job.plan.sampler.padded_size))
             program["`sampler`, with its draws,"] = digest_of(job.plan.sampler.sample(0))
-        if checkpoints is not None or jax.process_count() > 1:
-            hashed = job.fingerprint()
-        compared = {"data": hashed, "program": program, "arithmetic": arithmetic}
-        return {"run": job.fields, **compared, **job.secrets}
+        compared = {"data": job.fingerprint(), "program": program, "arithmetic": arithmetic}
+        identity = {**job.identity(), **compared}
+        resume.check_same_on_hosts(identity, job.data, job.users)
+        return identity
 
     def _begin(self, first: State) -> None:
         """Makes the noise key of a run with a folder depend on its program and its data."""
@@ -154,6 +156,8 @@ class Course:
             begun = checkpoints.restore((self.state.params, self.state.opt_state))
         if begun is None:
             return False
+        from dpoptax.training.run import resume
+
         (params, opt_state), saved = begun
         # If a damaged checkpoint was removed, this one is older than the last shown step.
         resume.check_restored(
@@ -195,14 +199,19 @@ class Course:
             if self._evaluates() and (not history or history[-1]["step"] < self.state.done):
                 self._keep_shown()
                 self._show(wait=True)
-            bar.set_postfix_str(self.progress())
+            self._report(bar)
             steps = range(self.state.done, self.job.plan.permitted_steps)
             for batch in streaming.prefetch(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
                 bar.update()
                 if self._save_before_showing():
-                    bar.set_postfix_str(self.progress())
+                    self._report(bar)
+
+    def _report(self, bar: Bar) -> None:
+        """Shows the newest record next to the progress bar, if there is one."""
+        if self.context.progress:
+            bar.set_postfix_str(self.progress())
 
     def advance(self, batch: tuple[Any, Any]) -> None:
         """Takes one step on a batch and its mask, and donates the arrays of the state."""
@@ -294,6 +303,8 @@ class Course:
         state, checkpoints = self.state, self.context.checkpoints
         if checkpoints is None:
             return
+        from dpoptax.training.run import resume
+
         with self.context.phases("checkpoints"):
             ledgers, history = resume.ledgers(state.opt_state), list(state.history)
             checkpoints.save(

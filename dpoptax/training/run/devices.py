@@ -1,17 +1,14 @@
 """Selects the devices of a run: one, all of a process, or all of several hosts."""
 
 import dataclasses
-import hashlib
-import os
-import secrets
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from dpoptax.training import hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Devices:
         """
         if self.mesh is None:
             return jax.device_put(tree)
-        return jax.tree.map(lambda x: _put(x, self._sharding(x)), tree)
+        return jax.tree.map(lambda x: hosts.place(x, self._sharding(x)), tree)
 
     def _sharding(self, x: Any) -> NamedSharding:
         """Returns the sharding of an array over the mesh."""
@@ -51,48 +48,20 @@ class Devices:
         return NamedSharding(self.mesh, P())
 
 
-def _put(x: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
-        return jax.device_put(x, sharding)
-    # `device_put` rejects devices of other hosts for arrays that are already on a device.
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _put(jax.random.key_data(x), sharding)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    host = np.asarray(x)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
 def start(parallel: str) -> Devices:
     """Returns the devices for a config's `parallel`.
 
-    With "hosts", this process first calls `jax.distributed.initialize`. It detects TPU pods, Slurm
-    and Open MPI. Elsewhere, set the environment variables JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    With "hosts", this process first joins the others.
     """
     if parallel == "none":
         return Devices()
     if parallel == "hosts" and not jax.distributed.is_initialized():
-        number, rank = (os.environ.get(f"JAX_{name}") for name in ("NUM_PROCESSES", "PROCESS_ID"))
-        jax.distributed.initialize(
-            num_processes=None if number is None else int(number),
-            process_id=None if rank is None else int(rank),
-        )
+        hosts.join()
     devices = jax.devices()
     return Devices(jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,)))
 
 
 def fresh_seed(bits: int) -> int:
     """Draws a seed with this number of random bits, equal on all hosts."""
-    seed = secrets.randbits(bits)
-    if jax.process_count() == 1:
-        return seed
-    words = np.frombuffer(seed.to_bytes(-(-bits // 32) * 4, "little"), "<u4")
-    return int.from_bytes(multihost_utils.broadcast_one_to_all(words).tobytes(), "little")
-
-
-def same_on_all_hosts(text: str) -> bool:
-    """Returns whether all hosts call this with the same text."""
-    if jax.process_count() == 1:
-        return True
-    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    return bool(np.all(multihost_utils.process_allgather(digest) == digest))
+    drawn = int.from_bytes(hosts.shared_bytes(-(-bits // 32) * 4), "little")
+    return drawn >> (-bits % 32)

@@ -31,7 +31,7 @@ def digest_of(value: Any) -> str:
     Raises:
         ValueError: A program calls a host function, whose operations and data are unknown.
     """
-    return hashlib.sha256(_Reader().text(value).encode()).hexdigest()
+    return hashlib.sha256(_Describer().text(value).encode()).hexdigest()
 
 
 def traced(function: Any, *args: Any) -> ClosedJaxpr:
@@ -44,7 +44,7 @@ def traced(function: Any, *args: Any) -> ClosedJaxpr:
         return jax.make_jaxpr(function)(*shapes)
 
 
-class _Reader:
+class _Describer:
     """Writes values as text, and each shared array or program once, as a digest."""
 
     def __init__(self) -> None:

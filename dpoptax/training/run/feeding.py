@@ -1,11 +1,13 @@
 """Feeds the batches that a sampler draws to the device."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
+from dpoptax import extend
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import devices
@@ -86,7 +88,8 @@ class Feed:
         indices = indices.astype(np.int32)
         if self._resident:
             return Resident(self._source, rows.astype(np.int32), indices, rows_mask), mask
-        batch, (mask, indices, rows_mask) = streaming.load_batch(
-            self._source, rows, (mask, indices, rows_mask), self._place.rows
+        read = functools.partial(streaming.read, self._source)
+        batch, (mask, indices, rows_mask) = extend.read_sharded(
+            read, rows, (mask, indices, rows_mask), self._place.rows
         )
         return Loaded(batch if rows_mask is None else (batch, rows_mask), indices), mask

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from dpoptax.training.run.records import delta_text, epsilon_text
 
 # Okabe and Ito's colors, distinct with every kind of color vision and in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
@@ -20,7 +20,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     metrics = [name for name in history[0] if name.startswith("test_")]
     metrics = sorted(metrics, key=lambda name: name != "test_accuracy")[:2]
     *panels, last = figure.subplots(1, len(metrics) + private, squeeze=False)[0]
-    for axes, name, color in zip([*panels, last], metrics, COLOURS, strict=False):
+    for axes, name, color in zip([*panels, last], metrics, COLORS, strict=False):
         axes.plot(steps, [record[name] for record in history], color=color)
         label(axes, "step", name.replace("_", " "))
     guarantee = "no guarantee"
@@ -29,7 +29,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
         guarantee = f"ε = {epsilon_text(summary['epsilon'], 2)} at δ = {delta}"
         spent = last
         bounds = [record["epsilon"] for record in history]
-        spent.plot(steps, bounds, color=COLOURS[2], label="spent, at most")
+        spent.plot(steps, bounds, color=COLORS[2], label="spent, at most")
         budget = summary["config"]["epsilon"]
         if budget is not None:
             spent.axhline(budget, color="#666666", linestyle="--", label="budget")

@@ -16,8 +16,9 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.feeding import Loaded
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
+from dpoptax.training.run.run_plan import RunPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, attacks: bool = F
     """
     shapes = config.data().shapes(config.unit)
     size = shapes.units
-    plan = make_plan(config, size)
+    plan = make_run_plan(config, size)
     run = resolve(config, plan, num_classes=shapes.num_classes)
     arguments = step_arguments(run, shapes)
     params, state, loaded, _, frozen = arguments

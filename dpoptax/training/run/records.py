@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import serialization
 
 import dpoptax
 from dpoptax.training.errors import ConfigError
+
+STATEMENT = "statement.txt"
+"""The file with the guarantee of a run in plain language."""
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -60,10 +62,15 @@ def delta_text(delta: float) -> str:
 
 def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
     """Writes `value` to `path` atomically. Only the owner can read a `secret` file."""
+    write_text(path, to_json(value, indent=2) + "\n", secret=secret)
+
+
+def write_text(path: Path, text: str, *, secret: bool = False) -> None:
+    """Writes a text to `path` atomically. Only the owner can read a `secret` file."""
     partial = path.with_name(path.name + ".partial")
     if secret:
         make_secret(partial)
-    partial.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
@@ -83,6 +90,8 @@ def params_sha256(params: Any) -> str:
 
 def save_params(path: Path, params: Any) -> None:
     """Writes parameters as msgpack, for `flax.serialization.msgpack_restore`."""
+    from flax import serialization
+
     path.write_bytes(serialization.to_bytes(jax.device_get(params)))
 
 

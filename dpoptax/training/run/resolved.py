@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -13,8 +13,11 @@ from dpoptax.training.models import example_loss, has_random_loss
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.chain import TrainingChain, build_chain
-from dpoptax.training.run.privacy import RunPlan
-from dpoptax.training.run.step import Step
+from dpoptax.training.run.run_plan import RunPlan
+from dpoptax.training.run.step import TrainingStep
+
+if TYPE_CHECKING:
+    from dpoptax import accounting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,7 @@ class ResolvedRun:
     init_key: jax.Array
 
     @property
-    def step(self) -> Step:
+    def step(self) -> TrainingStep:
         """The training step."""
         return build_step(self.chain, self.model)
 
@@ -66,12 +69,17 @@ class ResolvedRun:
         )
         return found
 
-    def guarantee(self, opt_state: Any) -> dict[str, Any]:
-        """Returns the guarantee of the run from the ledger in the final state."""
+    def guarantee(self, opt_state: Any) -> "accounting.Guarantee | None":
+        """Returns the guarantee of the ledger in the final state, or None without a guarantee."""
+        plan = self.plan
+        if plan.promise is None or plan.noise_multiplier == 0:
+            return None
+        return dataclasses.replace(plan.promise.guarantee(opt_state), drawn=True)
+
+    def summary(self, guarantee: "accounting.Guarantee | None") -> dict[str, Any]:
+        """Returns the part of the summary on privacy."""
         config, plan = self.config, self.plan
-        epsilon = None
-        if plan.promise is not None and plan.noise_multiplier > 0:
-            epsilon = plan.promise.guarantee(opt_state).stated_epsilon
+        epsilon = None if guarantee is None else guarantee.stated_epsilon
         return {
             "method": config.method.name,
             "private": epsilon is not None and math.isfinite(epsilon),
@@ -99,7 +107,7 @@ def resolve(
 
     Args:
         config: The config.
-        plan: The plan of this config, from `make_plan`.
+        plan: The plan of this config, from `make_run_plan`.
         num_classes: Number of classes of the data.
 
     Raises:
@@ -117,7 +125,7 @@ def resolve(
     return ResolvedRun(config, plan, model, chain, init_key)
 
 
-def build_step(chain: TrainingChain, model: nn.Module) -> Step:
+def build_step(chain: TrainingChain, model: nn.Module) -> TrainingStep:
     """Returns the training step of a chain and a model."""
     config = chain.config
 
@@ -126,7 +134,7 @@ def build_step(chain: TrainingChain, model: nn.Module) -> Step:
         value: jax.Array = loss_fn(params, example, *key)
         return value
 
-    return Step(
+    return TrainingStep(
         loss,
         chain.clip if config.method.private else None,
         chain.optimizer,

@@ -12,6 +12,7 @@ import numpy as np
 
 import dpoptax
 from dpoptax.sampling import Sampler
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
@@ -74,7 +75,7 @@ def with_shown(
     """
     last, known = history[-1]["step"] if history else -1, step in shown
     # Hosts evaluate together or not at all.
-    if last < step and devices.same_on_all_hosts(repr(known)) and known:
+    if last < step and hosts.same_on_all_hosts(repr(known)) and known:
         return (*history, shown[step])
     return tuple(history)
 
@@ -252,7 +253,7 @@ def check_same_on_hosts(
     owners = {name: x for name, x in table.items() if isinstance(x, np.ndarray)}
     others = {name: x for name, x in table.items() if name not in owners}
     hashed = streaming.digest(data), streaming.digest(owners), repr(sorted(others.items()))
-    if not devices.same_on_all_hosts(repr((identity, hashed))):
+    if not hosts.same_on_all_hosts(repr((identity, hashed))):
         raise ConfigError(
             "All hosts must have the same config, seed, training examples and package versions. "
             "Otherwise hosts draw different batches, and one example could be in a batch twice. "

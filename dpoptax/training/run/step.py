@@ -19,7 +19,7 @@ from dpoptax.users import per_user_loss
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """The training step of a run. Steps with equal keys share one compiled program.
 
     Attributes:
@@ -142,7 +142,7 @@ def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
         )
 
 
-class Program:
+class CompiledStep:
     """A step for arguments of fixed shapes, compiled on first use."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
@@ -159,7 +159,7 @@ class Uncompiled:
     """A step that runs operation by operation, under `jax.disable_jit()`.
 
     Attributes:
-        compiled: As for `Program`. It donates nothing.
+        compiled: As for `CompiledStep`. It donates nothing.
     """
 
     compiled: Callable[..., tuple[Any, Any]]
@@ -181,7 +181,7 @@ def on_one_device(args: Any, rows: int) -> Any:
     return jax.eval_shape(lambda *args: args, state, *shared, frozen)
 
 
-def program_digest(step: Step, args: Any) -> str:
+def program_digest(step: TrainingStep, args: Any) -> str:
     """Returns the hash of a step's operations and constants, equal on any number of devices.
 
     Args:
@@ -193,7 +193,7 @@ def program_digest(step: Step, args: Any) -> str:
     return digest(dataclasses.replace(step, param_specs=None), tuple(leaves), structure)
 
 
-def _digest(step: Step, leaves: Any, structure: Any) -> str:
+def _digest(step: TrainingStep, leaves: Any, structure: Any) -> str:
     def taken(state: Any, *rest: Any) -> Any:
         return step(*state, *rest)
 
@@ -214,8 +214,8 @@ def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> st
 
 
 def make_program(
-    step: Step, args: Any, mesh: jax.sharding.Mesh | None = None
-) -> Program | Uncompiled:
+    step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
+) -> CompiledStep | Uncompiled:
     """Returns the program of a step, which equal steps and shapes share.
 
     Args:
@@ -233,12 +233,14 @@ def make_program(
 
 @functools.lru_cache(maxsize=64)
 def _shared_program(
-    step: Step, leaves: Any, structure: Any, mesh: jax.sharding.Mesh | None
-) -> Program | Uncompiled:
+    step: TrainingStep, leaves: Any, structure: Any, mesh: jax.sharding.Mesh | None
+) -> CompiledStep | Uncompiled:
     return _lower(step, jax.tree.unflatten(structure, leaves), mesh)
 
 
-def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program | Uncompiled:
+def _lower(
+    taken: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None
+) -> CompiledStep | Uncompiled:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         rows = NamedSharding(mesh, P("data"))
@@ -252,7 +254,7 @@ def _lower(taken: Step, args: Any, mesh: jax.sharding.Mesh | None) -> Program | 
     # `jax.disable_jit()` is for stepping through a loss. It does not support lowered programs.
     if _jit_is_off():
         return Uncompiled(step)
-    return Program(jax.jit(step, donate_argnums=0, **shardings).lower(*args))
+    return CompiledStep(jax.jit(step, donate_argnums=0, **shardings).lower(*args))
 
 
 def _jit_is_off() -> bool:

@@ -15,7 +15,7 @@ from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.results import (
     ComparisonResult,
@@ -87,7 +87,7 @@ def compare(
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
     for config in configs.values():  # raises all errors before the first long run
-        make_plan(config, size)
+        make_run_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(data, known, secret=True)
 
@@ -198,7 +198,7 @@ def _with_noise(
         if config.method.unproven() is None or config.noise_multiplier is not None:
             return config
         counterpart = dataclasses.replace(config, method=DPSGD(), epsilon=epsilon)
-        multiplier = make_plan(counterpart, dataset_size).noise_multiplier
+        multiplier = make_run_plan(counterpart, dataset_size).noise_multiplier
         return dataclasses.replace(config, epsilon=None, noise_multiplier=multiplier)
 
     return {name: noisy(config) for name, config in configs.items()}
@@ -244,6 +244,11 @@ def _notes(methods: list[MethodResult]) -> list[str]:
         notes.append(
             "Each learning rate was selected on a held-out fifth of the training split. The test "
             "split was used for the reported accuracy only."
+        )
+    if any(method.test_accuracy_std is not None for method in methods):
+        notes.append(
+            "± is the standard deviation of the accuracy over seeds. In comparison.png, it is the "
+            "standard error of the mean difference, paired by seed."
         )
     if any(method.private for method in methods):
         notes.append(

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpoptax.training.run.figures import COLOURS, label, scientific, signed
+from dpoptax.training.run.figures import COLORS, label, scientific, signed
 from dpoptax.training.search.results import ComparisonResult, MethodResult
 
 _NOT_PRIVATE = "#666666"
@@ -62,11 +62,14 @@ def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
     label(axes, "test accuracy (%)", "")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_title(f"Mean, and difference from {methods[baseline].name}", fontsize="medium")
+    title = f"Mean, and difference from {methods[baseline].name}"
+    if len(results.seeds) > 1:
+        title += " ± standard error"
+    axes.set_title(title, fontsize="medium")
 
 
 def _color(methods: list[MethodResult], index: int) -> str:
-    return COLOURS[index % len(COLOURS)] if methods[index].private else _NOT_PRIVATE
+    return COLORS[index % len(COLORS)] if methods[index].private else _NOT_PRIVATE
 
 
 def _baseline(methods: list[MethodResult]) -> int:

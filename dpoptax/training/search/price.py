@@ -7,7 +7,7 @@ from typing import Any
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import RunPlan
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
 
 # Functions import the accounting, so that help stays fast.

@@ -135,8 +135,17 @@ def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
             raise ConfigError(
                 f"`{field}` must be a logarithmic range with LOW above 0, got {text}."
             )
-        return math.exp(rng.uniform(math.log(low), math.log(high)))
-    return int(rng.integers(int(low), int(high) + 1)) if kind == "int" else rng.uniform(low, high)
+        return _rounded(math.exp(rng.uniform(math.log(low), math.log(high))), low, high)
+    if kind == "int":
+        return int(rng.integers(int(low), int(high) + 1))
+    return _rounded(rng.uniform(low, high), low, high)
+
+
+def _rounded(value: float, low: float, high: float) -> float:
+    """Rounds a drawn value to three digits, or to a hundredth of a narrow range."""
+    unit = min(abs(value) / 100, (high - low) / 100)
+    decimals = -math.floor(math.log10(unit)) if unit > 0 else 0
+    return min(max(round(value, decimals), low), high)
 
 
 def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candidate:

@@ -22,7 +22,8 @@ from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import RunPlan, make_plan
+from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
@@ -158,7 +159,7 @@ def prepare(
     if progress:
         say("computing the cost of the sweep ...")
     with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
-        plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
+        plans = [make_run_plan(candidate.config, dataset.train_size) for candidate in bar]
     if priced is not candidates:
         _check_each_priced(candidates, plans, dataset.train_size)
     cost = price(priced, plans, sweep, chosen)
@@ -260,7 +261,7 @@ def _check_each_priced(
     """Raises a `ConfigError` if the cost of a drawn setting was not priced."""
     costs = [plan.cost for plan in plans]
     for candidate in candidates:
-        if make_plan(candidate.config, dataset_size).cost not in costs:
+        if make_run_plan(candidate.config, dataset_size).cost not in costs:
             raise ConfigError(
                 f"The noise of each trial must be priced, got {candidate.name} with "
                 f"{candidate.changes}. A field of {type(candidate.config.method).__name__} changes "

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._gradients.ghost_clipping.passes.interpreter import Arrays, ByIndex
-from dpoptax._gradients.ghost_clipping.plan import read_use
+from dpoptax._gradients.ghost_clipping.passes.run_passes import Arrays, ByIndex
+from dpoptax._gradients.ghost_clipping.planned_uses import read_use
 from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
 from dpoptax._gradients.ghost_clipping.trace.views import View
 from dpoptax._gradients.points import GradientPoints
@@ -67,6 +67,13 @@ def leaf_of(use: Use) -> int:
     return leaf
 
 
+def view_of_use(use: Use) -> View:
+    """Returns the entries of the only parameter of a use."""
+    (planned,) = read_use(use)
+    assert planned.view is not None
+    return planned.view
+
+
 def check_uses(program: Program, points: GradientPoints, option: str) -> None:
     """Raises an error if uses cannot be summed separately, as `option` requires."""
     obstacle = find_obstacle(program, points)
@@ -107,10 +114,10 @@ def _parameter_axes(use: Use, shape: tuple[int, ...]) -> list[int | None] | None
     The result is `None` if the sum is not the parameter with permuted axes.
     """
     axes = View.identity(0, shape).axes
-    (planned,) = read_use(use)
-    if any(runs and runs not in axes for runs in planned.view.axes):
+    view = view_of_use(use)
+    if any(runs and runs not in axes for runs in view.axes):
         return None
-    found = [axes.index(runs) if runs else None for runs in planned.view.axes]
+    found = [axes.index(runs) if runs else None for runs in view.axes]
     missing = {i for i, runs in enumerate(axes) if runs} - set(found)
     return None if missing else found
 
@@ -133,6 +140,5 @@ def _place(
         kept = [axis for axis in axes if axis is not None]
         order = sorted(range(len(kept)), key=kept.__getitem__)
         return jnp.squeeze(total, unit).transpose(order).reshape(shape)
-    (planned,) = read_use(use)
-    view = dataclasses.replace(planned.view, scale=1.0)  # the factors include the scale
+    view = dataclasses.replace(view_of_use(use), scale=1.0)  # the factors include the scale
     return view.scatter(total, shape)

@@ -1,6 +1,9 @@
 """Runs a loss whose derivatives compute functions of whole batches.
 
-The derivative with respect to the probe of a use is the result of its `BatchFunction`.
+The derivative with respect to the probe of a use is the result of its `BatchFunction`. Automatic
+differentiation calls this function instead of summing the gradients of all examples. A scan stacks
+its results as it would stack gradients, and `jax.checkpoint` computes its operands again. A probe
+has zeros in the shape of the result, with the steps of scans as leading axes.
 """
 
 import dataclasses
@@ -10,14 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpoptax._gradients.ghost_clipping.passes.interpreter import (
-    Arrays,
-    ByIndex,
-    Environment,
-    Interpreter,
-    make_environment,
-    opaque_zeros,
-)
+from dpoptax._gradients.ghost_clipping.passes.run_passes import Arrays, ByIndex, run_block
 from dpoptax._gradients.ghost_clipping.trace.program import Program, Step, Use
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import PyTree
@@ -36,32 +32,6 @@ class BatchFunction:
     function: Callable[..., jax.Array]
     result: jax.ShapeDtypeStruct
     mapped: bool
-
-
-class UseRunner(Interpreter):
-    """Runs a loss whose derivatives are the results of `BatchFunction`s.
-
-    The derivative with respect to a use's probe is the result of its function. Automatic
-    differentiation calls this function instead of summing the gradients of all examples. A scan
-    stacks its results as it would stack gradients, and `jax.checkpoint` computes its operands
-    again.
-
-    `by_use` holds (probe, own). The probe has zeros in the shape of the result, with the steps of
-    scans as leading axes. `own` is the input of the function for this use.
-    """
-
-    def __init__(
-        self, by_use: ByIndex, known: Environment, functions: dict[int, BatchFunction]
-    ) -> None:
-        super().__init__(by_use, known)
-        self.functions = functions
-
-    def inner(self, by_use: ByIndex, known: Environment) -> "UseRunner":
-        return UseRunner(by_use, known, self.functions)
-
-    def use(self, step: Step, use: Use, operands: Arrays) -> jax.Array:
-        apply = _use_with_probe(step, self.functions[use.index])
-        return apply(operands, *self.by_use[use.index])
 
 
 def run_uses(
@@ -89,10 +59,15 @@ def run_uses(
     """
     examples = inputs[0].shape[0]
 
+    def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[jax.Array, None]:
+        assert step.use is not None
+        return _use_with_probe(step, functions[step.use.index])(operands, *own), None
+
     def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
-        known = make_environment(program, params, opaque)
+        leaves = [x + opaque[i] if i in opaque else x for i, x in enumerate(params)]
         by_use = {index: (probe, own[index]) for index, probe in probes.items()}
-        return UseRunner(by_use, known, functions).run(program.block, inputs)
+        outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
+        return outputs
 
     probe_axes = {index: 0 if function.mapped else None for index, function in functions.items()}
     every = jax.vmap(example, (probe_axes, 0, 0, 0), spmd_axis_name=axes)
@@ -107,8 +82,11 @@ def run_uses(
         steps = (n for n, _ in use.loops)
         return jnp.zeros((*rows, *steps, *function.result.shape), function.result.dtype)
 
+    # Zeros that are added to opaque parameters, separately for each example.
+    opaque = {i: (examples, *program.parameters[i].shape) for i in program.opaque}
     (found, gradients), outputs = jax.grad(total, argnums=(0, 1), has_aux=True)(
-        {use.index: probe(use) for use in program.uses}, opaque_zeros(program, examples)
+        {use.index: probe(use) for use in program.uses},
+        {i: jnp.zeros(shape, program.parameters[i].dtype) for i, shape in opaque.items()},
     )
     return found, gradients, outputs
 

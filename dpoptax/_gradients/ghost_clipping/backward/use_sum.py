@@ -15,22 +15,22 @@ from dpoptax._gradients.clip import block_sums
 from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.clip.bounds import NormBounds, Scales
 from dpoptax._gradients.ghost_clipping.backward.batch_devices import BatchDevices, Slices
+from dpoptax._gradients.ghost_clipping.backward.use_places import leaf_of, view_of_use
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._gradients.ghost_clipping.plan import (
     PlannedUse,
     Product,
     choose_product_method,
-    read_use,
 )
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
+from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products
 from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import (
     UseOperands,
     largest_entries,
     make_product_scales,
     scale_segment,
 )
-from dpoptax._gradients.ghost_clipping.trace.entry_rules import Lookup
 from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 from dpoptax._gradients.points import weigh
@@ -107,20 +107,19 @@ class UseSum:
 
     def measure(self, operand: jax.Array, cotangent: jax.Array) -> MeasuredUse:
         """Returns the gradients from operands and cotangents (B, …)."""
-        (planned,) = read_use(self.use)
-        # One step of the scans, in the layout of the rule.
-        step = dataclasses.replace(self.use, loops=())
-        member = PlannedUse(step, planned.view, step.layout)
+        # One step of the scans, in the layout of its rule.
+        step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
+        member = PlannedUse(step, leaf_of(self.use), step.rule.layout, view_of_use(self.use))
         examples = operand.shape[0]
         operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
-        pair = UseOperands(member, operand, weigh(cotangent, 1.0, planned.view.scale))
+        pair = UseOperands(member, operand, weigh(cotangent, 1.0, member.scale))
         scales, exponents = make_product_scales([largest_entries([pair])])
         segment = scale_segment(*pair, exponents[0]).rounded(self.factor_dtype)
-        factored = FactoredGradients([segment], step.layout.sizes)
+        factored = FactoredGradients([segment], step.rule.layout.sizes)
         method = choose_product_method([member], examples, 1)
         product = Product((member,), "form" if method == "keep" else method, ())
         return MeasuredUse(
-            factored, step.layout, scales, weighted_products.measure_product(product, factored)
+            factored, step.rule.layout, scales, weighted_products.measure_product(product, factored)
         )
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
@@ -130,12 +129,10 @@ class UseSum:
         """
         # Each entry is of one slice, and blocks have the same bound for one slice as for all. The
         # rounding of lookups grows with the number of columns, so all columns count.
-        lookup = isinstance(self.use.rule, Lookup)
+        lookup = self.use.rule.is_lookup
         slices = None if lookup else self._slices(measured.examples)
         sliced = _Slicing(measured.layout, slices)
-        return weighted_products.product_rounding(
-            sliced.factors(measured.factored, 0), measured.examples
-        )
+        return product_rounding(sliced.factors(measured.factored, 0), measured.examples)
 
     def _slices(self, examples: int) -> Slices | None:
         """Returns the slices in which to sum a device's examples, or `None` for no slices.
@@ -144,16 +141,16 @@ class UseSum:
         sharded axis must be the only axis of the rows or columns, and these must not be one-hot.
         Each slice reads the other side again, so it has at least half as many entries.
         """
-        layout = self.use.rule.layout
+        layout = self.use.step_rule.layout
         shared = [i for i in range(len(layout.split)) if self.devices.shards(self.spec, i) > 1]
         if len(shared) != 1:
             return None
         (axis,) = shared
-        one_hot = isinstance(self.use.rule, Lookup) and layout.rows == (axis,)
+        one_hot = self.use.rule.is_lookup and layout.rows == (axis,)
         if one_hot or (axis,) not in (layout.rows, layout.columns):
             return None
         entries, length = math.prod(layout.split), layout.split[axis]
-        other = examples * self.use.rule.positions * entries // length
+        other = examples * self.use.step_rule.positions * entries // length
         count = -(-entries // max(_SLICE_ENTRIES, other // 2))
         return Slices.even(axis, length, self.devices.shards(self.spec, axis), count)
 
@@ -171,7 +168,7 @@ class UseSum:
         coefficients = self.coefficients(measured, given)
 
         def total(start: jax.Array | int = 0) -> jax.Array:
-            found = weighted_products.sum_products(
+            found = sum_products(
                 sliced.factors(measured.factored, start),
                 coefficients,
                 bound=self.bound,

@@ -32,6 +32,7 @@ from dpoptax._gradients.clip.bounds import (
 )
 from dpoptax._gradients.clip.checksum import mixed
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.ghost_clipping.integers.integer_norms import Term, certify, square_norms
 from dpoptax._gradients.ghost_clipping.integers.integer_products import (
     DIGIT_BITS,
@@ -44,19 +45,15 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     Segment,
     is_one_hot,
 )
-from dpoptax._gradients.ghost_clipping.plan import Plan
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import (
     ClippedTotal,
     GradientSums,
     ghost_clipped_sum,
+    make_pieces,
     place_sums,
 )
 from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import ScaledGradients
-from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
-    FLOAT32_ERROR,
-    measure_product,
-    weigh_values,
-)
+from dpoptax._gradients.ghost_clipping.sums.weighted_products import weigh_values
 from dpoptax._gradients.ghost_clipping.trace.program import Program
 from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
@@ -118,7 +115,6 @@ def _clip_and_sum(
     step: float,
     clip: Clip,
     points: GradientPoints,
-    plan: Plan,
     gradients: ScaledGradients,
     mask: jax.Array,
     whole: WholeBatch,
@@ -129,17 +125,12 @@ def _clip_and_sum(
     if gradients.scales is None:
         return GradientSums({}, [], (), integers=True), None
     groups = clip.groups(params)
-    pieces = [
-        Piece(measure_product(product, factored), groups[product.leaf], _UNLIMITED)
-        for product, factored in zip(plan.products, products, strict=True)
-    ]
-    pieces += [
-        Piece(norm_bounds, groups[bundle[0]], sum_error=FLOAT32_ERROR)
-        for norm_bounds, bundle in zip(gradients.norm_bounds, gradients.bundles, strict=True)
-    ]
-    scaling, count = clip.scaling(points.reference), 1 + max(groups)
+    pieces = make_pieces(gradients, groups)
+    # Products of integers are summed exactly.
+    pieces[: len(products)] = [Piece(x.size, x.group, _UNLIMITED) for x in pieces[: len(products)]]
+    scaled, count = scaling(clip, points.reference), 1 + max(groups)
     coefficients, _, _ = bounds.clip_coefficients(
-        scaling, gradients.scales, pieces, mask, group_count=count, tau=0.0
+        scaled, gradients.scales, pieces, mask, group_count=count, tau=0.0
     )
     if any(factored.terms for factored in products):
         raise ValueError(
@@ -147,11 +138,11 @@ def _clip_and_sum(
             "others, such as standardized kernels. Use method='vmap'."
         )
     limits = make_grid(step, clip, sum(leaf.size for leaf in jax.tree.leaves(params)))
-    methods = [product.method for product in plan.products]
+    methods = [product.method for product in gradients.plan.products]
     sizes = [piece.size for piece in pieces]
     (by_piece,) = unstack(coefficients)
     found = sum_integers(products, methods, gradients.formed, sizes, by_piece, limits)
-    return place_sums(plan, gradients, *found, integers=True), None
+    return place_sums(gradients, *found, integers=True), None
 
 
 def make_grid(step: float, clip: Clip, entries: int) -> IntegerGrid:

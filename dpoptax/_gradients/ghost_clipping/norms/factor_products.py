@@ -5,9 +5,17 @@ of one parameter at all gradient points. Its squared norm is
 
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
-which takes L²(R + D) operations. Forming the gradient takes L R D operations. Integers represent
-one-hot factors. Entries are at most about 1, since factors are divided by powers of two first
-(`dpoptax._gradients.clip.bounds`).
+which takes L²(R + D) operations. Forming the gradient takes L R D operations. The letters in
+contractions are
+
+    b  examples B      t, s  positions L, L' of two segments, such as tokens
+    k  groups K        r, d  rows R and columns D of the gradient, the sides of a kernel
+
+For a kernel of (768, 3072) and 128 tokens, rows are (B, 1, 128, 768) and columns (B, 1, 128, 3072).
+The two matrices of inner products have 128² entries each, and the gradient 144 times as many.
+
+Integers represent one-hot factors. Entries are at most about 1, since factors are divided by powers
+of two first (`dpoptax._gradients.clip.bounds`).
 """
 
 import dataclasses
@@ -119,7 +127,7 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
         elif is_one_hot(columns):
             part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
-            part = contract("bktr,bktd->bkrd", rows, columns)
+            part = contract("bktr,bktd->bkrd", rows, columns)  # sums over positions only
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -127,6 +135,7 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
 
 def _join_segments(segments: list[Segment]) -> list[Segment]:
     """Joins the segments along L if this needs fewer passes over memory."""
+    # The gradient [A_1; A_2]ᵀ [C_1; C_2] of factors joined along L is A_1ᵀ C_1 + A_2ᵀ C_2.
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Joining takes two passes over the factors. Each added product takes three over a gradient.
     fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
@@ -150,6 +159,7 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     with η for the longest chain of roundings.
     """
     if method == "outer":
+        # One position: G = rowᵀ column, so ‖G‖ = ‖row‖ ‖column‖ = S. In groups, squares add up.
         absolute = absolute_size(segments, sizes)
         return NormBounds(jnp.square(absolute), absolute)
     square, lengths = _inner_products(segments, sizes)
@@ -169,6 +179,7 @@ def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     """
     examples = segments[0].rows.shape[0]
     most = max(1, COSTS.formed_entries // math.prod(sizes))
+    # The largest divisor of the batch whose gradients fit: `part` examples are formed at once.
     part = next(n for n in range(min(most, examples), 0, -1) if examples % n == 0)
     parts = [Segment(*(x.reshape(-1, part, *x.shape[1:]) for x in s)) for s in segments]
     square = lax.map(lambda part: upper_square(multiply_factors(part, sizes)), parts).reshape(-1)
@@ -196,10 +207,14 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
 def _sum_inner_products(segments: list[Segment]) -> tuple[jax.Array, jax.Array]:
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
+    # ‖Σ_s A_sᵀ C_s‖² = Σ_{s, s'} ⟨A_sᵀ C_s, A_s'ᵀ C_s'⟩, and each ⟨·, ·⟩ is the sum over (t, t') of
+    # (A_s A_s'ᵀ) ∘ (C_s C_s'ᵀ). The rows of the kernel are contracted first, then its columns, then
+    # both position axes, so no array has R D entries.
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
             inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
             if i == j:
+                # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
                 lengths.append(Segment(*map(_diagonal_root, inner)))
             # Each pair of different segments occurs twice in the square.
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
@@ -241,6 +256,8 @@ def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> 
     groups, rows, columns = sizes
     positions = _positions(segments)
     # Norms are roots, so they have half the relative error of their squares.
+    # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
+    # are of norms, so they count fully.
     summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
     lost = UNDERFLOW_LOSS * positions * math.sqrt(groups * rows * columns)
@@ -294,11 +311,13 @@ def sum_by_axes(x: jax.Array) -> jax.Array:
 def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns all inner products of positions, (B, K, L, L')."""
     if is_one_hot(a) and is_one_hot(b):
+        # ⟨e_a[t], e_b[t']⟩ is 1 if both positions read the same row of the table.
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
     if is_one_hot(b):
         return _gram_matrix(b, a).swapaxes(-1, -2)
     if is_one_hot(a):
-        # The inner product with a one-hot row is an entry of the other row, without rounding.
+        # The inner product with a one-hot row is an entry of the other row, without rounding:
+        # ⟨e_a[t], b[t']⟩ = b[t', a[t]]. For one table, a is (B, 1, L) and b (B, 1, L', R).
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)

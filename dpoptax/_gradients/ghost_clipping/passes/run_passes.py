@@ -1,32 +1,39 @@
 """Runs a program forward and backward, and records operands and cotangents.
 
-Zeros are added to the output of each use and to opaque parameters, separately for each example. The
-derivatives with respect to these zeros are the cotangents of the uses and the per-example gradients
-of the opaque parameters. No other gradients are formed.
+A zero is added to the output of each use. For each example, the loss is differentiated with
+respect to these zeros, which gives the cotangents of the uses, and with respect to the opaque
+parameters. No other gradients are formed.
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.ghost_clipping.passes.interpreter import (
-    Arrays,
-    ByIndex,
-    Environment,
-    Interpreter,
-    make_environment,
-    opaque_zeros,
+from dpoptax._gradients.ghost_clipping.trace.program import (
+    Block,
+    Constant,
+    DerivedValue,
+    Program,
+    Step,
+    Use,
+    Value,
 )
-from dpoptax._gradients.ghost_clipping.trace.program import Program, Step, Use
 from dpoptax._gradients.points import GradientPoints, weigh
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize, round_to_dtype
 
+Arrays: TypeAlias = list[jax.Array]
+# Arrays by the index of their use or parameter.
+ByIndex: TypeAlias = dict[int, Any]
+# Runs a use; see `run_block`.
+RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[jax.Array, Any]]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
@@ -85,9 +92,7 @@ def run_passes(
     single = len(leaves) == 1 and points.tangent is None
     record_dtype = factor_dtype if single else None
 
-    def run_at(leaves: Arrays) -> PassResult:
-        return run_pass(program, leaves, inputs, record_dtype)
-
+    run_at = functools.partial(run_pass, program, inputs=inputs, record_dtype=record_dtype)
     first, *others = leaves
     if points.tangent is None:
         at_first, tangent = run_at(first), None
@@ -112,32 +117,71 @@ def run_pass(
       record_dtype: the dtype in which float32 operands and cotangents are recorded; `None` for
         float32.
     """
+    run_use = functools.partial(_record, frozenset(program.opaque), record_dtype)
     batch_size = inputs[0].shape[0]
-
-    def example(
-        output_zeros: ByIndex, parameter_zeros: ByIndex, inputs: Arrays
-    ) -> tuple[Arrays, ByIndex]:
-        known = make_environment(program, leaves, parameter_zeros)
-        recorder = _Recorder(output_zeros, known, record_dtype)
-        outputs = recorder.run(program.block, inputs)
-        return outputs, recorder.records
-
-    def total(output_zeros: ByIndex, parameter_zeros: ByIndex) -> PyTree:
-        outputs, operands = jax.vmap(example)(output_zeros, parameter_zeros, inputs)
-        # Only the loss of an example depends on its zeros, so the sum has the same derivative.
-        return outputs[0].sum(), (outputs, operands)
-
-    # Only derivatives with respect to these zeros are taken, so gradients of used parameters are
-    # not formed.
-    output_zeros = {
+    zeros = {
         u.index: jnp.zeros((batch_size, *u.shape), recorded_dtype(u.output.dtype, record_dtype))
         for u in program.uses
     }
-    parameter_zeros = opaque_zeros(program, batch_size)
-    (cotangents, gradients), (outputs, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
-        output_zeros, parameter_zeros
-    )
+    opaque = {i: leaves[i] for i in program.opaque}
+
+    def example(zeros: ByIndex, opaque: ByIndex, inputs: Arrays) -> PyTree:
+        own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
+        outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
+        return outputs[0], (outputs, records)
+
+    # No other derivatives are taken, so gradients of used parameters are not formed.
+    by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
+    (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
     return PassResult(outputs, *materialize((operands, cotangents, gradients)))
+
+
+def run_block(
+    block: Block, inputs: Sequence[jax.Array], by_use: ByIndex, run_use: RunUse
+) -> tuple[Arrays, ByIndex]:
+    """Runs the steps of a block for one example.
+
+    Args:
+      block: the steps.
+      inputs: the values of `block.inputs`.
+      by_use: arrays for each use, with a leading axis for each scan that is not yet entered.
+      run_use: `run_use(step, operands, by_use[index])` returns the output of a use, and arrays to
+        record.
+
+    Returns:
+      The results, and the records by use, with a leading axis for each scan of the block.
+    """
+    values = dict(zip(block.inputs, inputs, strict=True))
+    records: ByIndex = {}
+
+    def read(value: Value) -> jax.Array:
+        if isinstance(value, DerivedValue) and isinstance(value.origin, Constant):
+            return constant_array(value.origin.value, value.aval)
+        return values[value]
+
+    for step in block.steps:
+        operands = [read(v) for v in step.operands]
+        outputs: Sequence[jax.Array]
+        if step.use is not None:
+            index = step.use.index
+            output, records[index] = run_use(step, operands, by_use[index])
+            outputs = [output]
+        elif step.body is not None:
+            from dpoptax._gradients.ghost_clipping.passes.run_loops import run_body
+
+            body = functools.partial(run_block, step.body, run_use=run_use)
+            outputs, inner = run_body(step, operands, by_use, body)
+            records |= inner
+        else:
+            outputs = bind(step.eqn, operands)
+        values.update(zip(step.outputs, outputs, strict=True))
+    return [read(v) for v in block.results], records
+
+
+def constant_array(value: Any, aval: ShapedArray) -> jax.Array:
+    """Returns a constant of a trace as an array of its type."""
+    extended = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    return value if extended else jnp.asarray(value, aval.dtype)
 
 
 def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
@@ -159,26 +203,37 @@ _widen_zero.defvjp(
 )
 
 
-class _Recorder(Interpreter):
-    """Records the data operand of each use, and adds a zero to its output."""
+@jax.custom_vjp
+def _detach(x: jax.Array) -> jax.Array:
+    """Returns x without its cotangent. Forward derivatives of the whole pass keep its tangent."""
+    return x
 
-    def __init__(self, by_use: ByIndex, known: Environment, record_dtype: DTypeLike | None) -> None:
-        super().__init__(by_use, known)
-        self.record_dtype = record_dtype
 
-    def inner(self, by_use: ByIndex, known: Environment) -> "_Recorder":
-        return _Recorder(by_use, known, self.record_dtype)
+_detach.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.zeros_like(cotangent),))
 
-    def use(self, step: Step, use: Use, operands: Arrays) -> jax.Array:
-        (output,) = bind(step.eqn, operands)
-        operand, zero = operands[step.data], self.by_use[use.index]
-        dtype = recorded_dtype(operand.dtype, self.record_dtype)
-        same = dtype == operand.dtype
-        self.records[use.index] = operand if same else round_to_dtype(operand, dtype)
-        # The derivative with respect to this zero is the cotangent of the output.
-        if self.record_dtype is None:
-            return output + zero.astype(output.dtype)
-        return output + _widen_zero(zero, output.dtype, zero.dtype)
+
+def _record(
+    opaque: frozenset[int],
+    record_dtype: DTypeLike | None,
+    step: Step,
+    operands: Arrays,
+    zero: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the output of a use plus a zero, and the data operand.
+
+    The derivative with respect to the zero is the cotangent of the output.
+    """
+    use, operand = step.use, operands[step.data]
+    if use is not None and use.value.leaves & opaque:
+        # Operand and cotangent give this part of the gradient, which must not be counted again.
+        place = step.operands.index(use.value)
+        operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
+    (output,) = bind(step.eqn, operands)
+    if record_dtype is None:
+        return output + zero.astype(output.dtype), operand
+    dtype = recorded_dtype(operand.dtype, record_dtype)
+    recorded = operand if dtype == operand.dtype else round_to_dtype(operand, dtype)
+    return output + _widen_zero(zero, output.dtype, zero.dtype), recorded
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:

@@ -76,7 +76,7 @@ def streamed_sum(
         clipped = UseClip(
             use, part.clip.sensitivity, factor_dtype, devices, places.spec(use), part, whole
         )
-        kind = jax.ShapeDtypeStruct(use.rule.layout.split, jnp.float32)
+        kind = jax.ShapeDtypeStruct(use.step_rule.layout.split, jnp.float32)
         return BatchFunction(clipped.batch_sum, kind, mapped=False)
 
     def live(use: Use) -> jax.Array:

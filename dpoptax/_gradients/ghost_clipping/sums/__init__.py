@@ -5,8 +5,10 @@ batch of B examples, the types are:
 
 - `ScaledGradients`: the gradients divided by powers of two. `w` is a `FactoredGradients`, and `b`
   is a formed gradient, (B, D). `Scales` holds the exponents.
-- `SumParts`: the parts of one parameter's sum: one contraction for each dense segment, and one
-  integer sum for table lookups.
 - `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Formed gradients share vectors, so `b` is a slice of
   a vector.
+
+`weighted_products` sums products with one dense segment, such as `w`. Those with several segments
+and lookups are in `joined_products`, several points and formed uses in `formed_gradients`, many
+large matrices in `group_sums`, and kernels that are computed or mapped in `transformed_gradients`.
 """

@@ -1,19 +1,17 @@
-"""Forms per-example gradients that are cheaper to form, or that have no factors."""
+"""Adds per-example gradients of several points, or forms them from factors."""
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.ghost_clipping.cost_model import COSTS
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
-from dpoptax._gradients.ghost_clipping.passes.interpreter import ParameterEvaluator
+from dpoptax._gradients.ghost_clipping.passes.parameter_values import ParameterEvaluator
 from dpoptax._gradients.ghost_clipping.passes.run_passes import (
     Passes,
     WeightedPair,
@@ -21,62 +19,41 @@ from dpoptax._gradients.ghost_clipping.passes.run_passes import (
     weighted_pairs,
 )
 from dpoptax._gradients.ghost_clipping.plan import Plan
-from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
+from dpoptax._gradients.ghost_clipping.trace.derived_views import find_view
+from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.points import weigh
 from dpoptax._support.tree import widen
-from dpoptax._support.xla import opaque_integers, round_to_dtype
+from dpoptax._support.xla import round_to_dtype
 
 
-def form_gradients(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+def add_gradients(first: dict[int, jax.Array], plan: Plan, passes: Passes) -> dict[int, jax.Array]:
     """Returns the per-example gradients (B, ...) of the formed parameters.
 
-    They are in float32. Gradients from factors of one use are rounded to `passes.factor_dtype` like
-    the factors, since they may be large.
+    `first` are those of opaque parameters at the first point. Gradients from factors of one use are
+    rounded to `passes.factor_dtype` like the factors, since they may be large. All others are in
+    float32.
     """
-    total: dict[int, jax.Array] = {}
-
-    def add(leaf: int, value: jax.Array) -> None:
+    total = dict(first)
+    further = zip(passes.at_points[1:], passes.points.weights[1:], strict=True)
+    found = [(leaf, weigh(x, w)) for point, w in further for leaf, x in point.gradients.items()]
+    if passes.tangent is not None:
+        found += passes.tangent.gradients.items()
+    for leaf, value in itertools.chain(found, _form_used_gradients(plan, passes)):
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
-
-    weights = passes.points.weights
-    for leaf in program.opaque:
-        for at_point, weight in zip(passes.at_points, weights, strict=True):
-            add(leaf, widen(weigh(at_point.gradients[leaf], weight)))
-        if passes.tangent is not None:
-            add(leaf, widen(passes.tangent.gradients[leaf]))
-    for use in plan.formed_uses:
-        view = use.value.view
-        if view is not None:
-            pairs = weighted_pairs(use, passes, True)
-            gradient = _form_use(use, pairs, passes.factor_dtype, rounded=True)
-            shape = tuple(program.parameters[view.leaf].shape)
-            add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
-        else:
-            for leaf, gradient in _pull_back(use, passes).items():
-                add(leaf, gradient)
     return total
 
 
-def bundle_gradients(
-    formed: dict[int, jax.Array], groups: list[int]
-) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
-    """Joins small formed gradients of one clip group into one array (B, entries).
-
-    The others keep their shapes, (B, …).
-    """
-    bundles: dict[tuple[int, int | None], list[int]] = {}
-    for leaf, gradient in formed.items():
-        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
-        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
-
-    def join(bundle: list[int]) -> jax.Array:
-        gradients = [formed[leaf] for leaf in bundle]
-        if len(gradients) == 1:
-            return gradients[0]  # on TPU, which tiles the last two axes, a reshape is a copy
-        flat = [g.reshape(g.shape[0], math.prod(g.shape[1:])) for g in gradients]
-        return jnp.concatenate(flat, axis=1)
-
-    return [join(bundle) for bundle in bundles.values()], tuple(map(tuple, bundles.values()))
+def _form_used_gradients(plan: Plan, passes: Passes) -> Iterator[tuple[int, jax.Array]]:
+    """Yields parameters and their per-example gradients (B, ...) from formed uses."""
+    for use in plan.formed_uses:
+        view = find_view(use.value)
+        if view is None:
+            yield from _pull_back(use, passes).items()
+            continue
+        pairs = weighted_pairs(use, passes, True)
+        gradient = _form_use(use, pairs, passes.factor_dtype, rounded=True)
+        shape = jnp.shape(passes.leaves[0][view.leaf])
+        yield view.leaf, jax.vmap(functools.partial(view.scatter, shape=shape))(gradient)
 
 
 def _form_use(
@@ -91,7 +68,7 @@ def _form_use(
     The factors are rounded to `dtype`, and the gradients as well if `rounded`. Otherwise these are
     in float32.
     """
-    groups, rows, columns = use.layout.sizes
+    groups, rows, columns = use.rule.layout.sizes
 
     def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
         by_pair = [
@@ -111,11 +88,11 @@ def _form_use(
         return jnp.concatenate(parts, axis=2)
 
     gradients: jax.Array = lax.platform_dependent(
-        tpu=lambda: form(use.row_parts),
-        default=lambda: form(lambda operand, cotangent: [use.factors(operand, cotangent)]),
+        tpu=lambda: form(use.rule.row_parts),
+        default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
     )
     stack = tuple(n for n, stacked in use.loops if stacked)
-    return jax.vmap(lambda g: use.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+    return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
 def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
@@ -156,17 +133,3 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
             part = part if changes is None else part + widen(changes[i])
             total[leaf] = total[leaf] + part if leaf in total else part
     return total
-
-
-def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Splits a vector into arrays with the shapes of `like`. One array may be in its shape."""
-    if len(like) == 1:
-        return [vector.reshape(like[0].shape)]
-    ends = np.cumsum([x.size for x in like])
-    # With constant indices, XLA would compile a kernel for each slice, which is slow.
-    starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
-    part = partial(lax.dynamic_slice, allow_negative_indices=False)
-    return [
-        part(vector, (start,), (x.size,)).reshape(x.shape)
-        for start, x in zip(starts, like, strict=True)
-    ]

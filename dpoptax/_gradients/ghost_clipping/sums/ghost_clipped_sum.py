@@ -10,7 +10,8 @@ programs are new here.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,23 +24,27 @@ from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch, sum_statistic
 from dpoptax._gradients.clip.bounds import Piece
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import join, scaling
+from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
-from dpoptax._gradients.ghost_clipping.plan import Plan, make_plan
-from dpoptax._gradients.ghost_clipping.sums.formed_gradients import unbundle
+from dpoptax._gradients.ghost_clipping.plan import Plan, plan_whole_uses
 from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
 from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
     FLOAT32_ERROR,
     absolute_ratio,
+    block_size,
+    is_joined,
     measure_product,
-    product_rounding,
+    segment_rounding,
     sum_error,
-    sum_products,
+    sum_segment,
+    terms_per_entry,
 )
 from dpoptax._gradients.ghost_clipping.trace.program import Program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import unstack
+from dpoptax._support.xla import opaque_integers, unstack
 
 
 @jax.tree_util.register_dataclass
@@ -112,29 +117,32 @@ def ghost_clipped_sum(
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
     mask, finish = program.loss.separate(examples.mask), clip_and_sum or sum_floats
-    plan = make_plan(
-        program,
-        examples.mask.shape[0],
-        len(points.points),
-        points.linear_map,
-        has_tangent=points.tangent is not None,
-    )
+    plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(program, points, examples.inputs, factor_dtype=factor_dtype)
     groups = clip.groups(points.points[0])
 
     def make_total(differences: bool) -> ClippedTotal:
-        gradients = scale_gradients(program, plan, passes, groups, differences=differences)
-        return finish(clip, points, plan, gradients, mask, examples.whole)
+        gradients = scale_gradients(plan, passes, groups, differences=differences)
+        return finish(clip, points, gradients, mask, examples.whole)
 
     several = len(points.weights) > 1
     total = _total_of_points(points, make_total) if several else make_total(False)
     return total, program.loss.aux(passes.at_points[0].outputs)
 
 
+def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
+    count, tangent = len(points.points), points.tangent is not None
+    if points.linear_map is None and (found := plan_whole_uses(program, examples, count + tangent)):
+        return found
+    from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
+
+    return make_plan(program, examples, count, points.linear_map, has_tangent=tangent)
+
+
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, statistic = total
-    return clip.join(sums.tree(params), statistic)
+    return join(clip, sums.tree(params), statistic)
 
 
 def _total_of_points(
@@ -155,73 +163,85 @@ def _total_of_points(
 def sum_floats(
     clip: Clip,
     points: GradientPoints,
-    plan: Plan,
     gradients: ScaledGradients,
     mask: jax.Array,
     whole: WholeBatch,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
-    params, reference = points.points[0], points.reference
+    reference = points.reference
     if gradients.scales is None:
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
-    # For `l2_clip`, `scaling` returns the clip itself and `statistic` returns `None`.
-    scaling, groups = clip.scaling(reference), clip.groups(params)
-    pieces = [
-        Piece(
-            measure_product(product, factored),
-            groups[product.leaf],
-            absolute_ratio(factored),
-            sum_error(factored),
-        )
-        for product, factored in zip(plan.products, gradients.products, strict=True)
-    ]
-    pieces += [
-        Piece(norm_bounds, groups[bundle[0]], sum_error=FLOAT32_ERROR)
-        for norm_bounds, bundle in zip(gradients.norm_bounds, gradients.bundles, strict=True)
-    ]
+    # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
+    scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
+    tau = sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
-        scaling,
+        scaled,
         gradients.scales,
-        pieces,
+        make_pieces(gradients, groups),
         mask,
         group_count=1 + max(groups),
-        tau=sum_rounding(gradients, whole),
+        tau=tau,
     )
-    total = _sum_weighted_gradients(
-        plan, gradients, coefficients, bound=scaling.sensitivity, examples=whole.examples
-    )
-    return total, sum_statistic(clip, reference, norms, used, whole)
+    (by_piece,) = unstack(coefficients)
+    bound, products = scaled.sensitivity, gradients.products
+    parts = [
+        sum_products(factored, each, bound=bound, examples=whole.examples)
+        for factored, each in zip(products, by_piece, strict=False)
+    ]
+    vectors = [
+        block_sums.sum_weighted(each, gradient)
+        for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
+    ]
+    statistic = sum_statistic(clip, reference, norms, used, whole)
+    return place_sums(gradients, parts, vectors), statistic
 
 
-def _sum_weighted_gradients(
-    plan: Plan,
-    gradients: ScaledGradients,
+def make_pieces(gradients: ScaledGradients, groups: list[int]) -> list[Piece]:
+    """Returns the pieces of each example's gradient: first products, then bundles."""
+    pieces = []
+    for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
+        size, group = measure_product(product, factored), groups[product.leaf]
+        pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
+    for formed, (leaf, *_) in zip(gradients.formed, gradients.bundles, strict=True):
+        size = bounds.formed_bounds(formed)
+        pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
+    return pieces
+
+
+def sum_products(
+    factored: FactoredGradients,
     coefficients: jax.Array,
     *,
     bound: float,
     examples: int,
-) -> GradientSums:
-    """Returns Σ_i coefficients[piece][i] G_i.
+) -> jax.Array:
+    """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
 
-    The summands have norms of at most `bound`. `examples` is the size of the whole batch, which
-    determines the blocks.
+    The result is in float32 at least. The norm of a summand must be at most `bound`, and its parts
+    together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
+    whole batch changes the rounding.
     """
-    (by_piece,) = unstack(coefficients)
-    of_products, of_formed = by_piece[: len(plan.products)], by_piece[len(plan.products) :]
-    parts = [
-        sum_products(factored, each, bound=bound, examples=examples)
-        for factored, each in zip(gradients.products, of_products, strict=True)
-    ]
-    vectors = [
-        block_sums.sum_weighted(each, gradient)
-        for gradient, each in zip(gradients.formed, of_formed, strict=True)
-    ]
-    return place_sums(plan, gradients, parts, vectors)
+    if is_joined(factored):
+        from dpoptax._gradients.ghost_clipping.sums.joined_products import sum_joined
+
+        return sum_joined(factored, coefficients, bound=bound, examples=examples)
+    (segment,) = factored.segments
+    return sum_segment(
+        segment, coefficients, block_size(factored, examples, terms_per_entry(segment))
+    )
+
+
+def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
+    """Bounds how one example changes the rounding of `sum_products`."""
+    if is_joined(factored):
+        from dpoptax._gradients.ghost_clipping.sums.joined_products import joined_rounding
+
+        return joined_rounding(factored, examples)
+    return segment_rounding(factored, examples)
 
 
 def place_sums(
-    plan: Plan,
     gradients: ScaledGradients,
     parts: list[jax.Array],
     vectors: list[jax.Array],
@@ -230,10 +250,9 @@ def place_sums(
 ) -> GradientSums:
     """Returns sums of products, (K, R, D), and of bundles, in the places of their parameters."""
     found: dict[int, jax.Array] = {}
-    for product, part in zip(plan.products, parts, strict=True):
-        view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
-        part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
-        found[product.leaf] = found[product.leaf] + part if product.leaf in found else part
+    for product, part in zip(gradients.plan.products, parts, strict=True):
+        leaf, placed = product.leaf, product.place(part)
+        found[leaf] = found[leaf] + placed if leaf in found else placed
     return GradientSums(found, vectors, gradients.bundles, integers)
 
 
@@ -241,3 +260,17 @@ def sum_rounding(gradients: ScaledGradients, whole: WholeBatch) -> float:
     """Returns τ of the clipped sum over all parts of a batch."""
     products = gradients.products
     return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
+
+
+def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Splits a vector into arrays with the shapes of `like`. One array may be in its shape."""
+    if len(like) == 1:
+        return [vector.reshape(like[0].shape)]
+    ends = np.cumsum([x.size for x in like])
+    # With constant indices, XLA would compile a kernel for each slice, which is slow.
+    starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
+    part = functools.partial(lax.dynamic_slice, allow_negative_indices=False)
+    return [
+        part(vector, (start,), (x.size,)).reshape(x.shape)
+        for start, x in zip(starts, like, strict=True)
+    ]

@@ -6,13 +6,14 @@ its largest entries are about 1 and squares neither overflow nor underflow.
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.clip.bounds import NormBounds, Scales
+from dpoptax._gradients.clip.bounds import Scales
 from dpoptax._gradients.ghost_clipping.cost_model import COSTS
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._gradients.ghost_clipping.passes.run_passes import (
@@ -21,9 +22,9 @@ from dpoptax._gradients.ghost_clipping.passes.run_passes import (
     weighted_pairs,
 )
 from dpoptax._gradients.ghost_clipping.plan import Plan, PlannedUse, Product
-from dpoptax._gradients.ghost_clipping.sums.formed_gradients import bundle_gradients, form_gradients
-from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
+from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.points import weigh
+from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize, unstack
 
 # The exponents of the powers of two that divide operands and cotangents, (B,) each.
@@ -54,28 +55,23 @@ class ScaledGradients:
     """Holds per-example gradients divided by powers of two.
 
     Attributes:
+      plan: how norms and sums are computed.
       products: the factors and fixed terms of each product. No entry is above 2.
       formed: the gradient of one parameter, (B, …), or the concatenated gradients of several small
         ones, (B, entries), for each bundle.
-      norm_bounds: the norm bounds of `formed`.
       scales: the divisors, first of products, then of bundles; `None` without gradients.
       bundles: the parameters in each of `formed`.
     """
 
+    plan: Plan
     products: list[FactoredGradients]
     formed: list[jax.Array]
-    norm_bounds: list[NormBounds]
     scales: Scales | None
     bundles: tuple[tuple[int, ...], ...]
 
 
 def scale_gradients(
-    program: Program,
-    plan: Plan,
-    passes: Passes,
-    groups: list[int],
-    *,
-    differences: bool,
+    plan: Plan, passes: Passes, groups: list[int], *, differences: bool
 ) -> ScaledGradients:
     """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
 
@@ -86,10 +82,15 @@ def scale_gradients(
     Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    gradients = form_gradients(program, plan, passes)
+    (first, *others), weights = passes.at_points, passes.points.weights
+    gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
+    if others or passes.tangent is not None or plan.formed_uses:
+        from dpoptax._gradients.ghost_clipping.sums.formed_gradients import add_gradients
+
+        gradients = add_gradients(gradients, plan, passes)
     if (linear_map := passes.points.linear_map) is not None:
         gradients = {i: jax.vmap(linear_map.map_leaf(i))(x) for i, x in gradients.items()}
-    formed, bundles = bundle_gradients(gradients, groups)
+    formed, bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
     uses_of_products = [collect_operands(product, passes, differences) for product in plan.products]
@@ -100,37 +101,61 @@ def scale_gradients(
         for top in map(bounds.largest_entry, formed)
     ]
     if not largest:
-        return ScaledGradients([], [], [], None, ())
+        return ScaledGradients(plan, [], [], None, ())
     scales, exponents = make_product_scales(largest)
-    # A generator, so that each product is divided and then transformed.
-    divided = (
-        [(use.member, scale_segment(*use, exponent)) for use in uses]
+    divided = [
+        [scale_segment(*use, exponent) for use in uses]
         for uses, exponent in zip(uses_of_products, exponents, strict=False)
-    )
-    if any(product.is_transformed for product in plan.products):
+    ]
+    if plan.is_transformed:
         from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import (
             TransformedGradients,
         )
 
-        products, scales = TransformedGradients(plan, passes, differences)(divided, scales)
+        members = [[use.member for use in uses] for uses in uses_of_products]
+        transform = TransformedGradients(plan, passes, differences)
+        products, scales = transform(members, divided, scales)
     else:
         dtype = passes.factor_dtype
         products = [
-            FactoredGradients([segment.rounded(dtype) for _, segment in own], product.layout.sizes)
+            FactoredGradients([segment.rounded(dtype) for segment in own], product.layout.sizes)
             for product, own in zip(plan.products, divided, strict=True)
         ]
     formed = [
         bounds.divide_by_power(x, exponent)
         for x, (_, exponent) in zip(formed, exponents[len(products) :], strict=True)
     ]
-    norm_bounds = [bounds.formed_bounds(x) for x in formed]
-    return ScaledGradients(products, formed, norm_bounds, scales, bundles)
+    return ScaledGradients(plan, products, formed, scales, bundles)
+
+
+def _bundle_gradients(
+    formed: dict[int, jax.Array], groups: list[int]
+) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
+    """Joins small formed gradients of one clip group into one array (B, entries).
+
+    The others keep their shapes, (B, …).
+    """
+    bundles: dict[tuple[int, int | None], list[int]] = {}
+    for leaf, gradient in formed.items():
+        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
+        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
+
+    found = [_join([formed[leaf] for leaf in bundle]) for bundle in bundles.values()]
+    return found, tuple(map(tuple, bundles.values()))
+
+
+def _join(gradients: list[jax.Array]) -> jax.Array:
+    """Returns arrays (B, …) as one array (B, entries), and a single array in its shape."""
+    if len(gradients) == 1:
+        return gradients[0]  # on TPU, which tiles the last two axes, a reshape is a copy
+    flat = [g.reshape(g.shape[0], math.prod(g.shape[1:])) for g in gradients]
+    return jnp.concatenate(flat, axis=1)
 
 
 def collect_operands(product: Product, passes: Passes, differences: bool) -> list[UseOperands]:
     """Returns operands and weighted cotangents of a product, for each use and point."""
     return [
-        UseOperands(member, operand, weigh(cotangent, weight, member.view.scale))
+        UseOperands(member, operand, weigh(cotangent, weight, member.scale))
         for member in product.members
         for operand, cotangent, weight in (
             weighted_pairs(member.use, passes, differences)
@@ -143,16 +168,14 @@ def collect_operands(product: Product, passes: Passes, differences: bool) -> lis
 def largest_entries(uses: list[UseOperands]) -> LargestEntries:
     """Returns the largest entries of operands and cotangents over a product's uses."""
     cotangents = [bounds.largest_entry(use.cotangent) for use in uses]
-    ones = jnp.ones_like(cotangents[0])
+    one = jnp.ones_like(cotangents[0])
     operands = [
-        bounds.largest_entry(use.operand) if _has_magnitude(use.member.use, use.operand) else ones
+        bounds.largest_entry(use.operand) if _has_magnitude(use.member.use, use.operand) else one
         for use in uses
     ]
-    return LargestEntries(
-        functools.reduce(jnp.maximum, operands),
-        any(use.member.use.operand_varies for use in uses),
-        functools.reduce(jnp.maximum, cotangents),
-    )
+    varies = any(use.member.use.operand_varies for use in uses)
+    largest = functools.partial(functools.reduce, jnp.maximum)
+    return LargestEntries(largest(operands), varies, largest(cotangents))
 
 
 def make_product_scales(
@@ -210,6 +233,6 @@ def _has_magnitude(use: Use, operand: jax.Array) -> bool:
 
 def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> Segment:
     """Returns the factors of one use, in the layout of its product."""
-    segment = Segment(*jax.vmap(member.use.factors)(operand, cotangent))
+    segment = Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment

@@ -3,8 +3,6 @@
 Pulling back and mapping give the factors any magnitude, so they are divided a second time.
 """
 
-from collections.abc import Iterable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,17 +34,21 @@ class TransformedGradients:
         self._fixed = [FixedArrays(leaves) for leaves in passes.leaves]
 
     def __call__(
-        self, divided: Iterable[list[tuple[PlannedUse, Segment]]], scales: Scales
+        self, members: list[list[PlannedUse]], divided: list[list[Segment]], scales: Scales
     ) -> tuple[list[FactoredGradients], Scales]:
-        """Returns all products from their divided factors, and scales with the second divisors."""
+        """Returns all products from their divided factors, and scales with the second divisors.
+
+        `members` and `divided` are the uses of each product, at all points, and their factors.
+        """
         products: list[FactoredGradients] = []
         again: list[tuple[int, jax.Array, jax.Array]] = []
-        for i, (product, uses) in enumerate(zip(self._plan.products, divided, strict=True)):
+        parts = zip(self._plan.products, members, divided, strict=True)
+        for i, (product, uses, segments) in enumerate(parts):
             if product.is_transformed:
-                factored, exponent, finite = self._transform(product, uses)
+                factored, exponent, finite = self._transform(product, uses, segments)
                 again.append((i, exponent, finite))
             else:
-                factored = self._factored(product, [segment for _, segment in uses])
+                factored = self._factored(product, segments)
             products.append(factored)
         indices, second_exponents, kept = zip(*again, strict=True)
         at = np.array(indices)
@@ -54,16 +56,18 @@ class TransformedGradients:
         finite = scales.finite.at[at].min(jnp.stack(kept)[:, None])
         return products, Scales(exponent, finite)
 
-    def _transform(self, product: Product, uses: list[tuple[PlannedUse, Segment]]) -> _DividedAgain:
+    def _transform(
+        self, product: Product, uses: list[PlannedUse], segments: list[Segment]
+    ) -> _DividedAgain:
         if product.is_pulled:
-            outers, terms = self._pull_back(product, uses)
+            outers, terms = self._pull_back(product, uses, segments)
             return assemble_gradients(outers, terms, self._passes.factor_dtype)
         linear_map, mapping = self._passes.points.linear_map, product.mapping
         assert linear_map is not None
         assert mapping is not None
         factor = linear_map.factors[product.leaf]
         assert factor is not None
-        segments, exponent, finite = mapping(factor, [segment for _, segment in uses])
+        segments, exponent, finite = mapping(factor, segments)
         return self._factored(product, segments), exponent, finite
 
     def _factored(self, product: Product, segments: list[Segment]) -> FactoredGradients:
@@ -71,13 +75,14 @@ class TransformedGradients:
         return FactoredGradients(rounded, product.layout.sizes)
 
     def _pull_back(
-        self, product: Product, uses: list[tuple[PlannedUse, Segment]]
+        self, product: Product, uses: list[PlannedUse], divided: list[Segment]
     ) -> tuple[list[OuterSum], list[FixedTerm]]:
         """Returns the gradients of a parameter behind used values, at all points."""
         outers: list[OuterSum] = []
         terms: list[FixedTerm] = []
         for member in product.members:
-            segments = [segment for other, segment in uses if other is member]
+            pairs = zip(uses, divided, strict=True)
+            segments = [segment for other, segment in pairs if other is member]
             if member.pull_back_counts is None:
                 outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
                 continue

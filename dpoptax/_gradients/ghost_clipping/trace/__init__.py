@@ -4,7 +4,7 @@
 (R,), `w` of shape (R, D) and `b` of shape (D,), the types are:
 
 - `DerivedValue`: a value computed only from parameters and constants, such as `w` and `b`. It is
-  the same for all examples. Its `View` says which entries of a parameter it holds.
+  the same for all examples. If it is a part of a parameter, a `View` says which entries it holds.
 - `PrivateValue`: a value that may depend on the example, such as `x` and `y`.
 - `Use`: an operation on a derived and a private value, here `x @ w`. Its `Rule` (`Dot`) maps
   operand and cotangent to factors, and its `FactorLayout` reads `w` as (K, R, D) with K = 1.

@@ -2,23 +2,23 @@
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._gradients.ghost_clipping.trace.rules import is_narrow, is_real
 from dpoptax._support.jaxprs import (
     INLINED_CALLS,
     REMATERIALIZED_CALLS,
     ZERO_DERIVATIVE_PRIMITIVES,
     carries_gradient,
     equations,
+    programs,
     subprograms,
     type_of,
 )
-from dpoptax._support.tree import PyTree, check_arrays, is_variable, nnx_kinds
+from dpoptax._support.tree import PyTree, check_arrays, is_narrow, is_real, is_variable, nnx_kinds
 
 _MAX_CONSTANT_BYTES = 16_000_000
 # Calls whose operands and results are those of one inner program.
@@ -27,6 +27,12 @@ _FOLLOWED_CALLS = INLINED_CALLS | REMATERIALIZED_CALLS | {"scan"}
 
 def check_parameters(params: PyTree) -> None:
     """Raises a TypeError if a parameter is not a real float of 16 bits or more."""
+    leaves = jax.tree.leaves(params, is_leaf=is_variable)
+    if not all(isinstance(leaf, jax.Array) and is_real(leaf.dtype) for leaf in leaves):
+        _check_each_parameter(params)
+
+
+def _check_each_parameter(params: PyTree) -> None:
     _check_variables(params)
     check_arrays(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -59,40 +65,38 @@ def _check_variables(params: PyTree) -> None:
             )
 
 
-def check_scalar(shapes: PyTree, has_aux: bool) -> None:
-    """Raises an error if the returned shapes are not a scalar, or (scalar, aux)."""
+def check_result(shapes: PyTree, has_aux: bool) -> None:
+    """Raises an error if a loss does not return a real scalar, or (scalar, aux)."""
+    is_pair = isinstance(shapes, tuple | list) and len(shapes) == 2
+    if not (is_pair and _is_scalar(shapes[0])):
+        raise TypeError(_explain_result(shapes, has_aux))
+
+
+def _is_scalar(value: PyTree) -> bool:
+    is_array = isinstance(value, jax.ShapeDtypeStruct)
+    return is_array and value.shape == () and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _explain_result(shapes: PyTree, has_aux: bool) -> str:
     if has_aux and not (isinstance(shapes, tuple | list) and len(shapes) == 2):
-        raise TypeError(
-            "`loss_fn` must return a pair (loss, aux) for has_aux=True, got "
-            f"{type(shapes).__name__}."
-        )
+        kind = type(shapes).__name__
+        return f"`loss_fn` must return a pair (loss, aux) for has_aux=True, got {kind}."
     value = shapes[0]
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     if not is_array or value.shape != ():
         found = f"shape {value.shape}" if is_array else f"a {type(value).__name__}"
-        raise TypeError(
+        return (
             f"`loss_fn` must return a scalar for one example, got {found}. If it returns "
             "(loss, aux), pass has_aux=True."
         )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(
-            f"`loss_fn` must return a real float, got {value.dtype}, which has no gradient."
-        )
-
-
-def _constants(program: ClosedJaxpr) -> Iterator[PyTree]:
-    yield from program.consts
-    is_closed = lambda x: isinstance(x, ClosedJaxpr)  # noqa: E731
-    for eqn in program.jaxpr.eqns:
-        inner = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_closed)
-        for x in filter(is_closed, inner):
-            yield from _constants(x)
+    return f"`loss_fn` must return a real float, got {value.dtype}, which has no gradient."
 
 
 def warn_of_constants(program: ClosedJaxpr) -> None:
     """Warns of a loss that closes over many bytes of arrays, counting each array once."""
-    constants = {id(x): x for x in _constants(program) if not isinstance(x, jax.core.Tracer)}
-    size = sum(getattr(x, "nbytes", 0) for x in constants.values())
+    constants = {id(x): x for each in programs(program) for x in getattr(each, "consts", ())}
+    arrays = (x for x in constants.values() if not isinstance(x, jax.core.Tracer))
+    size = sum(getattr(x, "nbytes", 0) for x in arrays)
     if size > _MAX_CONSTANT_BYTES:
         warnings.warn(
             f"`loss_fn` closes over {size / 1e6:.0f} MB of arrays, which become constants in the "
@@ -108,34 +112,40 @@ def may_vanish(program: Jaxpr, parameters: int) -> bool:
     If it returns false, `zero_gradients` finds none. The first inputs are the parameters.
     """
     reached = _reached_inputs(program, [True] + [False] * (len(program.outvars) - 1))
-    inputs = zip(program.invars[:parameters], reached, strict=False)
-    return any(type_of(v).size and not used for v, used in inputs) or _takes_mean_of_one(program)
+    return not all(reached[:parameters]) or may_center(program)
+
+
+def may_center(program: Jaxpr) -> bool:
+    """Returns whether a program sums over axes of size one, as batch normalization may."""
+    return any(map(_sums_one_entry, equations(program)))
 
 
 def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
     """Returns which inputs get a gradient from the given outputs. It may omit some."""
-    reached = {v for v in itertools.compress(program.outvars, outputs) if isinstance(v, Var)}
+    reached = set(filter(_carries, itertools.compress(program.outvars, outputs)))
     for eqn in reversed(program.eqns):
         used = [v in reached for v in eqn.outvars]
-        if not any(used) or eqn.primitive.name in ZERO_DERIVATIVE_PRIMITIVES:
-            continue
-        flags = [True] * len(eqn.invars)
-        if eqn.primitive.name in _FOLLOWED_CALLS:
-            (inner,) = subprograms(eqn.params)
-            flags = _reached_inputs(inner, used)
-        operands = itertools.compress(eqn.invars, flags)
-        variables = (v for v in operands if isinstance(v, Var))
-        reached.update(v for v in variables if carries_gradient(type_of(v)))
+        if any(used) and eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES:
+            operands = itertools.compress(eqn.invars, _reached_operands(eqn, used))
+            reached.update(filter(_carries, operands))
     return [v in reached for v in program.invars]
 
 
-def _takes_mean_of_one(program: Jaxpr) -> bool:
-    """Returns whether a program sums over axes of size one, as batch normalization may."""
-    return any(
-        all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])
-        for eqn in equations(program)
-        if eqn.primitive.name == "reduce_sum"
-    )
+def _reached_operands(eqn: JaxprEqn, used: Sequence[bool]) -> list[bool]:
+    if eqn.primitive.name not in _FOLLOWED_CALLS:
+        return [True] * len(eqn.invars)
+    (inner,) = subprograms(eqn.params)
+    return _reached_inputs(inner, used)
+
+
+def _carries(atom: Var | Literal) -> bool:
+    return isinstance(atom, Var) and carries_gradient(type_of(atom))
+
+
+def _sums_one_entry(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name != "reduce_sum":
+        return False
+    return all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
@@ -149,6 +159,11 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
             "write `graph, params, rest = nnx.split(model, nnx.Param, ...)`, and in `loss_fn` "
             "`m = nnx.merge(graph, params, rest, copy=True)` and `nnx.reseed(m, default=key)`, "
             "with a keyword for each stream of the model, such as dropout=key."
+        )
+    if "Context mesh" in str(error):
+        return (
+            "dpoptax: On the devices of a mesh, JAX refuses to index arrays that `loss_fn` closes "
+            "over, such as frozen weights. Write `jax.lax.stop_gradient(weights)[i]`."
         )
     if any(map(_is_sparse, jax.tree.leaves(example, is_leaf=_is_sparse))):
         return (

@@ -7,10 +7,45 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
+from dpoptax._gradients.ghost_clipping.trace.derived_views import find_view
+from dpoptax._gradients.ghost_clipping.trace.program import DerivedValue, PrivateValue, Step
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout, Rule, shape_of
+from dpoptax._support.tree import is_real
 from dpoptax._support.xla import materialize
+
+
+def find_entry_rule(
+    step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
+) -> tuple[Rule, int] | None:
+    """Returns a use's rule and the position of its data operand, or `None`.
+
+    `value` is the only operand, at `place`, to which a gradient of parameters flows.
+    """
+    eqn, name = step.eqn, step.eqn.primitive.name
+    private = [i for i, v in enumerate(step.operands) if isinstance(v, PrivateValue)]
+    if not private or not all(is_real(v.aval.dtype) for v in step.outputs):
+        return None
+    rule: Rule | None = None
+    if name == "gather" and place == 0:
+        rule = Lookup.build_gather(eqn)
+    elif name == "dynamic_slice" and place == 0 and len(private) == 1:
+        rule = Lookup.build_slice(eqn, private[0] - 1)
+    # The last two rules only apply to parts of a parameter. The gradient of a part is smaller than
+    # that of the whole parameter, which an opaque parameter would need for each example.
+    elif name in ("add", "sub") and _is_part(value, parameters):
+        rule = Addition.build(eqn, place)
+    elif name == "concatenate" and _is_part(value, parameters):
+        rule = Concatenation.build(eqn, place)
+    return None if rule is None else (rule, private[0])
+
+
+def _is_part(value: DerivedValue, parameters: Sequence[ShapedArray]) -> bool:
+    """Returns whether a value holds some but not all entries of one parameter."""
+    view = find_view(value)
+    return view is not None and math.prod(view.shape) < parameters[view.leaf].size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +75,7 @@ class Lookup(Rule):
     output_axes: tuple[int, ...]
     drop: bool
     name: str = "lookup"
+    is_lookup: bool = True
 
     @classmethod
     def build_gather(cls, eqn: JaxprEqn) -> "Lookup | None":

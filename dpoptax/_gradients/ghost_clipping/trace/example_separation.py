@@ -37,7 +37,7 @@ _JOINT_ON_TPU = ("eigh", "svd")
 # Equinox reduces a batch with these, to end a loop or to raise an error for all of its examples.
 _JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
 # The operations for which `check_separate` raises errors, in addition to host functions.
-_CHECKED = frozenset(
+CHECKED = frozenset(
     {
         *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
         "regularized_incomplete_beta", *_JOINT_ON_TPU, *_JOINT_REDUCTIONS, *_RANDOM_PRIMITIVES,
@@ -51,21 +51,6 @@ _CONSEQUENCE = (
 
 # Whether each operand has a property.
 _Flags: TypeAlias = Sequence[bool]
-
-
-def may_mix(program: ClosedJaxpr) -> bool:
-    """Returns whether `check_separate` may find anything in a program.
-
-    It is false for most losses, which have only operations that `jax.vmap` maps.
-    """
-    return bool(program.effects) or any(map(_is_checked, equations(program.jaxpr)))
-
-
-def _is_checked(eqn: JaxprEqn) -> bool:
-    """Returns whether an operation has its own batching, or a derivative that may have one."""
-    name = eqn.primitive.name
-    outside = "callback" in name or "vmap_method" in eqn.params
-    return outside or name in _CHECKED
 
 
 def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:

@@ -1,27 +1,17 @@
 """Defines types for a traced loss: values, steps, and uses of parameters."""
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import jax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from dpoptax._gradients.ghost_clipping.trace import rules, views
+from dpoptax._gradients.ghost_clipping.trace.rules import Rule
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import scan_parts
-from dpoptax._support.tree import PyTree
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
-    """Describes an equation whose operands are all derived."""
-
-    eqn: JaxprEqn
-    operands: tuple["DerivedValue", ...]
-    scans: tuple[int, ...]
+# (scan_id, length) of each enclosing scan, outermost first.
+Loops: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,10 +30,15 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """Describes the origin of a value that is result `index` of an operation."""
+    """Describes the origin of a value that is result `index` of a step."""
 
-    operation: Operation
+    step: "Step"
     index: int
+
+    @property
+    def operands(self) -> tuple["DerivedValue", ...]:
+        """Returns the operands of the step, which are all derived."""
+        return tuple(v for v in self.step.operands if isinstance(v, DerivedValue))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,32 +55,20 @@ Origin: TypeAlias = Parameter | Constant | Result | ScanSlices
 class DerivedValue:
     """Describes a value computed from parameters and constants only, by its `origin`.
 
-    A parameter itself has the origin `Parameter` and a view of all its entries.
-
-    Inside the body of a scan over a stack of parameters, a value represents all steps at once. Its
-    array then has one leading axis for each scan in `scans`, outermost first.
-
     Attributes:
-      aval: the type.
-      origin: the parameter, constant, operation or scan that the value comes from.
+      aval: the type, in one step of the enclosing scans.
+      origin: the parameter, constant, step or scan that the value comes from.
       leaves: the parameters that its gradient flows to.
       varies: whether the value depends on parameters, even behind a `stop_gradient`.
-      nonlinear: the name of an operation whose derivative is not linear in the cotangent, such as a
-        `custom_vjp` or a rounding to few bits; otherwise empty. Uses then cannot be pulled back
-        separately.
-      scans: the scans over which it is stacked.
-      view: the entries of the parameter that it holds, if it only holds entries of one parameter.
-      tiles: an axis, counted with those of `scans`, and the views concatenated along it.
+      scans: the scans that have slices of a stack of parameters for it, outermost first. The value
+        of all steps together has one leading axis for each.
     """
 
     aval: ShapedArray
     origin: Origin
     leaves: frozenset[int] = frozenset()
     varies: bool = False
-    nonlinear: str = ""
     scans: tuple[int, ...] = ()
-    view: views.View | None = None
-    tiles: tuple[int, tuple[views.View, ...]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,9 +92,11 @@ class Use:
 
     Attributes:
       index: its number among the uses.
-      rule: maps operand and cotangent to factors.
+      rule: maps operand and cotangent to factors, of all steps of the enclosing scans together.
+      step_rule: the rule for one of these steps; the same as `rule` outside of scans.
       value: the derived value.
-      output: the type of the result for one example.
+      output: the type of the result, for one example and one step.
+      shape: the shape of the results of all steps.
       loops: (length, stacked) of each enclosing scan. `stacked` says whether the value has a slice
         for each step.
       operand_varies: whether the gradient reads the data operand, and the operand may depend on
@@ -119,83 +104,22 @@ class Use:
     """
 
     index: int
-    rule: rules.Rule
+    rule: Rule
+    step_rule: Rule
     value: DerivedValue
     output: ShapedArray
+    shape: tuple[int, ...]
     loops: tuple[tuple[int, bool], ...]
     operand_varies: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Returns the shape of the output for one example, over all steps."""
-        return (*(n for n, _ in self.loops), *self.output.shape)
-
-    @property
-    def layout(self) -> rules.FactorLayout:
-        layout = self.rule.layout
-        for length, stacked in reversed(self.loops):
-            layout = layout.stacked(length) if stacked else layout
-        return layout
-
-    @property
-    def positions(self) -> int:
-        return self.rule.positions * math.prod(n for n, stacked in self.loops if not stacked)
-
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors (K, L, R) and (K, L, D) of one example.
-
-        Steps of scans become positions L. If the value has a slice for each step, they become
-        groups K.
-        """
-        if not self.loops:
-            return self.rule.factors(operand, cotangent)
-        rows, columns = self._map_loops(self.rule.factors)(operand, cotangent)
-        return self._fold_loops(rows), self._fold_loops(columns)
-
-    def row_parts(
-        self, operand: jax.Array, cotangent: jax.Array
-    ) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns factors with parts of the rows; see `Rule.row_parts`."""
-        parts = self._map_loops(self.rule.row_parts)(operand, cotangent)
-        return [(self._fold_loops(rows), self._fold_loops(columns)) for rows, columns in parts]
-
-    def _map_loops(self, factors: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        for _ in self.loops:
-            factors = jax.vmap(factors)
-        return factors
-
-    def _fold_loops(self, factor: jax.Array) -> jax.Array:
-        lead = len(self.loops)
-        stacked = [i for i, (_, s) in enumerate(self.loops) if s]
-        shared = [i for i, (_, s) in enumerate(self.loops) if not s]
-        # Scans over stacked parameters give groups and all others positions, outermost first.
-        order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
-        groups, _, _ = self.layout.sizes
-        trailing = factor.shape[lead + 2 :]
-        return factor.transpose(order).reshape(groups, self.positions, *trailing)
 
 
 @dataclasses.dataclass(eq=False)
 class Block:
     """Holds a list of steps, with inputs and results."""
 
-    inputs: list[PrivateValue]
+    inputs: list[Value]
     steps: list["Step"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
-
-    def needs(self) -> dict[tuple[DerivedValue, bool], None]:
-        """Returns the derived values that steps read, each with a flag.
-
-        The flag says whether the value is computed from shifted parameters. Uses read unshifted
-        parameters; see `passes.run_passes`.
-        """
-        # Not a set, because its order, and so the order of the program, would differ between runs.
-        found = [(v, True) for v in self.results if isinstance(v, DerivedValue)]
-        for step in self.steps:
-            found += [(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)]
-            if step.body is not None:
-                found += step.body.needs()
-        return dict.fromkeys(found)
 
     def uses(self) -> list[Use]:
         found = []
@@ -207,34 +131,22 @@ class Block:
         return found
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Step:
-    """Holds one operation on private values. Scans and `jax.checkpoint` have a body.
+    """Holds one operation. Scans and `jax.checkpoint` have a body, unless all operands are derived.
 
-    `loops` are (scan_id, length) of each enclosing scan, outermost first. For a use, `data` is the
-    position of the operand that is recorded. For a scan, `scan_id` is its number; otherwise it is
-    `None`.
+    `loops` are the enclosing scans. For a use, `data` is the position of the operand that is
+    recorded. For a scan, `scan_id` is its number; otherwise it is `None`.
     """
 
     eqn: JaxprEqn
     operands: tuple[Value, ...]
-    outputs: tuple[PrivateValue, ...]
-    loops: tuple[tuple[int, int], ...]
+    loops: Loops
+    outputs: tuple[Value, ...] = ()
     use: Use | None = None
     data: int = 0
     body: Block | None = None
     scan_id: int | None = None
-
-    def entries(self) -> list[tuple[int, PrivateValue]]:
-        """Returns the inputs of a scan's body, each with the position of its operand."""
-        assert self.body is not None
-        carry = self.carry
-        into = [
-            i
-            for i, v in enumerate(self.operands)
-            if carry.start <= i < carry.stop or isinstance(v, PrivateValue)
-        ]
-        return list(zip(into, self.body.inputs, strict=True))
 
     @property
     def carry(self) -> slice:
@@ -249,7 +161,7 @@ class Program:
 
     Attributes:
       loss: the traced loss.
-      block: the steps.
+      block: the steps. Its inputs are the parameters and the arrays of one example.
       parameters: the shapes and dtypes of the parameters.
       uses: the operations on parameters and data that have a rule.
       opaque: the parameters that other operations combine with data, and the names of these
@@ -257,6 +169,7 @@ class Program:
       elementwise: the opaque parameters that are only added to, multiplied by or concatenated with
         data of at least their size, such as biases and scales. Forming their per-example gradients
         is cheapest.
+      unused: the parameters from which no gradient flows to the loss.
     """
 
     loss: TracedLoss
@@ -265,3 +178,4 @@ class Program:
     uses: tuple[Use, ...]
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
+    unused: frozenset[int]

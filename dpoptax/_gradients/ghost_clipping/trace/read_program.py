@@ -1,107 +1,113 @@
 """Reads a traced loss, and finds operations that combine parameters with data.
 
 Every value of the program is either *derived* (a function of parameters and constants, the same for
-all examples) or *private* (it may depend on the example). An operation on both is a *use* if it has
-a rule and a gradient flows through it. Otherwise the parameters behind it become *opaque*:
-automatic differentiation gives their per-example gradients.
+all examples) or *private* (it may depend on the example). One turn through the equations sorts the
+values. A second one goes back from the loss and follows its gradient, which does not flow through
+auxiliary outputs, comparisons and `stop_gradient`. Operands that only reach these must not be used,
+because an infinite operand times a cotangent of zero is NaN.
+
+An operation on derived and private values is a *use* if it has a rule and a gradient flows through
+it. Otherwise the parameters behind it become *opaque*: automatic differentiation gives their
+per-example gradients.
+
+Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`, lookups and other
+operations on entries in `entry_rules`, and used values that are computed from parameters in
+`derived_views`.
 """
 
-import collections
-import dataclasses
-from collections.abc import Sequence
-from typing import TypeAlias
+import math
+from collections.abc import Iterable, Sequence
 
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._gradients.ghost_clipping.trace.derived_values import (
-    constant_value,
-    derive_values,
-    open_program,
-)
-from dpoptax._gradients.ghost_clipping.trace.example_separation import touches_reference
-from dpoptax._gradients.ghost_clipping.trace.find_uses import GradientFlow, UseFinder
 from dpoptax._gradients.ghost_clipping.trace.program import (
     Block,
     Constant,
     DerivedValue,
-    Operation,
+    Loops,
     Parameter,
     PrivateValue,
     Program,
     Result,
-    ScanSlices,
     Step,
+    Use,
     Value,
 )
+from dpoptax._gradients.ghost_clipping.trace.rules import Convolution, Dot, Rule
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
-from dpoptax._gradients.ghost_clipping.trace.views import View
-from dpoptax._support.jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
+from dpoptax._support.jaxprs import (
+    INLINED_CALLS,
+    REMATERIALIZED_CALLS,
+    ZERO_DERIVATIVE_PRIMITIVES,
+    carries_gradient,
+    closed_program,
+    type_of,
+)
+from dpoptax._support.tree import is_real
 
-Values: TypeAlias = Sequence[Value]
-# (scan_id, length) of each enclosing scan, outermost first.
-Loops: TypeAlias = tuple[tuple[int, int], ...]
+_BODIES = REMATERIALIZED_CALLS | {"scan"}
+# For these, the gradient of a parameter is at most as large as a part of the output.
+_ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
+_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
 
 
 def read_program(loss: TracedLoss) -> Program:
     """Reads the program of a loss."""
-    jaxpr, count = loss.program.jaxpr, loss.parameters
-    parameters = tuple(type_of(var) for var in jaxpr.invars[:count])
+    jaxpr, types = loss.program.jaxpr, [type_of(v) for v in loss.program.jaxpr.invars]
+    parameters = tuple(types[: loss.parameters])
     args: list[Value] = [
-        *map(_parameter, range(count), parameters),
-        *map(_input, jaxpr.invars[count:]),
+        DerivedValue(aval, Parameter(leaf), frozenset({leaf} if aval.size else ()), True)
+        for leaf, aval in enumerate(parameters)
     ]
-    reader = _Reader()
-    block = reader.read(jaxpr, [constant_value(c) for c in loss.program.consts], args, ())
-    finder = UseFinder(parameters, GradientFlow.from_loss(block))
-    finder.find(block)
+    args += [PrivateValue(aval, varies=False) for aval in types[loss.parameters :]]
+    reader = Reader()
+    block = reader.read(jaxpr, loss.program.consts, args, ())
+    finder, value = UseFinder(parameters), block.results[:1]
+    finder.follow(block, value)
     # A loss that depends on parameters only is a derived value without uses.
-    finder.mark_opaque(block.results[:1], "the loss itself")
+    finder.meet_opaque(value, "the loss itself")
     if reader.references:  # the values do not show that one step writes and another reads
-        finder.mark_opaque(args, "a jax.Ref")
-    return Program(
-        loss,
-        block,
-        parameters,
-        tuple(finder.uses),
-        {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
-        frozenset(set(finder.opaque) - finder.beyond_elementwise),
-    )
+        finder.meet_opaque(args, "a jax.Ref")
+    opaque = {leaf: tuple(reasons) for leaf, reasons in sorted(finder.opaque.items())}
+    elementwise = frozenset(opaque.keys() - finder.beyond_elementwise)
+    used = set(opaque).union(*(use.value.leaves for use in finder.uses))
+    unused = frozenset(leaf for leaf, aval in enumerate(parameters) if aval.size) - used
+    uses = tuple(reversed(finder.uses))
+    return Program(loss, block, parameters, uses, opaque, elementwise, unused)
 
 
-def _parameter(leaf: int, aval: ShapedArray) -> DerivedValue:
-    view = View.identity(leaf, tuple(aval.shape))
-    flows = frozenset({leaf} if aval.size else ())
-    return DerivedValue(aval, Parameter(leaf), flows, True, view=view)
-
-
-def _input(var: Var) -> PrivateValue:
-    return PrivateValue(type_of(var), varies=False)
-
-
-def _result_of(value: Value) -> Result | None:
-    """Returns the result of an operation that a value is, or `None`."""
-    origin = value.origin if isinstance(value, DerivedValue) else None
-    return origin if isinstance(origin, Result) else None
-
-
-class _Reader:
+class Reader:
     """Sorts the values of a jaxpr into derived and private, and turns it into steps."""
 
     def __init__(self) -> None:
         self.scan_count = 0
         self.references = False  # whether the program reads or writes a jax.Ref that it made
-        # For each scan body, the operations on constants in it, and their results where computed.
-        self.constants: dict[Loops, dict[Operation, None]] = collections.defaultdict(dict)
-        self.computed: dict[tuple[Block, Operation], tuple[PrivateValue, ...]] = {}
 
-    def read(self, jaxpr: Jaxpr, consts: Values, args: Values, loops: Loops) -> Block:
-        block = Block([v for v in args if isinstance(v, PrivateValue)])
-        block.results = self.extend(block, jaxpr, [*consts, *args], loops)
+    def read(
+        self, jaxpr: Jaxpr, consts: Iterable[object], args: Sequence[Value], loops: Loops
+    ) -> Block:
+        """Returns the steps of a jaxpr, with all calls of other programs inlined."""
+        block = Block(list(args))
+        block.results = self.extend(block, jaxpr, consts, args, loops)
         return block
 
-    def extend(self, block: Block, jaxpr: Jaxpr, args: Values, loops: Loops) -> list[Value]:
-        names = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
+    def extend(
+        self,
+        block: Block,
+        jaxpr: Jaxpr,
+        consts: Iterable[object],
+        args: Sequence[Value],
+        loops: Loops,
+    ) -> list[Value]:
+        known = [
+            DerivedValue(type_of(v), Constant(x))
+            for v, x in zip(jaxpr.constvars, consts, strict=True)
+        ]
+        names = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*known, *args], strict=True))
 
         def value(atom: Var | Literal) -> Value:
             if isinstance(atom, Literal):
@@ -109,101 +115,166 @@ class _Reader:
             return names[atom]
 
         for eqn in jaxpr.eqns:
-            operands = tuple(value(v) for v in eqn.invars)
-            results = self.read_equation(block, eqn, operands, loops)
-            for var, out in zip(eqn.outvars, results, strict=True):
-                names[var] = out
+            outputs = self.read_equation(block, eqn, tuple(map(value, eqn.invars)), loops)
+            names.update(zip(eqn.outvars, outputs, strict=True))
         return [value(v) for v in jaxpr.outvars]
 
     def read_equation(
         self, block: Block, eqn: JaxprEqn, operands: tuple[Value, ...], loops: Loops
-    ) -> list[Value]:
-        name = eqn.primitive.name
-        if name in INLINED_CALLS:
-            called = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
-            inner, consts = open_program(eqn.params[called])
-            return self.extend(block, inner, [*consts, *operands], loops)
-        self.references |= touches_reference(eqn.effects)
-        derived = tuple(v for v in operands if isinstance(v, DerivedValue))
-        # No operand depends on the example, so the value is computed once for all examples.
-        if not eqn.effects and len(derived) == len(operands):
-            results: list[Value] = list(derive_values(eqn, derived))
-            if loops and not any(v.varies for v in derived):
-                origins = filter(None, map(_result_of, results))
-                self.constants[loops].update((origin.operation, None) for origin in origins)
-            return results
-        varies = any(v.varies for v in operands)
-        outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
-        if name == "scan":
-            block.steps.append(self.read_scan(eqn, operands, outputs, loops))
-        elif name in REMATERIALIZED_CALLS:
-            inner, consts = open_program(eqn.params["jaxpr"])
-            body = self.read(inner, consts, operands, loops)
-            block.steps.append(Step(eqn, operands, outputs, loops, body=body))
-            return [
-                inside if isinstance(inside, DerivedValue) else out
-                for inside, out in zip(body.results, outputs, strict=True)
-            ]
+    ) -> Sequence[Value]:
+        """Adds the step of an equation to a block, and returns its results."""
+        if eqn.primitive.name in INLINED_CALLS:
+            return self.extend(block, *closed_program(eqn.params), operands, loops)
+        step = Step(eqn, operands, loops)
+        block.steps.append(step)
+        # If no operand depends on the example, the results are the same for all examples.
+        if not eqn.effects and all(isinstance(v, DerivedValue) for v in operands):
+            step.outputs = _derive_values(step)
+        elif eqn.primitive.name in _BODIES:
+            from dpoptax._gradients.ghost_clipping.trace.read_loops import read_body
+
+            step.outputs = read_body(self, step)
         else:
-            if loops and not any(v.varies for v in derived):
-                operands = self.compute_constants(block, operands, loops)
-            block.steps.append(Step(eqn, operands, outputs, loops))
-        return list(outputs)
+            varies = any(v.varies for v in operands)
+            step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
+        if eqn.effects:
+            from dpoptax._gradients.ghost_clipping.trace.example_separation import touches_reference
 
-    def compute_constants(self, block: Block, operands: Values, loops: Loops) -> tuple[Value, ...]:
-        """Replaces constants of a scan's body by values that a step of the body computes.
+            self.references |= touches_reference(eqn.effects)
+        return step.outputs
 
-        Derived values are computed outside of scans, for all steps at once. This would store, for
-        example, the masks of an attention for all blocks of queries.
+
+def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
+    """Returns the results of an operation on derived values."""
+    operands = [v for v in step.operands if isinstance(v, DerivedValue)]
+    leaves = frozenset[int]().union(*(v.leaves for v in operands if _has_derivative(step)))
+    varies = any(v.varies for v in operands)
+    scans = tuple(sorted({scan for v in operands for scan in v.scans}))
+    types = [type_of(v) for v in step.eqn.outvars]
+    flows = [leaves if carries_gradient(aval) else frozenset() for aval in types]
+    return tuple(
+        DerivedValue(aval, Result(step, i), own, varies, scans)
+        for i, (aval, own) in enumerate(zip(types, flows, strict=True))
+    )
+
+
+class GradientFlow:
+    """Collects the values and steps, at any depth, through which a gradient flows.
+
+    The flow stops at `zeros`, which are values that are zero for every example. Subclasses record
+    what it meets.
+    """
+
+    def __init__(self, zeros: Iterable[Value] = ()) -> None:
+        self.zeros = frozenset(zeros)
+        self.values: set[Value] = set()
+        self.steps: set[Step] = set()
+
+    def meet(self, step: Step) -> None:
+        """Is called for each step without a body, from the last to the first."""
+
+    def meet_opaque(self, values: Iterable[Value], reason: str) -> None:
+        """Is called with values that are combined with data in another way."""
+
+    def add(self, values: Iterable[Value]) -> None:
+        """Records that a gradient flows to values."""
+        for value in values:
+            flows = isinstance(value, PrivateValue) and carries_gradient(value.aval)
+            if flows and value not in self.zeros:
+                self.values.add(value)
+
+    def follow(self, block: Block, results: Iterable[Value]) -> None:
+        """Follows gradients back from results of a block."""
+        self.add(results)
+        for step in reversed(block.steps):
+            if self.values.isdisjoint(step.outputs):
+                continue
+            if step.body is not None:
+                from dpoptax._gradients.ghost_clipping.trace.read_loops import follow_body
+
+                follow_body(self, step, step.body)
+            # Scans are followed repeatedly, and each of their steps is met once.
+            elif step not in self.steps and _has_derivative(step):
+                self.steps.add(step)
+                self.add(step.operands)
+                self.meet(step)
+
+
+def _has_derivative(step: Step) -> bool:
+    return step.eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
+
+
+class UseFinder(GradientFlow):
+    """Finds the uses of parameters, and the opaque parameters.
+
+    Attributes:
+      uses: the uses found, from the last to the first.
+      opaque: the parameters that operations without a rule combine with data, and these operations.
+      beyond_elementwise: the opaque parameters that do more than scale and shift data.
+    """
+
+    def __init__(self, parameters: tuple[ShapedArray, ...]) -> None:
+        super().__init__()
+        self.parameters = parameters
+        self.opaque: dict[int, list[str]] = {}
+        self.beyond_elementwise: set[int] = set()
+        self.uses: list[Use] = []
+
+    def meet(self, step: Step) -> None:
+        """Records the use of a step, or that its parameters are opaque."""
+        derived = [(i, v) for i, v in enumerate(step.operands) if isinstance(v, DerivedValue)]
+        flowing = [(i, v) for i, v in derived if v.leaves]
+        if not flowing:
+            return
+        found = self.find_rule(step, *flowing[0]) if len(flowing) == 1 else None
+        if found is None:
+            steps = math.prod(length for _, length in step.loops)
+            reach = steps * max(v.aval.size for v in step.outputs)
+            self.meet_opaque(step.operands, step.eqn.primitive.name, reach)
+            return
+        (_, value), (rule, step.data) = flowing[0], found
+        if not isinstance(value.origin, Parameter):
+            from dpoptax._gradients.ghost_clipping.trace.derived_views import find_nonlinear
+
+            if nonlinear := find_nonlinear(value):
+                self.meet_opaque([value], nonlinear)
+                return
+        varies = rule.reads_data and step.operands[step.data].varies
+        loops = tuple((length, scan in value.scans) for scan, length in step.loops)
+        whole, output = rule, step.outputs[0].aval
+        if loops:
+            from dpoptax._gradients.ghost_clipping.trace.read_loops import Repeated
+
+            whole = Repeated.build(rule, loops)
+        shape = (*(length for length, _ in loops), *output.shape)
+        step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
+        self.uses.append(step.use)
+
+    def find_rule(self, step: Step, place: int, value: DerivedValue) -> tuple[Rule, int] | None:
+        """Returns a use's rule and the position of its data operand.
+
+        `value` is the only operand, at `place`, to which a gradient of parameters flows.
         """
-        here, needed = self.constants[loops], set[Operation]()
-        stack = list(operands)
-        while stack:
-            origin = _result_of(stack.pop())
-            if origin and origin.operation in here and origin.operation not in needed:
-                needed.add(origin.operation)
-                stack += origin.operation.operands
+        eqn, name = step.eqn, step.eqn.primitive.name
+        if name in _CONTRACTION_RULES:
+            real = all(is_real(v.aval.dtype) for v in (*step.operands, *step.outputs))
+            rule = _CONTRACTION_RULES[name].build(eqn, place) if real else None
+            return None if rule is None else (rule, 1 - place)
+        # A rule for a whole parameter that is added or concatenated would save nothing, since its
+        # gradient is at most as large as the cotangent.
+        whole = sum(self.parameters[leaf].size for leaf in value.leaves) <= value.aval.size
+        if name in _ELEMENTWISE_PRIMITIVES and whole:
+            return None
+        from dpoptax._gradients.ghost_clipping.trace.entry_rules import find_entry_rule
 
-        def computed(value: Value) -> Value:
-            origin = _result_of(value)
-            outputs = self.computed.get((block, origin.operation)) if origin else None
-            return outputs[origin.index] if origin and outputs else value
+        return find_entry_rule(step, place, value, self.parameters)
 
-        for operation in self.constants[loops] if needed else ():
-            if operation in needed and (block, operation) not in self.computed:
-                eqn, inputs = operation.eqn, tuple(map(computed, operation.operands))
-                outputs = tuple(PrivateValue(type_of(v), varies=False) for v in eqn.outvars)
-                self.computed[block, operation] = outputs
-                block.steps.append(Step(eqn, inputs, outputs, loops))
-        return tuple(map(computed, operands))
-
-    def read_scan(
-        self,
-        eqn: JaxprEqn,
-        operands: tuple[Value, ...],
-        outputs: tuple[PrivateValue, ...],
-        loops: Loops,
-    ) -> Step:
-        p = eqn.params
-        scan_id, self.scan_count = self.scan_count, self.scan_count + 1
-        n_consts, n_carry = scan_parts(eqn)
-        inner, consts = open_program(p["jaxpr"])
-        args: list[Value] = []
-        for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
-            # A carry may depend on the example after the first step, so it is always private.
-            if n_consts <= i < n_consts + n_carry:
-                args.append(PrivateValue(type_of(var)))
-            elif isinstance(outer, PrivateValue):
-                args.append(PrivateValue(type_of(var), outer.varies))
-            elif i < n_consts:
-                args.append(outer)
-            else:
-                slices = dataclasses.replace(
-                    outer,
-                    aval=type_of(var),
-                    scans=(*outer.scans, scan_id),
-                    origin=ScanSlices(outer),
-                )
-                args.append(slices)
-        body = self.read(inner, consts, args, (*loops, (scan_id, p["length"])))
-        return Step(eqn, operands, outputs, loops, body=body, scan_id=scan_id)
+    def meet_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
+        """Records that an operation with `reach` output entries makes parameters opaque."""
+        for value in values:
+            for leaf in value.leaves if isinstance(value, DerivedValue) else ():
+                reasons = self.opaque.setdefault(leaf, [])
+                if reason not in reasons:
+                    reasons.insert(0, reason)
+                if reason not in _ELEMENTWISE_PRIMITIVES or self.parameters[leaf].size > reach:
+                    self.beyond_elementwise.add(leaf)

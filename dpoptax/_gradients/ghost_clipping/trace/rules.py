@@ -20,7 +20,6 @@ import numpy as np
 from jax import lax
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import JaxprEqn
-from jax.typing import DTypeLike
 
 # The numbers of groups, rows and columns: (K, R, D).
 Sizes: TypeAlias = tuple[int, int, int]
@@ -81,6 +80,7 @@ class Rule:
     layout: FactorLayout
     positions: int
     reads_data: bool = True  # whether the gradient depends on the data operand
+    is_lookup: bool = False  # whether rows are one-hot, represented by integers
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns `rows` and `columns` of one example.
@@ -205,16 +205,6 @@ class Convolution(Rule):
     ) -> list[tuple[jax.Array, jax.Array]]:
         parts, columns = self._sides(operand, cotangent)
         return [(part.swapaxes(0, 1), columns) for part in parts]
-
-
-def is_real(dtype: DTypeLike) -> bool:
-    """Returns whether a dtype is a real float of 16 bits or more."""
-    return jnp.issubdtype(dtype, jnp.floating) and not is_narrow(dtype)
-
-
-def is_narrow(dtype: DTypeLike) -> bool:
-    """Returns whether a dtype is a float of fewer than 16 bits, which gradients do not support."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
 
 
 def shape_of(operand: AbstractValue) -> tuple[int, ...]:

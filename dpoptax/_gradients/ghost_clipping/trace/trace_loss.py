@@ -7,21 +7,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.ghost_clipping.trace.check_loss import (
     check_parameters,
-    check_scalar,
+    check_result,
     failure_note,
     warn_of_constants,
 )
 from dpoptax._gradients.ghost_clipping.trace.example_separation import (
+    CHECKED,
     check_separate,
     converges_jointly_on_tpu,
-    may_mix,
 )
 from dpoptax._gradients.points import GradientPoints
+from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
 
 
@@ -56,18 +57,18 @@ class TracedLoss:
     """Holds a loss and its checked program for one example.
 
     Attributes:
-      loss_fn: `loss_fn(params, example[, key])`.
-      has_aux: whether it returns (loss, aux).
+      function: `function(params, example, key)` returns (loss, aux). Key and aux may be `None`.
       program: the program. Its first operands are the parameters.
       parameters: the number of parameters.
-      result_tree: the structure of (loss, aux); aux is `None` without `has_aux`.
+      result_tree: the structure of (loss, aux).
+      is_mapped: whether `jax.vmap` maps all operations, which then keep examples separate.
     """
 
-    loss_fn: Callable[..., PyTree]
-    has_aux: bool
+    function: Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
     program: ClosedJaxpr
     parameters: int
     result_tree: jax.tree_util.PyTreeDef
+    is_mapped: bool
 
     def separate(self, mask: jax.Array) -> jax.Array:
         """Returns the mask (B,), all False if the platform mixes examples.
@@ -75,7 +76,7 @@ class TracedLoss:
         For the default platform, an error is raised earlier. A program may be compiled for another
         platform.
         """
-        if not converges_jointly_on_tpu(self.program.jaxpr):
+        if self.is_mapped or not converges_jointly_on_tpu(self.program.jaxpr):
             return mask
         return lax.platform_dependent(mask, tpu=jnp.zeros_like, default=lambda mask: mask)
 
@@ -113,19 +114,27 @@ def trace_loss(
     """
     check_parameters(params)
 
-    def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
+    def function(params: PyTree, example: PyTree, key: PyTree) -> tuple[jax.Array, PyTree]:
+        args = (params, example) if key is None else (params, example, key)
         try:
-            out = loss_fn(params, example, *key)
+            out = loss_fn(*args)
         except Exception as error:
-            error.add_note(failure_note(error, example, bool(key)))
+            error.add_note(failure_note(error, example, key is not None))
             raise
         return out if has_aux else (out, None)
 
-    inputs = (example,) if key is None else (example, key)
-    program, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(params, example, key)
     parameters = len(jax.tree.leaves(params))
-    check_scalar(shapes, has_aux)
-    if may_mix(program):
+    check_result(shapes, has_aux)
+    is_mapped = not program.effects and all(map(_is_mapped, equations(program)))
+    if not is_mapped:
         check_separate(program, parameters, derivatives=2 if has_tangent else 1)
     warn_of_constants(program)
-    return TracedLoss(loss_fn, has_aux, program, parameters, jax.tree.structure(shapes))
+    return TracedLoss(function, program, parameters, jax.tree.structure(shapes), is_mapped)
+
+
+def _is_mapped(eqn: JaxprEqn) -> bool:
+    """Returns whether an operation and its derivative have no batching of their own."""
+    name = eqn.primitive.name
+    outside = "callback" in name or "vmap_method" in eqn.params
+    return not outside and name not in CHECKED

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._gradients.ghost_clipping.trace.find_uses import GradientFlow
 from dpoptax._gradients.ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -25,10 +24,8 @@ from dpoptax._gradients.ghost_clipping.trace.program import (
     Step,
     Value,
 )
-from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.rules import is_real
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
-from dpoptax._support.tree import PyTree
+from dpoptax._gradients.ghost_clipping.trace.read_program import GradientFlow
+from dpoptax._support.tree import PyTree, is_real
 
 # The result and its derivatives are zero if any operand is.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
@@ -53,11 +50,11 @@ class _ZeroFinder:
     """
 
     def __init__(self) -> None:
-        self.zeros: set[PrivateValue] = set()
+        self.zeros: set[Value] = set()
         self.differences: list[Step] = []
         # Values that equal an earlier value except for axes of size one, and whether a mean was
         # taken.
-        self.equal: dict[PrivateValue, tuple[PrivateValue, bool]] = {}
+        self.equal: dict[Value, tuple[Value, bool]] = {}
 
     def follow(self, block: Block) -> None:
         for step in block.steps:
@@ -83,7 +80,7 @@ class _ZeroFinder:
 
     def _follow_scan(self, step: Step, body: Block) -> None:
         constants, first_slice = step.carry.start, step.carry.stop
-        for i, inside in step.entries():
+        for i, inside in enumerate(body.inputs):
             outside = step.operands[i]
             if i < constants:
                 self._pass_on([(outside, inside)])
@@ -94,7 +91,7 @@ class _ZeroFinder:
         stacked = zip(body.results[carried:], step.outputs[carried:], strict=True)
         self.zeros.update(out for inside, out in stacked if inside in self.zeros)
 
-    def _pass_on(self, pairs: Iterable[tuple[Value, PrivateValue]]) -> None:
+    def _pass_on(self, pairs: Iterable[tuple[Value, Value]]) -> None:
         for source, target in pairs:
             if isinstance(source, PrivateValue):
                 self.equal[target] = self.equal.get(source, (source, False))
@@ -173,18 +170,20 @@ class Vanishing(NamedTuple):
 
 def find_vanishing(program: Program) -> Vanishing:
     """Finds the parameters whose gradients are zero for every example, whatever its data."""
-    used = set(program.opaque).union(*(use.value.leaves for use in program.uses))
-    unused = frozenset(i for i, x in enumerate(program.parameters) if x.size and i not in used)
     block, found = program.block, _ZeroFinder()
     found.follow(block)
     if not found.zeros:
-        return Vanishing(unused)
-    flow = GradientFlow.from_loss(block)  # according to the operations
+        return Vanishing(program.unused)
+    flow = GradientFlow()  # according to the operations
+    flow.follow(block, block.results[:1])
     zeros = found.zeros & flow.values
-    rest = GradientFlow.from_loss(block, zeros=zeros)
+    rest = GradientFlow(zeros)
+    rest.follow(block, block.results[:1])
     leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
     places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
-    return Vanishing(unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ())
+    return Vanishing(
+        program.unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
+    )
 
 
 def _describe_step(step: Step) -> str:
@@ -243,7 +242,7 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(shown[:_LISTED_NAMES]) + more
 
 
-def warn_of_vanishing(loss: TracedLoss, params: PyTree) -> None:
+def warn_of_vanishing(program: Program, params: PyTree) -> None:
     """Warns of parameters whose gradients are exactly zero."""
-    if text := describe_vanishing(find_vanishing(read_program(loss)), params):
+    if text := describe_vanishing(find_vanishing(program), params):
         warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)

@@ -80,7 +80,7 @@ def pull_back_points(
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
     shape = use.value.aval.shape
     found = [
-        pull_back(use.value, leaf, OuterSum(segment, use.layout, shape), arrays)
+        pull_back(use.value, leaf, OuterSum(segment, use.rule.layout, shape), arrays)
         for segment, arrays in zip(segments, fixed, strict=True)
     ]
     for gradients in found:  # before scales go into the factors
@@ -104,8 +104,8 @@ def count_parts(
     gradient of a parameter does not have this form.
     """
     leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
-    groups, *sides = use.layout.sizes
-    factors = [jax.ShapeDtypeStruct((1, groups, use.positions, n), jnp.float32) for n in sides]
+    groups, *sides = use.rule.layout.sizes
+    factors = [jax.ShapeDtypeStruct((1, groups, use.rule.positions, n), jnp.float32) for n in sides]
     found = []
 
     def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:

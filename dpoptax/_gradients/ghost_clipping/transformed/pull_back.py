@@ -7,13 +7,13 @@ per-example gradients are formed instead.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from dpoptax._gradients.ghost_clipping.passes.interpreter import ParameterEvaluator
-from dpoptax._gradients.ghost_clipping.trace.derived_values import Operands
+from dpoptax._gradients.ghost_clipping.passes.parameter_values import ParameterEvaluator
 from dpoptax._gradients.ghost_clipping.trace.program import DerivedValue, Parameter, Result
 from dpoptax._gradients.ghost_clipping.transformed.cotangents import (
     FixedTerm,
@@ -22,6 +22,8 @@ from dpoptax._gradients.ghost_clipping.transformed.cotangents import (
 )
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.xla import materialize
+
+Operands: TypeAlias = tuple[DerivedValue, ...]
 
 # Elementwise operations, in addition to those with their own rule.
 _ENTRYWISE_PRIMITIVES = frozenset(
@@ -84,7 +86,7 @@ class FixedArrays:
         if (value, rank) not in self.known:
             found, origin = self.evaluate(value), value.origin
             if isinstance(origin, Result):
-                eqn, operands = origin.operation.eqn, origin.operation.operands
+                eqn, operands = origin.step.eqn, origin.operands
                 if eqn.primitive.name == "broadcast_in_dim":
                     into = eqn.params["broadcast_dimensions"]
                     shape = [1] * found.ndim
@@ -137,7 +139,7 @@ class _PullBack:
                 if value.aval.dtype != jnp.float32:
                     raise NotFactoredError
                 if isinstance(value.origin, Result):
-                    operands = value.origin.operation.operands
+                    operands = value.origin.operands
                     stack.extend((v, False) for v in operands if self.leaf in v.leaves)
                 elif not isinstance(value.origin, Parameter):
                     raise NotFactoredError
@@ -162,7 +164,7 @@ class _PullBack:
     def step(self, value: DerivedValue, g: CotangentSum) -> None:
         """Applies the rule of the operation that computed a value."""
         assert isinstance(value.origin, Result)
-        eqn, operands = value.origin.operation.eqn, value.origin.operation.operands
+        eqn, operands = value.origin.step.eqn, value.origin.operands
         name, rank = eqn.primitive.name, len(g.shape)
         if name in _OPERAND_SIGNS:
             for sign, operand in zip(_OPERAND_SIGNS[name], operands, strict=True):

@@ -30,6 +30,7 @@ from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import Rounding, WholeBatch
 from dpoptax._gradients.clip.bounds import NormBounds, Piece, Scales
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.clip.limits import (
     Limits,
     PartNorms,
@@ -49,8 +50,7 @@ from dpoptax._gradients.ghost_clipping.backward.use_places import (
 from dpoptax._gradients.ghost_clipping.backward.use_runner import BatchFunction, run_uses
 from dpoptax._gradients.ghost_clipping.backward.use_sum import MeasuredUse, UseSum, tau_of_parts
 from dpoptax._gradients.ghost_clipping.cost_model import COSTS
-from dpoptax._gradients.ghost_clipping.passes.interpreter import Arrays, ByIndex
-from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded_dtype
+from dpoptax._gradients.ghost_clipping.passes.run_passes import Arrays, ByIndex, recorded_dtype
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.trace.program import Block, Program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
@@ -86,7 +86,7 @@ def recomputed_sum(
     mask, whole = program.loss.separate(examples.mask), examples.whole
     check_uses(program, points, "`method='recompute'`")
     uses = _LimitedUses(
-        clip.scaling(points.reference),
+        scaling(clip, points.reference),
         program,
         UsePlaces(program, leaves, devices.specs),
         whole,
@@ -211,7 +211,7 @@ class _LimitedUses:
         """Returns the sums of parameters within the limits."""
 
         def function(use: _LimitedUse) -> BatchFunction:
-            kind = jax.ShapeDtypeStruct(use.use.rule.layout.split, jnp.float32)
+            kind = jax.ShapeDtypeStruct(use.use.step_rule.layout.split, jnp.float32)
             return BatchFunction(use.batch_sum, kind, mapped=False)
 
         sums, gradients, _ = self._run(leaves, inputs, function, limits)

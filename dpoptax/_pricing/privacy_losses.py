@@ -1,19 +1,65 @@
-"""Privacy loss of one Gaussian release, built once for all numbers of steps."""
+"""Privacy losses of the parts of a composition, each built once for all numbers of steps."""
 
 import functools
+import math
 
 import dp_accounting as dpa
 from dp_accounting import DpEvent as Event
+from dp_accounting import pld
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import curves
+from dpoptax._pricing.events import (
+    MULTIPLIERS,
+    OwnDpEvent,
+    Parts,
+    gaussian_event,
+    joint_multiplier,
+)
+
+# Covers the rounding of a joint multiplier: four roundings of a few units of 2^-53.
+_LESS = 1 - 2.0**-49
+
+
+def pairs_of(
+    parts: Parts, relation: dpa.NeighboringRelation, interval: float
+) -> list[tuple[Pair, int]] | None:
+    """Returns the pairs of distributions and their counts, or None if a part is not private.
+
+    Gaussian releases without sampling are joined into one.
+
+    Raises:
+      dpa.UnsupportedEventError: a part is not supported under the relation.
+    """
+    pairs: dict[int, tuple[Pair, int]] = {}
+    gaussians, others = [], []
+    for event, count in parts:
+        if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
+            gaussians.append(event.noise_multiplier / math.sqrt(count))
+        elif _is_sampled_gaussian(event) or isinstance(event, OwnDpEvent):
+            pair = loss_of(event, relation, interval)
+            pairs[id(pair)] = pair, count + pairs.get(id(pair), (pair, 0))[1]
+        else:
+            others.append((event, count))
+    found = list(pairs.values())
+    if others:
+        accountant = pld.PLDAccountant(relation, interval)
+        for event, count in others:
+            accountant.compose(event, count)
+        if accountant._contains_non_dp_event:
+            return None
+        found.append((accountant._pld, 1))
+    if gaussians:
+        multiplier = joint_multiplier(gaussians) * (_LESS if len(gaussians) > 1 else 1.0)
+        if min(gaussians) < MULTIPLIERS[0] or multiplier < MULTIPLIERS[0]:
+            return None
+        found.append((loss_of(gaussian_event(multiplier), relation, interval), 1))
+    return found
 
 
 # Keeps only two, since a fine one takes up to about ten megabytes.
 @functools.lru_cache(maxsize=2)
-def loss_of(
-    event: Event, relation: dpa.NeighboringRelation, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
+def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair:
     """Returns the privacy loss of one Gaussian release, for composition.
 
     Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
@@ -29,7 +75,7 @@ def loss_of(
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return _without_replacement(event, relation, interval)
-    if hasattr(event, "pair"):  # the event computes its own losses
+    if isinstance(event, OwnDpEvent):
         return event.pair(relation, interval)
     return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=event.dataset_size,
@@ -42,7 +88,7 @@ def loss_of(
 
 def _without_replacement(
     event: dpa.SampledWithoutReplacementDpEvent, relation: dpa.NeighboringRelation, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
+) -> Pair:
     """Returns the privacy loss of a Gaussian release of B of N records.
 
     With q = B/N and e^ε' = 1 + q (e^ε − 1), δ'(ε') = q δ(ε) for ε ≥ 0, with δ that of two sums at a
@@ -57,25 +103,21 @@ def _without_replacement(
     )
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
+    from dpoptax._pricing import curves  # only fixed-size batches need it
+
     return curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
 
 
-def is_without_replacement(event: Event) -> bool:
-    """Returns whether it is a Gaussian on a sample without replacement, with finite loss."""
-    if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return False
-    inner = event.event
-    gaussian = isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0
-    return gaussian and event.sample_size > 0
-
-
-def is_sampled_gaussian(event: Event) -> bool:
+def _is_sampled_gaussian(event: Event) -> bool:
     """Returns whether it is a sampled Gaussian with a finite, positive privacy loss."""
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
         return event.sampling_probability > 0 and all(size > 0 for size in sizes)
-    if not isinstance(event, dpa.PoissonSampledDpEvent):
+    if isinstance(event, dpa.PoissonSampledDpEvent):
+        size = event.sampling_probability
+    elif isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        size = event.sample_size
+    else:
         return False
     inner = event.event
-    gaussian = isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0
-    return gaussian and event.sampling_probability > 0
+    return size > 0 and isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0

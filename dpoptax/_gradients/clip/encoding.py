@@ -1,0 +1,125 @@
+"""Encodes gradients before they are scaled, and decodes the noisy mean.
+
+Most clips only scale gradients. A clip that bounds another quantity is an `EncodingClip`. A public
+linear map before the clip is also an encoding: the reference of the clip is then a `LinearMap`,
+which holds the reference of the clip behind it.
+"""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._gradients.clip.clip import Clip
+from dpoptax._gradients.linear_map import LinearMap
+from dpoptax._support.tree import PyTree
+
+
+class EncodingClip(Clip):
+    """Base class of clips that encode gradients, or depend on their own noise stage.
+
+    Attributes:
+      encodes: whether `encode` differs from the identity.
+      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
+        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A clip that
+        encodes in another way needs per-example gradients.
+      followed: whether the clip has its own noise stage, which keeps the reference.
+      selects: whether rows of a table were released for the sum. The clip's own noise stage
+        accounts for this.
+    """
+
+    encodes: ClassVar[bool] = True
+    by_norms: ClassVar[bool] = False
+    followed: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
+
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
+        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
+
+        The result must not be finite for an example whose gradient is not finite. `reference` is
+        public.
+        """
+        del reference
+        return grads
+
+    def scaling(self, reference: PyTree) -> Clip:
+        """Returns the clip whose factors `encode` scales gradients by; here itself."""
+        del reference
+        return self
+
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
+        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
+
+        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
+        statistics are exact.
+        """
+        del norms, reference
+        return None
+
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
+        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
+        del statistic
+        return gradient
+
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
+        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
+        del reference
+        return mean
+
+
+class UnitClip(EncodingClip):
+    """Base class of clips that encode each gradient with l2 norm at most 1."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns 1, the bound of every encoded gradient."""
+        return 1.0
+
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Clamps the norm to 1 after rounding."""
+        return jnp.minimum(1.0, 1.0 / norms)
+
+
+def encodes(clip: Clip) -> bool:
+    """Returns whether a clip bounds another quantity than the gradient."""
+    return isinstance(clip, EncodingClip) and clip.encodes
+
+
+def selects(clip: Clip) -> bool:
+    """Returns whether a clip is for rows of a table that its noise stage selects."""
+    return isinstance(clip, EncodingClip) and clip.selects
+
+
+def encode(clip: Clip, grads: PyTree, reference: PyTree) -> PyTree:
+    """Returns the quantities that a clip bounds, from gradients (B, …)."""
+    if isinstance(reference, LinearMap):
+        grads, reference = jax.vmap(reference.forward)(grads), reference.reference
+    return clip.encode(grads, reference) if isinstance(clip, EncodingClip) else grads
+
+
+def decode(clip: Clip, mean: PyTree, reference: PyTree) -> PyTree:
+    """Returns the gradient that a mean of encoded gradients represents."""
+    if isinstance(reference, LinearMap):
+        return reference.returned(decode(clip, mean, reference.reference))
+    return clip.decode(mean, reference) if isinstance(clip, EncodingClip) else mean
+
+
+def scaling(clip: Clip, reference: PyTree) -> Clip:
+    """Returns the clip whose factors scale the gradients; for most, the clip itself."""
+    return clip.scaling(_behind_map(reference)) if isinstance(clip, EncodingClip) else clip
+
+
+def statistic(clip: Clip, norms: jax.Array, reference: PyTree) -> jax.Array | None:
+    """Returns the number that is summed besides each gradient, (B,); for most clips `None`."""
+    if not isinstance(clip, EncodingClip):
+        return None
+    return clip.statistic(norms, _behind_map(reference))
+
+
+def join(clip: Clip, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
+    """Returns the sum of encodings from the sums of scaled gradients and of statistics."""
+    return clip.join(gradient, statistic) if isinstance(clip, EncodingClip) else gradient
+
+
+def _behind_map(reference: PyTree) -> PyTree:
+    return reference.reference if isinstance(reference, LinearMap) else reference

@@ -1,0 +1,263 @@
+"""Privacy events that dp_accounting lacks."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attr
+import dp_accounting as dpa
+from dp_accounting import DpEvent as Event
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
+
+from dpoptax._pricing import random_allocation
+from dpoptax._pricing.events import (
+    MULTIPLIERS,
+    OwnDpEvent,
+    Parts,
+    Uncut,
+    composition_of,
+    gaussian_event,
+    hashable,
+    parts_of,
+    poisson_event,
+    without_truncation,
+)
+
+if TYPE_CHECKING:
+    from dpoptax._pricing.participation_chains import Chain
+
+
+@attr.frozen
+class WorstOfDpEvent(OwnDpEvent):
+    """One of several events, by a public choice that does not depend on the data.
+
+    A mixture with public weights costs at most as much as its costliest part, for each order of the
+    Rényi divergence (quasi-convexity).
+
+    Attributes:
+      events: A tuple of events.
+    """
+
+    events: tuple[Event, ...]
+
+    def parts(self, count: int) -> Parts:
+        """Returns `count` repetitions of the event, with hashable parts."""
+        return ((WorstOfDpEvent(tuple(map(hashable, self.events))), count),)
+
+    def uncut(self) -> Uncut:
+        """Returns the event with unbounded batches, and the largest overflow."""
+        found = [without_truncation(parts_of(event)) for event in self.events]
+        plain = WorstOfDpEvent(tuple(composition_of(parts) for parts, _, _ in found))
+        return Uncut(plain, max(p for _, p, _ in found), any(only for _, _, only in found))
+
+
+@attr.frozen
+class RandomAllocationDpEvent(OwnDpEvent):
+    """The first `steps` of `period` noisy sums, with a record in a random one.
+
+    Attributes:
+      noise_multiplier: The standard deviation of the Gaussian noise of each sum, in units of a
+        record's contribution.
+      period: T.
+      steps: The number of released sums.
+      overflow: An upper bound on the probability that other records fill one of these batches.
+    """
+
+    noise_multiplier: float
+    period: int
+    steps: int
+    overflow: float = 0.0
+
+    def uncut(self) -> Uncut:
+        """Returns the event without overflow, which only δ can cover."""
+        return Uncut(attr.evolve(self, overflow=0.0), self.overflow, self.overflow > 0)
+
+    def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
+        """Returns the privacy loss of the sums."""
+        if refused := refused_allocation(self, relation):
+            raise dpa.UnsupportedEventError(refused)
+        fine = interval <= random_allocation.FINE_INTERVAL
+        points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
+        return random_allocation.pair(
+            self.noise_multiplier, self.period, self.steps, interval, points
+        )
+
+    def similar(self) -> Event:
+        """Returns Poisson samples with the same probability."""
+        gaussian = dpa.GaussianDpEvent(self.noise_multiplier)
+        step = dpa.PoissonSampledDpEvent(1 / self.period, gaussian)
+        return dpa.SelfComposedDpEvent(step, self.steps)
+
+
+@attr.frozen
+class ParticipationDpEvent(OwnDpEvent):
+    """Sums with correlated noise A⁻¹Z, in which a record takes part at random.
+
+    Attributes:
+      noise_multiplier: The standard deviation of the Gaussian noise Z, in units of a record's
+        contribution.
+      column: The first column of A, without trailing zeros.
+      chain: The law of a record's participations.
+      steps: The number of released sums.
+      bound: A composable event that reveals at least as much; "pld" and "rdp" price it.
+      overflow: An upper bound on the probability that other records fill one of the batches.
+    """
+
+    noise_multiplier: float
+    column: tuple[float, ...]
+    chain: "Chain"
+    steps: int
+    bound: Event
+    overflow: float = 0.0
+
+    def parts(self, count: int) -> Parts:
+        """Returns the parts of the bound."""
+        return parts_of(self.bound, count)
+
+
+@attr.frozen
+class CutDpEvent(OwnDpEvent):
+    """The event `event` with batches that may be cut.
+
+    In a cut batch, the drawn record replaces another one.
+
+    Attributes:
+      event: The releases, over batches of unbounded size.
+      overflow: An upper bound on the probability that other records fill a batch, above 0.
+    """
+
+    event: Event
+    overflow: float
+
+    def parts(self, count: int) -> Parts:
+        """Returns `count` repetitions of the event, with hashable parts."""
+        return ((CutDpEvent(hashable(self.event), self.overflow), count),)
+
+    def uncut(self) -> Uncut:
+        """Returns the event over unbounded batches; only δ can cover the overflow."""
+        plain, overflow, only_by_delta = without_truncation(parts_of(self.event))
+        only_by_delta |= self.overflow > 0
+        return Uncut(composition_of(plain), overflow + self.overflow, only_by_delta)
+
+
+def allocation_event(
+    noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
+) -> Event:
+    """Returns the event of `steps` noisy sums with each record in k of every T.
+
+    For k > 1 each period costs at most k times a period of ⌊T/k⌋ steps with k = 1. A uniform set of
+    k steps can be drawn in two stages: k disjoint blocks of ⌊T/k⌋ steps, independently of the data,
+    and then a step of each block. A mixture costs at most as much as its costliest part (Feldman
+    and Shenfeld, 2025). If k > 1, an incomplete period is priced as a complete one.
+
+    Args:
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases, from the start of a period on.
+      period: T.
+      participations: k.
+      overflow: The probability that other records fill one step's batch.
+    """
+    if steps == 0 or math.isinf(noise_multiplier):
+        return dpa.NoOpDpEvent()
+    if noise_multiplier < MULTIPLIERS[0]:
+        return dpa.NonPrivateDpEvent()
+    block = period // participations
+    exactly_once = participations == 1
+    lowest, highest = random_allocation.MULTIPLIERS
+
+    def part(released: int) -> Event:
+        if block == 1 or noise_multiplier < lowest:
+            # Reveals the step of the record, which is then in one known sum. The omissions of a
+            # full batch do not depend on the data.
+            event = gaussian_event(noise_multiplier)
+        else:
+            event = RandomAllocationDpEvent(
+                noise_multiplier=min(float(noise_multiplier), highest),
+                period=block,
+                steps=released,
+                overflow=(released if exactly_once else period / participations) * overflow,
+            )
+        return event if exactly_once else dpa.SelfComposedDpEvent(event, participations)
+
+    whole, rest = divmod(steps, period)
+    parts = [dpa.SelfComposedDpEvent(part(block), whole)] if whole else []
+    if rest:
+        parts.append(part(rest if exactly_once else block))
+    return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+
+
+def separated_event(
+    noise_multiplier: float, steps: int, *, probability: float, separation: int, overflow: float
+) -> Event:
+    """Returns an upper bound on `steps` noisy sums with minimum separation b.
+
+    The bound is Poisson sampling: given earlier steps, the probability of a step is p or 0. If
+    p = 1, only the first step is random. Revealing it also reveals which batches are cut.
+
+    Args:
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases.
+      probability: p, for a record that may take part.
+      separation: b.
+      overflow: The probability that other records fill one step's batch.
+    """
+    if probability == 1:
+        return poisson_event(noise_multiplier, 1.0, -(-steps // separation))
+    return cut_event(poisson_event(noise_multiplier, probability, steps), steps * overflow)
+
+
+def cut_event(event: Event, overflow: float) -> Event:
+    """Returns the event with batches that are full with probability `overflow`."""
+    if not overflow or isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
+        return event
+    return CutDpEvent(event, min(1.0, overflow))
+
+
+def participation_event(
+    noise_multiplier: float,
+    steps: int,
+    *,
+    column: tuple[float, ...],
+    chain: "Chain",
+    bound: Event,
+    overflow: float,
+) -> Event:
+    """Returns the event of `steps` noisy sums, or a trivial `bound`.
+
+    Args:
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases, from step 0 on.
+      column: The first column of A over these steps; see `shortest`.
+      chain: The law of a record's participations.
+      bound: An event that reveals at least as much.
+      overflow: The probability that other records fill one step's batch.
+    """
+    if isinstance(bound, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
+        return bound
+    return ParticipationDpEvent(
+        noise_multiplier=float(noise_multiplier),
+        column=column,
+        chain=chain,
+        steps=int(steps),
+        bound=bound,
+        overflow=min(1.0, steps * overflow),
+    )
+
+
+def shortest(column: Sequence[float]) -> tuple[float, ...]:
+    """Returns the column without trailing zeros."""
+    last = max(i for i, entry in enumerate(column) if entry)
+    return tuple(float(entry) for entry in column[: last + 1])
+
+
+def refused_allocation(
+    event: RandomAllocationDpEvent, relation: dpa.NeighboringRelation
+) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+    """Returns the reason why no accountant prices the event, or None."""
+    if event.overflow:
+        message = "the overflow of batches must be subtracted from delta first"
+    elif relation is dpa.NeighboringRelation.REPLACE_ONE:
+        message = "a record is removed or replaced by one that contributes zero, not by another"
+    else:
+        return None
+    return dpa.PrivacyAccountant.CompositionErrorDetails(event, message)

@@ -1,0 +1,77 @@
+"""Splits a Flax nnx model into the loss of one example and its trained parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def check_variables(model: nnx.Module) -> None:
+    """Raises an error if the model has statistics of batches.
+
+    A merged copy of the model would drop their updates without a message.
+    """
+    for path, each in nnx.iter_graph(model):
+        if isinstance(each, nnx.BatchStat):
+            raise ValueError(
+                f"`model` must not have `nnx.BatchStat`, got one at {'.'.join(map(str, path))}: "
+                "statistics of a batch mix its examples. Use `nnx.LayerNorm` or `nnx.GroupNorm`."
+            )
+
+
+def has_streams(model: nnx.Module) -> bool:
+    """Returns whether the model has streams of random numbers, as for dropout."""
+    return any(isinstance(each, nnx.RngState) for _, each in nnx.iter_graph(model))
+
+
+def example_loss(
+    model: nnx.Module,
+    trained: nnx.filterlib.Filter,
+    loss_fn: Callable[..., Any],
+    inputs_of: Callable[[Any], dict[str, Any]],
+) -> tuple[Callable[..., jax.Array], Any]:
+    """Returns the loss of one example, and the parameters that it is differentiated in.
+
+    Args:
+      model: the model.
+      trained: selects the trained variables, such as their type.
+      loss_fn: `loss_fn(model, **inputs)`, the loss of a batch, or a tuple that starts with it.
+      inputs_of: returns the inputs of a batch. It gets a batch of one.
+    """
+    graph, *states = nnx.split(model, trained, nnx.RngState, ...)
+    params, streams, frozen = map(nnx.as_pure, states)
+
+    def example_loss_fn(params: Any, example: Any, *key: jax.Array) -> jax.Array:
+        # On a mesh, JAX refuses to index an array that the loss closes over.
+        rest = jax.lax.stop_gradient(frozen)
+        own = nnx.merge(graph, params, _reseeded(streams, *key), rest)
+        found = loss_fn(own, **inputs_of(jax.tree.map(lambda x: x[None], example)))
+        return found[0] if isinstance(found, tuple) else found
+
+    return example_loss_fn, params
+
+
+def specs_of(params: Any) -> Any:
+    """Returns how each parameter is sharded."""
+
+    def spec(x: jax.Array) -> PartitionSpec:
+        return x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
+
+    return jax.tree.map(spec, params)
+
+
+def _reseeded(streams: Any, key: jax.Array | None = None) -> Any:
+    """Returns streams of random numbers that start at the key of a record."""
+    if key is None:
+        return streams
+    leaves, structure = jax.tree.flatten(streams)
+    made = [
+        jax.random.split(jax.random.fold_in(key, i), x.shape)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        else jnp.zeros(x.shape, x.dtype)
+        for i, x in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, made)

@@ -1,0 +1,161 @@
+"""Tests that the statement in plain language agrees with the guarantee and its assumptions."""
+
+import dataclasses
+import math
+import re
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dpoptax
+from dpoptax import accounting, matrix, sampling, users
+from dpoptax.accounting import _plain_statement, _statement
+from tests.helpers import after_releases
+
+KEY = jax.random.key(0)
+OPTIONS = {"dataset_size": 2000, "batch_size": 100, "steps": 4, "noise_multiplier": 1.0}
+
+
+def guarantee_of(plan, **options):
+    """Returns the guarantee of a run that followed a plan."""
+    state = after_releases(plan.noise(KEY, **options), jnp.zeros(3), plan.steps)
+    return plan.guarantee(state)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Replaces the trade-off function and μ, which take most of the time of a statement."""
+    monkeypatch.setattr(accounting.Guarantee, "trade_off", lambda self, rate: 0.96)
+    monkeypatch.setattr(accounting.Guarantee, "gdp_mu", lambda self, delta: 1.0)
+
+
+def paragraphs(guarantee, **answers):
+    """Returns the paragraphs and the table of the statement."""
+    *plain, heading, table = guarantee.statement(**answers).strip().split("\n\n")
+    assert heading == "For experts:"
+    assert table == str(guarantee)
+    return plain
+
+
+def test_three_paragraphs_agree_with_the_guarantee():
+    found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
+    unit, strength, assumptions = paragraphs(found)
+    assert "one row of the training data" in unit
+    assert "whether or not this example was part of the data" in unit
+    factor, chance, right = re.search(
+        r"more than ([\d.]+) times .* at most 1 in ([\d,]+)\. .* finds at most (\d+) on", strength
+    ).groups()
+    assert math.exp(found.stated_epsilon) <= float(factor) <= 1.01 * math.exp(found.stated_epsilon)
+    assert chance == "100,000"
+    assert found.stated_delta == 1e-5
+    most = 1000 * (1 - float(found.trade_off(0.01)))
+    assert most <= int(right) < most + 1
+    for part in (
+        "in 4 training steps",
+        "Key and seed must have been drawn at random",
+        "about 100 of 2,000 examples, chosen at random",
+        "by PoissonSampler",
+        '"holds for real numbers"',
+    ):
+        assert part in assumptions
+
+
+@pytest.mark.usefixtures("quick")
+def test_blanks_can_be_filled():
+    found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
+    assert "\n\n".join(paragraphs(found)).count(_statement.BLANK) == 5
+    answers = ("owners", "public_data", "settings", "publications", "batches")
+    filled = "\n\n".join(paragraphs(found, **{name: f"<{name}>" for name in answers}))
+    assert _statement.BLANK not in filled
+    assert all(f": <{name}>." in filled for name in answers)
+
+
+@pytest.mark.usefixtures("quick")
+def test_says_which_check_of_batches_was_made():
+    found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
+    assert "dpoptax did not see whether the program did so" in paragraphs(found)[2]
+    drawn = paragraphs(dataclasses.replace(found, drawn=True))[2]
+    assert "dpoptax chose them itself, and checked" in drawn
+    assert "did not see" not in drawn
+
+
+@pytest.mark.usefixtures("quick")
+def test_names_users_and_groups():
+    table = users.UserTable([n % 500 for n in range(2000)], records_per_user=2, seed=0)
+    sampler = table.sampler(sampling.PoissonSampler, batch_size=50)
+    plan = dpoptax.PrivacyPlan(sampler=sampler, steps=4, noise_multiplier=1.0)
+    unit, strength, assumptions = paragraphs(guarantee_of(plan))
+    assert "one user, with all rows of that user together" in unit
+    assert "1,000 users that were not part of the data" in strength
+    assert "about 50 of 500 users" in assumptions
+
+    fixed = dpoptax.PrivacyPlan(**OPTIONS, sampler=sampling.FixedSizeSampler, accountant="rdp")
+    unit, strength, _ = paragraphs(guarantee_of(fixed))
+    assert "whichever values this example has" in unit
+    assert "in the data with other values" in strength
+
+    groups = sampling.GroupedPoissonSampler(1000, 48, group_sizes=(900, 100), weights=(1, 3))
+    plan = dpoptax.PrivacyPlan(sampler=groups, steps=4, noise_multiplier=1.0)
+    text = paragraphs(guarantee_of(plan))[2]
+    assert "about 48 of 1,000 examples" in text
+    assert "which example belongs to which group are treated as public" in text
+
+
+@pytest.mark.usefixtures("quick")
+def test_says_whether_rounding_is_covered():
+    exact = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS, fixed_point=True))
+    assert "down to the last digit" in paragraphs(exact)[2]
+    assert "real numbers" not in paragraphs(exact)[2]
+    planned = dpoptax.PrivacyPlan(**OPTIONS).guarantee()
+    assert paragraphs(planned)[0].startswith("This is the plan of a training, not its result.")
+    assert "digit" not in paragraphs(planned)[2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_counts_other_uses_of_the_data():
+    first = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
+    both = dpoptax.PrivacyPlan(**OPTIONS, also=[first, dpa.GaussianDpEvent(9.0)])
+    key = jax.random.key(1)
+    found = both.guarantee(after_releases(both.noise(key), jnp.zeros(3), 4))
+    assert "numbers above include 2 other uses of the data" in paragraphs(found)[2]
+    assert "numbers above include" not in paragraphs(first)[2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_correlated_noise_and_several_stages_have_a_statement():
+    strategy = matrix.BandedToeplitz((1.0, 0.5))
+    plan = dpoptax.PrivacyPlan(
+        **OPTIONS,
+        strategy=strategy,
+        sampler=lambda dataset_size, batch_size, seed: matrix.CyclicPoissonSampler(
+            dataset_size, batch_size, seed=seed, cycle_length=2
+        ),
+    )
+    unit, strength, _ = paragraphs(guarantee_of(plan))
+    assert "whether or not this example contributed" in unit
+    assert "1,000 examples that were left out" in strength
+
+
+@pytest.mark.usefixtures("quick")
+def test_event_alone_and_missing_noise_state_no_more_than_they_know():
+    one_release = accounting.Guarantee(dpa.GaussianDpEvent(4.0))
+    assert "training steps" not in paragraphs(one_release)[2]
+    assert "chosen at random" not in paragraphs(one_release)[2]
+    without = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS | {"noise_multiplier": 0.0}))
+    (nothing,) = paragraphs(without)
+    assert nothing.startswith("There is no protection.")
+
+
+def test_numbers_are_rounded_against_the_claim():
+    assert _plain_statement._delta_text(1e-5) == "1 in 100,000"
+    assert _plain_statement._delta_text(1.0000001e-5) == "1 in 99,999"
+    assert _plain_statement._factor(math.log(20.0)) in ("20", "20.1")
+    assert _plain_statement._factor(230.3) == "10^101"
+
+
+@pytest.mark.parametrize("success", [0.0100001, 0.02])
+def test_attack_is_rounded_up(success):
+    text = _plain_statement._strength(1.0, 1e-5, success, "example", "add-or-remove-one")
+    assert f"at most {math.ceil(1000 * success)} on average" in text

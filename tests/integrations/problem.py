@@ -1,0 +1,124 @@
+"""A tiny language model for tunix, its texts, and the plan of a private run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers/testing.md")
+
+import qwix
+from flax import nnx
+from tunix.sft import peft_trainer, utils
+
+import dpoptax
+from dpoptax.integrations import tunix as private
+
+WORDS, WIDTH, LENGTH = 20, 8, 6
+STEPS = 6
+KEY = jax.random.key(3)
+
+
+class Decoder(nnx.Module):
+    """A model that looks up its words by an index, as large models do."""
+
+    def __init__(self, rngs, dropout=0.0):
+        self.words = nnx.Param(jax.random.normal(rngs.params(), (WORDS, WIDTH)))
+        self.inner = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.outer = nnx.Linear(WIDTH, WORDS, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(self, tokens, positions, cache, attention_mask):
+        x = self.words[tokens] + positions[..., None] / LENGTH
+        seen = attention_mask / attention_mask.sum(-1, keepdims=True)
+        x = nnx.tanh(self.inner(seen @ x))
+        return self.outer(self.dropout(x) if self.dropout else x), cache
+
+
+def make_model(kind="full", dropout=0.0):
+    """Returns a model of `kind` "full" or "lora"."""
+    model = Decoder(nnx.Rngs(0, dropout=1) if dropout else nnx.Rngs(0), dropout)
+    if kind == "full":
+        return model
+    provider = qwix.LoraProvider(module_path="inner|outer", rank=2, alpha=2.0)
+    text = jnp.zeros((1, LENGTH), int)
+    mask = jnp.ones((1, LENGTH, LENGTH))
+    return qwix.apply_lora_to_model(model, provider, text, text, None, mask, rngs=nnx.Rngs(1))
+
+
+def make_plan(**options):
+    run = {"dataset_size": 100, "batch_size": 10, "steps": STEPS, "noise_multiplier": 1.0}
+    return dpoptax.PrivacyPlan(**{"seed": 5, **run, **options})
+
+
+def make_rows(size=100):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, LENGTH + 1, size=(size, 1))
+    return peft_trainer.TrainingInput(
+        input_tokens=rng.integers(0, WORDS, (size, LENGTH)), input_mask=np.arange(LENGTH) < lengths
+    )
+
+
+def make_inputs(texts):
+    """Returns the inputs of the model for a batch of texts."""
+    mask = texts.input_mask
+    return {
+        "input_tokens": texts.input_tokens,
+        "input_mask": mask,
+        "positions": utils.build_positions_from_mask(mask),
+        "attention_mask": utils.make_causal_attn_mask(mask),
+    }
+
+
+def make_chain(plan, *, key=KEY, methods=()):
+    return optax.chain(plan.noise(key), *methods, optax.adam(1e-2))
+
+
+def make_config(**options):
+    return peft_trainer.TrainingConfig(**{"eval_every_n_steps": 2, "max_steps": STEPS, **options})
+
+
+def make_trainer(plan, model=None, chain=None, *, clip=1.0, **config):
+    """Returns a trainer with the settings of `config`."""
+    return private.PrivateTrainer(
+        make_model() if model is None else model,
+        make_chain(plan) if chain is None else chain,
+        make_config(**config),
+        plan=plan,
+        clip=clip,
+    ).with_gen_model_input_fn(make_inputs)
+
+
+def trained(trainer):
+    """Returns the trained parameters."""
+    return nnx.as_pure(nnx.state(trainer.model, trainer.optimizer.wrt))
+
+
+def train_by_hand(plan, model, chain, kind, clip=1.0):
+    """Returns the parameters after a loop that uses no trainer."""
+    graph, params, rest = nnx.split(model, nnx.LoRAParam if kind == "lora" else nnx.Param, ...)
+    params, rest = nnx.as_pure(params), nnx.as_pure(rest)
+
+    @jax.jit
+    def step(params, rest, opt_state, batch, mask):
+        def loss_fn(params, text):
+            tokens, real = text.input_tokens, text.input_mask
+            seen = jnp.tri(LENGTH) * real
+            positions = jnp.cumsum(real) - 1
+            logits, _ = nnx.merge(graph, params, rest)(
+                tokens[None], positions[None], None, seen[None]
+            )
+            found = jax.nn.log_softmax(logits[0, :-1]) * jax.nn.one_hot(tokens[1:], WORDS)
+            losses = -jnp.sum(found * real[1:, None])
+            return losses / (jnp.sum(real[1:]) + 1e-8)
+
+        grad_fn = dpoptax.clipped_grad(loss_fn, clip)
+        grads = grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)
+        updates, opt_state = chain.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    opt_state = chain.init(params)
+    for batch in plan.batches(make_rows()):
+        params, opt_state = step(params, rest, opt_state, batch.examples, batch.mask)
+    return params

@@ -1,0 +1,424 @@
+"""Tests private fine-tuning with tunix. They need tunix."""
+
+import logging
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers/testing.md")
+
+import orbax.checkpoint as ocp
+from absl import logging as absl_logging
+from flax import nnx
+from tunix.sft import hooks, peft_trainer
+
+import dpoptax
+from dpoptax.integrations import tunix as private
+from tests.integrations.problem import (
+    STEPS,
+    make_chain,
+    make_config,
+    make_inputs,
+    make_model,
+    make_plan,
+    make_rows,
+    make_trainer,
+    train_by_hand,
+    trained,
+)
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+SAVE_EACH = ocp.CheckpointManagerOptions(save_interval_steps=1, max_to_keep=None)
+
+
+def train(plan, model=None, chain=None, rows=None, **options):
+    """Returns a trainer that has trained."""
+    trainer = make_trainer(plan, model, chain, **options)
+    trainer.train(private.plan_batches(plan, make_rows() if rows is None else rows))
+    return trainer
+
+
+def assert_equal(got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+METHODS = {
+    "adam": {},
+    "disk": {"methods": (dpoptax.disk(),)},
+    "doppler": {"methods": (dpoptax.doppler(),)},
+}
+
+
+@pytest.mark.parametrize(("kind", "method"), [("full", m) for m in METHODS] + [("lora", "adam")])
+def test_equals_loop_by_hand(kind, method):
+    plan = make_plan()
+    chain = make_chain(plan, **METHODS[method])
+    trainer = train(plan, make_model(kind), chain)
+    assert_equal(trained(trainer), train_by_hand(plan, make_model(kind), chain, kind))
+    first = trained(make_trainer(plan, make_model(kind)))
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), trained(trainer), first)
+    assert all(jax.tree.leaves(moved))
+    assert private.guarantee(trainer).releases[0].number == STEPS
+
+
+def test_correlated_noise_equals_loop_by_hand():
+    sampler = dpoptax.matrix.CyclicPoissonSampler(
+        dataset_size=100, batch_size=10, cycle_length=2, seed=5
+    )
+    plan = dpoptax.PrivacyPlan(
+        steps=STEPS,
+        sampler=sampler,
+        noise_multiplier=1.0,
+        strategy=dpoptax.matrix.optimal_banded_toeplitz(STEPS, 2),
+    )
+    chain = make_chain(plan)
+    assert_equal(trained(train(plan)), train_by_hand(plan, make_model(), chain, "full"))
+
+
+def test_lora_leaves_other_parameters():
+    model = make_model("lora")
+    _, _, before = nnx.split(model, nnx.LoRAParam, ...)
+    before = jax.tree.map(np.asarray, nnx.as_pure(before))
+    train(make_plan(), model)
+    assert_equal(nnx.as_pure(nnx.split(model, nnx.LoRAParam, ...)[2]), before)
+
+
+class CountedRows:
+    """Counts how often each row was read."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.reads = array, array.shape, []
+
+    def __getitem__(self, indices):
+        self.reads.append(np.asarray(indices))
+        return self.array[indices]
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_goes_on_from_checkpoint_of_tunix(kind, tmp_path):
+    plan, folder = make_plan(), str(tmp_path / "run")
+    whole = trained(train(plan, make_model(kind)))
+    rows = make_rows()
+    counted = rows.replace(input_tokens=CountedRows(rows.input_tokens))
+    train(plan, make_model(kind), rows=rows, max_steps=4, checkpoint_root_directory=folder)
+    resumed = make_trainer(plan, make_model(kind), checkpoint_root_directory=folder)
+    assert resumed.train_steps == 4
+    assert private.guarantee(resumed).releases[0].number == 4
+    resumed.train(private.plan_batches(plan, counted))
+    assert_equal(trained(resumed), whole)
+    expected = [plan.sampler.sample(step)[0] for step in range(4, STEPS)]
+    assert_equal(counted.input_tokens.reads, expected)
+
+
+def test_users_have_one_gradient_each():
+    table = dpoptax.users.UserTable(np.arange(100) % 40, records_per_user=3, seed=0)
+    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=8, seed=1)
+    plan = dpoptax.PrivacyPlan(steps=2, sampler=sampler, noise_multiplier=1.0)
+    trainer = make_trainer(plan, max_steps=2)
+    trainer.train(private.plan_batches(plan, make_rows(), users=table))
+    assert private.guarantee(trainer).event.unit == "user"
+
+
+def private_losses(plan):
+    """Returns the loss and perplexity that tunix would show for the first private batch."""
+    (batch, *_) = plan.batches(make_rows())
+    model = make_model()
+    loss = peft_trainer._default_loss_fn(model, **make_inputs(batch.examples))
+    return [float(np.float32(loss)), float(np.exp(np.float32(loss)))]
+
+
+def occurrences(numbers, folder, text):
+    """Returns where numbers occur in files or in a text, in binary or with six digits."""
+    found = []
+    files = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for name, content in {**files, "the log": text.encode()}.items():
+        for x in numbers:
+            forms = struct.pack("<f", x), struct.pack("<d", x), f"{x:.7g}"[:7].encode()
+            found += [name for form in forms if form in content]
+    return found
+
+
+class Recorder(hooks.TrainingHooks):
+    """Keeps what tunix passes to hooks and shows in its progress bar."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_start(self, trainer): ...
+    def on_train_end(self, trainer): ...
+    def on_train_step_start(self, trainer): ...
+    def on_eval_step_start(self, trainer): ...
+    def on_eval_step_end(self, trainer, eval_loss): ...
+
+    def on_train_step_end(self, trainer, step, loss):
+        self.seen += [loss, *trainer._pbar.metrics.values()]
+
+
+def watched(trainer, caplog, run):
+    """Runs a trainer and returns what its hooks saw and what its history holds."""
+    recorder = Recorder()
+    trainer.with_training_hooks(recorder)
+    absl_logging.set_verbosity(absl_logging.INFO)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        run(trainer)
+    histories = trainer.metrics_logger._metrics.get("", {}).get("train", {})
+    return recorder.seen, [x for name in histories for x in histories[name]]
+
+
+def outputs_in(folder):
+    return {
+        "checkpoint_root_directory": str(folder / "run"),
+        "checkpointing_options": SAVE_EACH,
+        "metrics_logging_options": peft_trainer.MetricsLoggerOptions(
+            log_dir=str(folder / "log"), flush_every_n_steps=1
+        ),
+    }
+
+
+def test_shows_nothing_of_private_batches(tmp_path, caplog):
+    plan = make_plan()
+    trainer = make_trainer(plan, **outputs_in(tmp_path))
+    seen, history = watched(
+        trainer, caplog, lambda t: t.train(private.plan_batches(plan, make_rows()))
+    )
+    assert len(seen) >= STEPS
+    assert np.all(np.isnan(seen))
+    assert history == []
+    assert "not shown: they have no noise" in caplog.text
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    assert len(list(tmp_path.rglob("*tfevents*"))) == 1
+    assert occurrences(private_losses(plan), tmp_path, caplog.text) == []
+
+
+def test_search_finds_losses_of_plain_trainer(tmp_path, caplog):
+    plan = make_plan()
+    trainer = peft_trainer.PeftTrainer(
+        make_model(), optax.adam(1e-2), make_config(**outputs_in(tmp_path))
+    ).with_gen_model_input_fn(make_inputs)
+    batches = [batch.examples for batch in plan.batches(make_rows())]
+    seen, history = watched(trainer, caplog, lambda t: t.train(batches))
+    assert len(history) == 3 * STEPS  # losses, perplexities and norms of gradients
+    assert np.all(np.isfinite([*seen, *history]))
+    found = occurrences(private_losses(plan), tmp_path, caplog.text)
+    assert "the log" in found
+    assert any("tfevents" in name for name in found)
+
+
+def traced(trainer, batch):
+    """Returns the information flow of the trainer's own step."""
+    step = trainer.create_train_step_fn()
+    graph, state = nnx.split((trainer.model, trainer.optimizer))
+
+    def pure(state, batch):
+        model, optimizer = nnx.merge(graph, state)
+        shown = step(model, optimizer, batch)
+        return nnx.as_pure(nnx.state((model, optimizer))), shown
+
+    return dpoptax.information_flow(pure, nnx.as_pure(state), batch, private_argnums=(1,))
+
+
+def test_information_flow_finds_nothing_in_own_step():
+    plan = make_plan()
+    trainer = make_trainer(plan)
+    batch = trainer._prepare_inputs(next(plan.batches(make_rows())))
+    flow = traced(trainer, batch)
+    assert flow.private == ()
+    assert {"public", "released", "secret"} == {shown.kind for shown in flow.shown}
+    assert flow.joined == flow.redrawn == ()
+
+
+def test_information_flow_finds_plain_step():
+    trainer = peft_trainer.PeftTrainer(
+        make_model(), optax.adam(1e-2), make_config()
+    ).with_gen_model_input_fn(make_inputs)
+    flow = traced(trainer, next(make_plan().batches(make_rows())).examples)
+    assert len(flow.private) > 3
+
+
+def test_evaluates_public_data_after_saving(tmp_path):
+    plan, folder = make_plan(), tmp_path / "run"
+    saved = []
+
+    class Trainer(private.PrivateTrainer):
+        def _write_metrics(self, buffer):
+            if self._mode == "eval":
+                saved.append((folder / str(self.train_steps) / "model_params").exists())
+            super()._write_metrics(buffer)
+
+    trainer = Trainer(
+        make_model(),
+        make_chain(plan),
+        make_config(checkpoint_root_directory=str(folder)),
+        plan=plan,
+    ).with_gen_model_input_fn(make_inputs)
+    public = [make_rows(4)]
+    trainer.train(private.plan_batches(plan, make_rows()), public_eval_ds=public)
+    assert saved == [True] * 4  # before the first step and after every second
+    shown = trainer.metrics_logger.get_metric_history("", "loss", "eval")
+    assert np.all(np.isfinite(shown))
+
+
+def test_published_folders_hold_parameters_only(tmp_path):
+    plan = make_plan()
+    trainer = train(plan, make_model("lora"), **outputs_in(tmp_path))
+    folders = private.publishable_folders(trainer)
+    assert [folder.parent.name for folder in folders] == [str(1 + t) for t in range(STEPS)]
+    with warnings.catch_warnings(action="ignore"):  # where the arrays will be placed
+        found = ocp.PyTreeCheckpointer().restore(str(folders[-1]))
+    found = [np.asarray(x) for x in jax.tree.leaves(found)]
+    assert_equal(found, jax.tree.leaves(trained(trainer)))
+    assert private.publishable_folders(make_trainer(plan)) == []
+
+
+def test_record_has_its_own_randomness():
+    """A record's gradient must not depend on its place in the batch, but on the step."""
+    plan = make_plan(noise_multiplier=1e-6)
+
+    def after_step(order, ids, step=0):
+        trainer = make_trainer(plan, make_model(dropout=0.5))
+        rows = jax.tree.map(lambda x: x[np.array(order)], make_rows())
+        mask = np.array([True, True])
+        batch = trainer._prepare_inputs(dpoptax.Batch(step, rows, mask, np.array(ids)))
+        nnx.jit(trainer.create_train_step_fn())(trainer.model, trainer.optimizer, batch)
+        return np.asarray(trainer.model.words[...])
+
+    first = after_step([0, 1], [0, 1])
+    np.testing.assert_allclose(after_step([1, 0], [1, 0]), first, rtol=0, atol=1e-6)
+    assert np.max(np.abs(after_step([0, 1], [1, 0]) - first)) > 1e-3
+    assert np.max(np.abs(after_step([0, 1], [0, 1], step=1) - first)) > 1e-3
+
+
+class Normalized(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+
+
+def clip_first(plan):
+    return optax.chain(optax.clip_by_global_norm(1.0), make_chain(plan))
+
+
+def accumulate(plan):
+    return optax.MultiSteps(make_chain(plan), 2).gradient_transformation()
+
+
+REFUSED = {
+    "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+    "packing": ({"max_seq_token_per_tpu": 64}, "packing"),
+    "more steps than the plan": ({"max_steps": STEPS + 1}, "`max_steps` must be at most"),
+    "batch statistics": ({"model": Normalized}, "nnx.BatchStat.*norm.mean"),
+    "no noise": ({"chain": lambda plan: optax.adam(1e-3)}, "one noise stage, got 0"),
+    "clip before noise": ({"chain": clip_first}, "first transform.*clip_by_global_norm"),
+    "MultiSteps": ({"chain": accumulate}, "`optax.MultiSteps` must not hold"),
+    "noise of another plan": (
+        {"chain": lambda plan: make_chain(make_plan(noise_multiplier=2.0))},
+        "must be the plan's.*noise_multiplier=1.0.*got.*noise_multiplier=2.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(options, message):
+    plan = make_plan()
+    options = dict(options)
+    model = options.pop("model", make_model)()
+    chain = options.pop("chain", make_chain)(plan)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        train(plan, model, chain, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "error", "message"),
+    [
+        (None, {"eval_ds": [make_rows()]}, ValueError, "`public_eval_ds`"),
+        (None, {"train_ds": [make_rows()]}, TypeError, r"plan_batches\(plan, rows\)"),
+        ("other plan", {}, ValueError, "another plan"),
+        ("data_hooks", {}, ValueError, "`data_hooks` must not be set"),
+        ("is_managed_externally", {}, ValueError, "`is_managed_externally` must not be set"),
+        ("_train_steps", {}, ValueError, "counted the 1 steps of the trainer, got 0"),
+    ],
+)
+def test_refuses_to_train(change, arguments, error, message):
+    plan = make_plan()
+    trainer = make_trainer(plan)
+    if change == "other plan":
+        plan = make_plan(noise_multiplier=3.0)
+    elif change:
+        setattr(trainer, change, 1)
+    arguments = {"train_ds": private.plan_batches(plan, make_rows()), **arguments}
+    with pytest.raises(error, match=message):
+        trainer.train(**arguments)
+
+
+def test_refuses_parameters_without_their_state(tmp_path):
+    plan, folder = make_plan(), str(tmp_path)
+    manager = peft_trainer.checkpoint_manager.CheckpointManager(folder)
+    manager.save(4, make_model(), force=True)
+    manager.close()
+    with pytest.raises(ValueError, match="counted the 4 steps of the trainer, got 0 releases"):
+        make_trainer(plan, checkpoint_root_directory=folder)
+
+
+def test_refuses_folder_of_another_run(tmp_path):
+    plan, folder = make_plan(), str(tmp_path)
+    train(plan, max_steps=2, checkpoint_root_directory=folder)
+    with pytest.raises(ValueError, match="with another seed"):
+        make_trainer(make_plan(seed=6), checkpoint_root_directory=folder)
+    fresh = make_chain(plan, key=jax.random.key(9))  # the restored key wins
+    assert make_trainer(plan, chain=fresh, checkpoint_root_directory=folder).train_steps == 2
+    (tmp_path / "dpoptax_run.json").unlink()
+    with pytest.raises(ValueError, match="must hold a private run"):
+        make_trainer(plan, checkpoint_root_directory=folder)
+
+
+def test_refuses_another_key_before_first_checkpoint(tmp_path):
+    plan, folder = make_plan(), str(tmp_path)
+    make_trainer(plan, checkpoint_root_directory=folder)
+    make_trainer(plan, checkpoint_root_directory=folder)
+    with pytest.raises(ValueError, match="with another key"):
+        make_trainer(
+            plan,
+            chain=make_chain(plan, key=jax.random.key(9)),
+            checkpoint_root_directory=folder,
+        )
+
+
+def test_plan_without_seed_serves_one_run(tmp_path):
+    plan = make_plan(seed=None)
+    with pytest.raises(ValueError, match="must have a seed"):
+        make_trainer(plan, checkpoint_root_directory=str(tmp_path))
+    first, second = train(plan), train(plan)
+    assert first.plan.sampler.seed != second.plan.sampler.seed
+
+
+def test_batches_of_plan_need_private_trainer():
+    with pytest.raises(TypeError, match="`PrivateTrainer`"):
+        iter(private.plan_batches(make_plan(), make_rows()))
+
+
+@pytest.mark.slow
+def test_on_eight_virtual_devices():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    finished = subprocess.run(
+        [*command, "-m", "slow and not optimized", "tests/integrations/tunix_devices.py"],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
