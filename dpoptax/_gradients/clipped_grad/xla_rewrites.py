@@ -7,8 +7,8 @@ all others, multiplied by zero. So a non-finite number in one example becomes Na
 
 Speed, on CPU only and with `REWRITE_FOR_CPU`: XLA's fast convolutions require channels last. XLA
 converts convolutions to this order, except inside loops. It also computes the gradient of
-max-pooling with a scatter on one thread. On two busy cores of one x86 CPU with jax 0.10.2,
-micro-batched steps of small CNNs took 1.8 to 58 times as long without these rewrites.
+max-pooling with a scatter on one thread. Without these rewrites, micro-batched steps of small CNNs
+are several times slower.
 """
 
 import functools
