@@ -332,8 +332,8 @@ class Guarantee:
 
         >>> import dp_accounting
         >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
-        >>> print(Guarantee(event).statement(owners="1").splitlines()[0][:80])
-        What is protected. The unit of protection is one example, which is one row of th
+        >>> print(Guarantee(event).statement(owners="1").splitlines()[0][:47])
+        This is the plan of a training, not its result.
         """
         from dpoptax.accounting._plain_statement import plain_statement
 

@@ -11,6 +11,7 @@ from jax import Array
 import dpoptax
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._gradients.clip.encoding import decode
 from dpoptax._release.random.keys import check_key
 
 
@@ -80,7 +81,7 @@ def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
 
     def one(key):
         noise = noise_multiplier * clip.sensitivity * jax.random.normal(key, total.shape)
-        release = clip.decode((total + noise) / len(gradients), reference)
+        release = decode(clip, (total + noise) / len(gradients), reference)
         length = jnp.linalg.norm(release) * jnp.linalg.norm(truth)
         return release @ truth / jnp.where(length > 0, length, 1.0)
 

@@ -32,13 +32,15 @@ def trace(mesh, params_spec):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(0)),
         optax.sgd(0.1),
     )
-    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)), 1.0, **options)
+    grad_fn = dpoptax.clipped_grad(
+        lambda params, x: sum(jnp.sum(jnp.tanh(x @ w)) for w in params), 1.0, **options
+    )
 
     def step(params, state, batch):
         updates, state = tx.update(grad_fn(params, batch), state, params)
         return optax.apply_updates(params, updates), state
 
-    params, batch = jnp.ones((8, 512)), jnp.ones((16, 8))
+    params, batch = [jnp.ones((8, 256))] * 2, jnp.ones((16, 8))
     state = jax.eval_shape(tx.init, params)
     args = (
         shapes(mesh, params, params_spec),

@@ -113,14 +113,15 @@ def test_submodules_are_imported_lazily():
     [
         # Limits on the number of modules besides the package's own, slightly above the actual
         # counts.
-        ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.filters.spectrum", 20),
+        ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.filters.spectrum", 5),
         ("from dpoptax.training.cli.main import main; main(['--help'])", 60),
         ("from dpoptax.training.cli.main import main; main(['train', '--help'])", 60),
     ],
 )
 def test_light_imports_load_neither_accounting_nor_models(program, most):
     whole = f"""
-        import sys, json, dpoptax
+        import sys, json, dpoptax, jax, optax
+        dpoptax.clipped_grad, dpoptax.gaussian_noise, dpoptax.disk
         before = set(sys.modules)
         {program}
         print(json.dumps(sorted(set(sys.modules) - before)))
@@ -129,11 +130,12 @@ def test_light_imports_load_neither_accounting_nor_models(program, most):
     assert done.returncode == 0, done.stderr
     added = json.loads(done.stdout.splitlines()[-1])
     assert not {name.split(".")[0] for name in added} & FIRST_WHEN_NEEDED
-    assert len(added) < most
+    assert len([name for name in added if not name.startswith("dpoptax")]) < most
 
 
 @pytest.mark.slow
 def test_fit_without_a_folder_imports_no_checkpoints():
+    pytest.importorskip("tqdm", reason="the extra `train` is not installed")
     done = run(
         """
         import sys, dpoptax, jax.numpy as jnp, optax
@@ -166,9 +168,7 @@ def test_help_does_not_import_accounting(command):
 
 def test_top_level_has_at_most_thirty_names():
     names = {name for name in dir(dpoptax) if not name.startswith("_")}
-    values = {name: getattr(dpoptax, name) for name in names}
-    modules = {name for name in names if isinstance(values[name], types.ModuleType)}
-    assert 20 < len(names - modules) <= 30
+    assert 20 < len(names - set(dpoptax._FILES["."])) <= 30
 
 
 def handed_on(module):
@@ -189,6 +189,8 @@ def test_lazy_names_are_those_of_type_checkers(name):
     assert names.keys() <= set(dir(module))
     assert sum(map(len, module._FILES.values())) == len(names)
     for public, home in names.items():
+        if public in module._FILES.get(".", ()):
+            continue  # a module, which may need an extra
         value = getattr(module, public)
         if not isinstance(value, types.ModuleType):
             assert value is getattr(importlib.import_module(home), public)

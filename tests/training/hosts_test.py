@@ -294,7 +294,8 @@ def test_refuses_hosts_with_different_keys(ran):
 
 def test_fit_shares_a_run_between_processes(ran):
     *pair, alone = (each["fit"] for each in ran[1:])
-    np.testing.assert_allclose(pair, [alone] * 2, rtol=1e-5)
+    # Roundings are relative to the whole tree, and some entries are near zero.
+    np.testing.assert_allclose(pair, [alone] * 2, rtol=0, atol=1e-5 * np.max(np.abs(alone)))
     assert pair[0] == pair[1]
 
 

@@ -122,7 +122,7 @@ def bars(monkeypatch):
     class Bar(training_bars.Bar):
         def update(self, n=1):
             super().update(n)
-            shown.append((self.n, self.postfix))
+            shown.append((self.n, getattr(self, "postfix", None)))
 
     monkeypatch.setattr(course, "Bar", Bar)
     return shown
