@@ -117,7 +117,7 @@ def event_of_records(
 
 
 class _NoPriceError(Exception):
-    """A part of an event has no price of its own for several records."""
+    """The price of a part for several records is not known."""
 
 
 def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> Event:
