@@ -1,5 +1,6 @@
 """The text of a guarantee for readers without mathematics."""
 
+import decimal
 import fractions
 import math
 from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ def _strength(epsilon: float, delta: float, success: float, noun: str, relation:
 
 def _factor(epsilon: float) -> str:
     if epsilon < 100:
-        return round_up(math.exp(epsilon))
+        return f"{decimal.Decimal(round_up(math.exp(epsilon))):,f}"
     return f"10^{math.ceil(epsilon / math.log(10))}"
 
 

@@ -156,6 +156,7 @@ def test_numbers_are_rounded_against_the_claim():
     assert _plain_statement._delta_text(1e-5) == "1 in 100,000"
     assert _plain_statement._delta_text(1.0000001e-5) == "1 in 99,999"
     assert _plain_statement._factor(math.log(20.0)) in ("20", "20.1")
+    assert _plain_statement._factor(math.log(65_000.5)) == "65,001"
     assert _plain_statement._factor(230.3) == "10^101"
 
 
