@@ -457,7 +457,7 @@ def test_folder_gets_the_statement(tmp_path):
     found = quiet(key=KEY, workdir=tmp_path).guarantee
     text = (tmp_path / "statement.txt").read_text("utf-8")
     assert text == found.statement()
-    assert "dpoptax chose them itself" in text
+    assert "chose them itself" in text
 
 
 def test_no_step_exceeds_budget():
