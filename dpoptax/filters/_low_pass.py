@@ -1,5 +1,6 @@
 """The linear filter that all low-pass methods apply after the noise."""
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -86,16 +87,7 @@ def low_pass(
     feedback = (0.0, *a) + (0.0,) * (order - len(a))
     # The buffers after a constant input of 1, to start in the steady state.
     steady = [sum(taps[i:]) - sum(feedback[i:]) for i in range(1, order + 1)]
-
-    def step(
-        x: jax.Array, buffers: Sequence[jax.Array | float]
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        # Direct form II transposed: each buffer holds a partial sum of a later output.
-        y = taps[0] * x + (buffers[0] if order else 0.0)
-        shifted: list[jax.Array | float] = [*buffers[1:], 0.0][:order]
-        return y, [
-            s + bi * x - ai * y for s, bi, ai in zip(shifted, taps[1:], feedback[1:], strict=True)
-        ]
+    filtered = functools.partial(_transposed_form, taps, feedback)
 
     def init_fn(params: PyTree) -> LowPassState:
         zeros = [optax.tree.zeros_like(params, dtype=accumulator_dtype) for _ in range(order)]
@@ -108,7 +100,7 @@ def low_pass(
     ) -> tuple[PyTree, LowPassState]:
         del params
         check_released("low_pass", updates)
-        correction, corrections = step(jnp.ones([], jnp.float32), list(state.correction))
+        correction, corrections = filtered(jnp.ones([], jnp.float32), list(state.correction))
         first = state.count == 0
 
         def leaf(x: jax.Array, *buffers: jax.Array) -> list[jax.Array]:
@@ -118,7 +110,7 @@ def low_pass(
                     jnp.where(first, (rest * x).astype(s.dtype), s)
                     for rest, s in zip(steady, buffers, strict=True)
                 ]
-            y, new = step(x.astype(old[0].dtype) if order else x, old)
+            y, new = filtered(x.astype(old[0].dtype) if order else x, old)
             if start == "corrected":
                 y = y / correction.astype(y.dtype)
             return [y.astype(x.dtype), *(s.astype(r.dtype) for s, r in zip(new, old, strict=True))]
@@ -126,10 +118,28 @@ def low_pass(
         columns = [jax.tree.leaves(tree) for tree in (updates, *state.buffers)]
         rows = [leaf(*row) for row in zip(*columns, strict=True)]
         treedef = jax.tree.structure(updates)
-        out, *filtered = (
+        out, *buffers = (
             jax.tree.unflatten(treedef, [r[i] for r in rows]) for i in range(order + 1)
         )
         corrected = jnp.stack(corrections) if order else state.correction
-        return out, LowPassState(optax.safe_increment(state.count), tuple(filtered), corrected)
+        return out, LowPassState(optax.safe_increment(state.count), tuple(buffers), corrected)
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _transposed_form(
+    taps: Sequence[float],
+    feedback: Sequence[float],
+    x: jax.Array,
+    buffers: Sequence[jax.Array | float],
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns output and buffers after one step in direct form II transposed.
+
+    Each buffer holds a partial sum of a later output.
+    """
+    order = len(taps) - 1
+    y = taps[0] * x + (buffers[0] if order else 0.0)
+    shifted: list[jax.Array | float] = [*buffers[1:], 0.0][:order]
+    return y, [
+        s + bi * x - ai * y for s, bi, ai in zip(shifted, taps[1:], feedback[1:], strict=True)
+    ]
