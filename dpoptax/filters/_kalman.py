@@ -158,24 +158,6 @@ def adaptive_kalman(
     check_decays(decay=decay)
     noise = float(stddev) ** 2
 
-    def gain_and_state(
-        power: jax.Array,
-        sizes: jax.Array,
-        drift: jax.Array,
-        variance: jax.Array,
-        count: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the gain from the mean square innovation of groups of `sizes` entries."""
-        # The mean square of the innovation is drift + noise + variance.
-        drift = decay * drift + (1.0 - decay) * (power - noise - variance)
-        forgotten = jnp.power(decay, jnp.maximum(count, 1))
-        error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + variance)
-        predicted = variance + _mean_above_zero(drift / (1.0 - forgotten), error)
-        first = count == 0
-        gain = jnp.where(first, 1.0, predicted / (predicted + noise))
-        variance = jnp.where(first, noise, (1.0 - gain) * predicted)
-        return gain, jnp.where(first, 0.0, drift), variance
-
     def init_fn(params: PyTree) -> AdaptiveKalmanState:
         groups = len(jax.tree.leaves(params)) if per_leaf else 1
         estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
@@ -199,9 +181,7 @@ def adaptive_kalman(
             squares, sizes = [jnp.sum(jnp.stack(squares))], [sum(sizes)]
         counts = jnp.asarray(sizes, jnp.float32)
         power = jnp.stack(squares) / counts
-        gain, drift, variance = gain_and_state(
-            power, counts, state.drift, state.variance, state.count
-        )
+        gain, drift, variance = _estimate_gain(state, power, counts, noise, decay)
         gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
         estimates = [
             corrected(e, g, k) for e, g, k in zip(estimates, gradients, gains, strict=True)
@@ -214,6 +194,24 @@ def adaptive_kalman(
         )
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _estimate_gain(
+    state: AdaptiveKalmanState, power: jax.Array, sizes: jax.Array, noise: float, decay: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Estimates gain, mean drift and error variance from the mean square innovation.
+
+    `power` is that of groups of `sizes` entries.
+    """
+    # The mean square of the innovation is drift + noise + variance.
+    drift = decay * state.drift + (1.0 - decay) * (power - noise - state.variance)
+    forgotten = jnp.power(decay, jnp.maximum(state.count, 1))
+    error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + state.variance)
+    predicted = state.variance + _mean_above_zero(drift / (1.0 - forgotten), error)
+    first = state.count == 0
+    gain = jnp.where(first, 1.0, predicted / (predicted + noise))
+    variance = jnp.where(first, noise, (1.0 - gain) * predicted)
+    return gain, jnp.where(first, 0.0, drift), variance
 
 
 def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:
