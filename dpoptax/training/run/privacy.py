@@ -39,24 +39,11 @@ def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
             guarantee.
         ValueError: No noise reaches the target ε, or one step exceeds the budget.
     """
-    if config.batch_size > dataset_size:
-        raise ConfigError(
-            f"`batch_size` must be at most {dataset_size}, the number of {_counted(config)} of "
-            f"dataset={config.dataset!r}, got {config.batch_size}."
-        )
-    if config.sampling not in SAMPLERS:
-        raise unknown_name("sampling", config.sampling, SAMPLERS)
+    _check_batches(config, dataset_size)
     seed = config.seed
     if seed is None:
         seed = devices.fresh_seed(bits=256 if config.generator == "chacha20" else 63)
-    sampler = SAMPLERS[config.sampling](
-        dataset_size,
-        config.batch_size,
-        seed=seeds.of_batches(seed, config.generator),
-        multiple_of=config.microbatch_size or 1,
-        unit=config.unit,
-        **_turns(config, dataset_size),
-    )
+    sampler = _make_sampler(config, dataset_size, seed)
     if not config.method.private:
         return RunPlan(sampler, 0.0, config.steps, None, seed=seed)
     if (unproven := config.method.unproven()) is not None:
@@ -73,6 +60,38 @@ def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
             "shuffled epoch depend on each other. Use sampling='poisson', or use "
             "sampling='balls_in_bins' to draw each example once per epoch."
         )
+    promise = _make_privacy_plan(config, sampler)
+    steps = _steps_within_budget(config, promise)
+    multiplier = promise.noise_multiplier
+    assert not isinstance(multiplier, Mapping)  # a config has no schedule of noise
+    return RunPlan(sampler, multiplier, steps, promise, seed=seed)
+
+
+def _check_batches(config: TrainConfig, dataset_size: int) -> None:
+    """Raises if the batch is larger than the data, or the sampling is unknown."""
+    if config.batch_size > dataset_size:
+        raise ConfigError(
+            f"`batch_size` must be at most {dataset_size}, the number of {_counted(config)} of "
+            f"dataset={config.dataset!r}, got {config.batch_size}."
+        )
+    if config.sampling not in SAMPLERS:
+        raise unknown_name("sampling", config.sampling, SAMPLERS)
+
+
+def _make_sampler(config: TrainConfig, dataset_size: int, seed: int) -> sampling.Sampler:
+    """Returns the sampler of a config, with a seed derived from that of the run."""
+    return SAMPLERS[config.sampling](
+        dataset_size,
+        config.batch_size,
+        seed=seeds.of_batches(seed, config.generator),
+        multiple_of=config.microbatch_size or 1,
+        unit=config.unit,
+        **_turns(config, dataset_size),
+    )
+
+
+def _make_privacy_plan(config: TrainConfig, sampler: sampling.Sampler) -> "dpoptax.PrivacyPlan":
+    """Returns the plan of the config's steps, with calibrated or given noise."""
     strategy = config.method.strategy(config.steps)
     if config.fixed_point and strategy is not None:
         try:
@@ -84,7 +103,7 @@ def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
                 "fixed_point=False."
             ) from error
     # `dpoptax` loads the accounting lazily, so that help, which imports this module, stays fast.
-    promise = dpoptax.PrivacyPlan(
+    return dpoptax.PrivacyPlan(
         sampler=sampler,
         steps=config.steps,
         epsilon=config.epsilon if config.noise_multiplier is None else None,
@@ -94,14 +113,15 @@ def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
         fixed_point=config.fixed_point,
         accountant=config.accountant,
     )
+
+
+def _steps_within_budget(config: TrainConfig, promise: "dpoptax.PrivacyPlan") -> int:
+    """Returns the number of the config's steps that its budget permits."""
     # Computed even without a budget, so that errors of the accounting precede the first step.
     spent = promise.guarantee().epsilon(config.delta)
-    steps = config.steps
     if config.epsilon is not None and spent > config.epsilon:
-        steps = promise.steps_within(config.epsilon)
-    multiplier = promise.noise_multiplier
-    assert not isinstance(multiplier, Mapping)  # a config has no schedule of noise
-    return RunPlan(sampler, multiplier, steps, promise, seed=seed)
+        return promise.steps_within(config.epsilon)
+    return config.steps
 
 
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
