@@ -97,7 +97,6 @@ def selected_grad(
     """
     if not isinstance(clip, RowSelectingClip):
         raise TypeError(f"`clip` must be a `dpoptax.tables.row_selecting_clip`, got {clip!r}.")
-    size = clip.selection.table_size
 
     @jax.jit
     def select_and_sum(
@@ -114,18 +113,7 @@ def selected_grad(
         located = locate(lookups, selected.rows, leaves[place])
         leaves[place] = take_rows(leaves[place], selected.rows)
         small = jax.tree.unflatten(structure, leaves)
-
-        def loss(params: PyTree, example: PyTree, *key: jax.Array) -> Any:
-            inner = jax.tree.leaves(params)
-            inner[place] = TrainedRows(inner[place])
-            try:
-                return loss_fn(jax.tree.unflatten(structure, inner), example, *key)
-            except TypeError as error:
-                # JAX names only the type that it cannot use. The note explains its purpose.
-                if TrainedRows.__name__ in str(error):
-                    error.add_note(UNSUPPORTED_USE)
-                raise
-
+        loss = _loss_of_rows(loss_fn, place)
         points = GradientPoints((small,), (1.0,), reference=release_context(state))
         sum_of = clipped_grad(loss, clip, microbatch_size=microbatch_size)
         clipped = sum_of(points, (located, rest), mask, key=key, ids=ids)
@@ -140,19 +128,9 @@ def selected_grad(
         key: jax.Array | None = None,
         ids: ArrayLike | None = None,
     ) -> SelectedGrad:
-        state = find_state(opt_state, RowSelectingNoiseState)
-        if state is None:
-            raise ValueError(
-                "`opt_state` must contain the state of `dpoptax.tables.row_selecting_noise`, whose "
-                "noise selects the rows. Start the chain with it instead of `gaussian_noise`."
-            )
+        state = _find_noise_state(opt_state)
         place = place_of(params, where)
-        rows = jax.tree.leaves(params)[place].shape[0]
-        if rows != size:
-            raise ValueError(
-                f"The table must have table_size={size} rows, as in the clip's selection, got "
-                f"{rows}. The noise is drawn for that many rows."
-            )
+        _check_table_size(jax.tree.leaves(params)[place].shape[0], clip)
         _check_memory(opt_state, params, place, clip)
         lookups, rest = _checked(batch)
         which = check_mask(mask, lookups.shape[0])
@@ -161,6 +139,44 @@ def selected_grad(
         return SelectedGrad(clipped, small, selected)
 
     return grad_fn
+
+
+def _loss_of_rows(loss_fn: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Returns a loss of the selected rows that permits only `look_up` in the table."""
+
+    def loss(params: PyTree, example: PyTree, *key: jax.Array) -> Any:
+        leaves, structure = jax.tree.flatten(params)
+        leaves[place] = TrainedRows(leaves[place])
+        try:
+            return loss_fn(jax.tree.unflatten(structure, leaves), example, *key)
+        except TypeError as error:
+            # JAX names only the type that it cannot use. The note explains its purpose.
+            if TrainedRows.__name__ in str(error):
+                error.add_note(UNSUPPORTED_USE)
+            raise
+
+    return loss
+
+
+def _find_noise_state(opt_state: PyTree) -> RowSelectingNoiseState:
+    """Returns the state of the noise that selects the rows."""
+    state = find_state(opt_state, RowSelectingNoiseState)
+    if state is None:
+        raise ValueError(
+            "`opt_state` must contain the state of `dpoptax.tables.row_selecting_noise`, whose "
+            "noise selects the rows. Start the chain with it instead of `gaussian_noise`."
+        )
+    return state
+
+
+def _check_table_size(rows: int, clip: RowSelectingClip) -> None:
+    """Raises if the table does not have the number of rows that the clip's noise is drawn for."""
+    size = clip.selection.table_size
+    if rows != size:
+        raise ValueError(
+            f"The table must have table_size={size} rows, as in the clip's selection, got "
+            f"{rows}. The noise is drawn for that many rows."
+        )
 
 
 def _checked(batch: object) -> tuple[jax.Array, PyTree]:
