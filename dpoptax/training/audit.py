@@ -1,7 +1,9 @@
 """Audits a config by attacks on its releases and its training."""
 
 import dataclasses
+import functools
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -99,73 +101,24 @@ def audit_config(
         ConfigError: The config claims no ε.
         ValueError: As for training.
     """
-    if not config.method.private or config.noise_multiplier == 0:
-        raise ConfigError(
-            f"`config` must claim an ε to be audited, got method={config.method.name} with "
-            f"noise_multiplier={config.noise_multiplier}. Use a private method with noise."
-        )
-    if (unproven := config.method.unproven()) is not None:
-        raise ConfigError(
-            f"`method` must have a privacy proof to be audited, got {config.method.name}: "
-            f"{unproven}. To audit an ε that others claim for it, use dpoptax.auditing with "
-            "`claimed_epsilon`."
-        )
-
-    def tell(name: str) -> None:
-        if progress:
-            say(f"auditing {config.method.name}, {name} ...")
-
-    # A fixed seed makes audits repeatable.
-    config = dataclasses.replace(config, seed=config.seed or 0)
-    dataset = config.data().load()
-    plan = make_run_plan(config, dataset.units(config.unit))
-    run = resolve(config, plan, num_classes=dataset.num_classes)
-    # A fixed key: audits of many runs fold a key for each run into it.
-    chain = dataclasses.replace(run.chain, keys=Keys.fixed(config.generator))
-    run = dataclasses.replace(run, chain=chain)
-    settings: dict[str, Any] = {
-        "delta": config.delta,
-        "confidence": confidence,
-        "key": jax.random.key(seed),
-    }
-    runs = trials if type(plan.sampler) is sampling.PoissonSampler else trials // _REPLAYED
-    releases = {  # built lazily, so that unsupported configs fail before the costly search
-        "one full-batch release": _full_batch,
-        "one full-batch release, worst example found": _worst_example,
-    }
-    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
-        ("white-box", chain.release),
-        ("last-iterate", chain.optimizer),
-    )
-    trains = streaming.in_memory(dataset.train) and config.unit == "example"
+    _check_claim(config)
+    run, dataset = _repeatable_run(config)
+    attacks = [
+        *_attacks_on_one_release(run, trials),
+        *_attacks_on_whole_run(run, trials),
+        *_attacks_on_training(run, dataset),
+    ]
     if progress:
         say(
-            f"{len(releases) + len(views) + trains} attacks, which take about "
-            f"{max(2, 4 * trials // 20_000)} minutes together for a small model and 100 steps on "
-            "two cores ..."
+            f"{len(attacks)} attacks, which take about {max(2, 4 * trials // 20_000)} minutes "
+            "together for a small model and 100 steps on two cores ..."
         )
     rows = []
-    for name, make in releases.items():
-        tell(name)
-        result = auditing.audit(make(run), trials=10 * trials, **settings)
-        rows.append(Audited(config.method.name, name, result))
-    for threat_model, transform in views:
-        name = f"{plan.permitted_steps} steps"
-        tell(f"{name}, {threat_model}")
-        game = auditing.canary_gradient(
-            transform,
-            chain.clip,
-            jnp.zeros(_SMALL),
-            plan.sampler,
-            steps=plan.permitted_steps,
-        )
-        result = auditing.audit(game, trials=max(runs, 64), threat_model=threat_model, **settings)
-        rows.append(Audited(config.method.name, name, _as_stated(result, run)))
-    if trains:
-        name = f"one training of {config.model}"
-        tell(name)
-        result = _train(run, dataset, **settings)
-        rows.append(Audited(config.method.name, name, _as_stated(result, run)))
+    for attack in attacks:
+        if progress:
+            say(f"auditing {config.method.name}, {attack.title} ...")
+        result = attack.run(delta=config.delta, confidence=confidence, key=jax.random.key(seed))
+        rows.append(Audited(config.method.name, attack.name, result))
     return rows
 
 
@@ -200,6 +153,111 @@ def notes(rows: list[Audited]) -> list[str]:
                 "spread is not a bound."
             )
     return lines
+
+
+class _Attack(NamedTuple):
+    """An attack that has not run yet.
+
+    Attributes:
+        name: Name of the audited release or run.
+        title: The same with the threat model, if it is needed to tell attacks apart.
+        run: Builds and plays the game, given δ, confidence and key. Games are built one by one, so
+            that unsupported configs fail before the costly search for an example.
+    """
+
+    name: str
+    title: str
+    run: Callable[..., auditing.AuditResult]
+
+
+def _check_claim(config: TrainConfig) -> None:
+    """Raises if the config claims no ε."""
+    if not config.method.private or config.noise_multiplier == 0:
+        raise ConfigError(
+            f"`config` must claim an ε to be audited, got method={config.method.name} with "
+            f"noise_multiplier={config.noise_multiplier}. Use a private method with noise."
+        )
+    if (unproven := config.method.unproven()) is not None:
+        raise ConfigError(
+            f"`method` must have a privacy proof to be audited, got {config.method.name}: "
+            f"{unproven}. To audit an ε that others claim for it, use dpoptax.auditing with "
+            "`claimed_epsilon`."
+        )
+
+
+def _repeatable_run(config: TrainConfig) -> tuple[ResolvedRun, Dataset]:
+    """Returns the run of a config, with a fixed seed and key, and its data."""
+    # A fixed seed makes audits repeatable.
+    config = dataclasses.replace(config, seed=config.seed or 0)
+    dataset = config.data().load()
+    plan = make_run_plan(config, dataset.units(config.unit))
+    run = resolve(config, plan, num_classes=dataset.num_classes)
+    # A fixed key: audits of many runs fold a key for each run into it.
+    chain = dataclasses.replace(run.chain, keys=Keys.fixed(config.generator))
+    return dataclasses.replace(run, chain=chain), dataset
+
+
+def _attacks_on_one_release(run: ResolvedRun, trials: int) -> list[_Attack]:
+    """Returns attacks on a full batch, by a canary and by the worst example found."""
+    games = {
+        "one full-batch release": _full_batch,
+        "one full-batch release, worst example found": _worst_example,
+    }
+    return [
+        _Attack(name, name, functools.partial(_attack_release, run, make, 10 * trials))
+        for name, make in games.items()
+    ]
+
+
+def _attacks_on_whole_run(run: ResolvedRun, trials: int) -> list[_Attack]:
+    """Returns attacks on all noisy and filtered updates, and on the final parameters only."""
+    name = f"{run.plan.permitted_steps} steps"
+    poisson = type(run.plan.sampler) is sampling.PoissonSampler
+    runs = max(trials if poisson else trials // _REPLAYED, 64)
+    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
+        ("white-box", run.chain.release),
+        ("last-iterate", run.chain.optimizer),
+    )
+    return [
+        _Attack(name, f"{name}, {view[0]}", functools.partial(_attack_view, run, *view, runs))
+        for view in views
+    ]
+
+
+def _attacks_on_training(run: ResolvedRun, dataset: Dataset) -> list[_Attack]:
+    """Returns an attack on one training if its data are in memory and its unit is an example."""
+    if run.config.unit != "example" or not streaming.in_memory(dataset.train):
+        return []
+    name = f"one training of {run.config.model}"
+    return [_Attack(name, name, functools.partial(_attack_training, run, dataset))]
+
+
+def _attack_release(
+    run: ResolvedRun, make: Callable[[ResolvedRun], auditing.Game], trials: int, **claim: Any
+) -> auditing.AuditResult:
+    return auditing.audit(make(run), trials=trials, **claim)
+
+
+def _attack_view(
+    run: ResolvedRun,
+    threat_model: auditing.ThreatModel,
+    transform: optax.GradientTransformation,
+    trials: int,
+    **claim: Any,
+) -> auditing.AuditResult:
+    game = auditing.canary_gradient(
+        transform,
+        run.chain.clip,
+        jnp.zeros(_SMALL),
+        run.plan.sampler,
+        steps=run.plan.permitted_steps,
+    )
+    result = auditing.audit(game, trials=trials, threat_model=threat_model, **claim)
+    return _as_stated(result, run)
+
+
+def _attack_training(run: ResolvedRun, dataset: Dataset, **claim: Any) -> auditing.AuditResult:
+    return _as_stated(_train(run, dataset, **claim), run)
 
 
 def _full_batch(run: ResolvedRun) -> auditing.Game:
