@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType
 
 import dpoptax
 from dpoptax.accounting import Guarantee
@@ -156,23 +155,12 @@ def fit(
     >>> result.params.shape, result.steps, round(result.guarantee.stated_epsilon, 2)
     ((), 8, 3.54)
     """
-    if not isinstance(plan, dpoptax.PrivacyPlan):
-        raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"`optimizer` must be an optax transformation, got {optimizer!r}. Pass "
-            "`optax.MultiSteps(…).gradient_transformation()` for MultiSteps."
-        )
-    if grad_fn is None:
-        clip = 1.0 if clip is None else clip
-    else:
-        _check_unused(loss_fn=loss_fn, has_aux=has_aux or None, microbatch_size=microbatch_size)
-        _check_automatic(mesh)
-    eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
-    for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
-        if every < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    random = requires_key(grad_fn) if grad_fn is not None else takes_key(loss_fn)
+    inputs.check_types(plan, optimizer)
+    gradient = _make_gradient(
+        loss_fn, clip, grad_fn, mesh, users, has_aux=has_aux, microbatch_size=microbatch_size
+    )
+    schedule = _make_schedule(plan, eval_every, checkpoint_every)
+    random = gradient.takes_key()
     place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
@@ -182,101 +170,167 @@ def fit(
         steps = plan.steps if budget is None else plan.steps_within(budget)
 
     workdir = None if workdir is None else Path(workdir)
-    options: dict[str, Any] = {"log": log, "progress": progress, "exact": plan.fixed_point}
-    with open_context(workdir, place, phases, **options) as context:
-        if context.begun is not None:
-            assert workdir is not None
-            plan, key = _continued(plan, key, context.begun, workdir)
-        elif plan.sampler.seed is None:
-            plan = _seeded(plan, devices.fresh_seed(bits=128))
-        key = hosts.shared_secrets()[1] if key is None else key
-        seed = plan.sampler.seed
-        assert seed is not None
-
-        def chain_with(key: jax.Array) -> optax.GradientTransformation:
-            stages = [plan.noise(key, clip=clip), optimizer]
-            if random:
-                stages.insert(1, step_keys(seeds.random_key(key)))
-            return optax.chain(*stages)
-
-        def first_state(key: jax.Array, params: Any) -> Any:
-            return inputs.on_devices("optimizer", chain_with(key).init(params), place)
-
+    with open_context(
+        workdir, place, phases, log=log, progress=progress, exact=plan.fixed_point
+    ) as context:
+        plan, key = _new_or_continued(plan, key, context.begun, workdir)
+        private = _PrivateOptimizer(plan, optimizer, gradient.clip, random, place)
         with phases("init"):
-            chain = chain_with(key)
+            chain = private.chain(key)
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
-            opt_state = first_state(key, params)
-        noise = plan.noise_multiplier
-        least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
-        dataset = Dataset("data", data, {}, 0)
-        step = TrainingStep(
-            loss_fn,
-            clip,
-            chain,
-            plan.sampler.batch_size,
-            per_user=users is not None,
-            has_aux=has_aux,
-            microbatch_size=microbatch_size,
-            param_specs=inputs.param_specs(params),
-            grad_fn=grad_fn,
+            first = State(0, params, private.first_state(key, params))
+        step = gradient.step(chain, plan.sampler.batch_size, params)
+        del params  # with `first`, frees them once a restored state replaces them
+        job = _make_job(
+            private, key, step, data, steps, frozen, users, evaluate=_metrics(evaluate), **schedule
         )
-        job = Job(
-            name="training",
-            plan=RunPlan(plan.sampler, least_noise, steps, plan),
-            step=step,
-            frozen=frozen,
-            data=data,
-            users=users,
-            evaluate=_metrics(evaluate),
-            identity=lambda: {
-                "run": _fields(plan),
-                "seed": seed.hex() if isinstance(seed, bytes) else seed,
-                "key": _words(key),
-            },
-            fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
-            program=lambda args: {
-                "`users`": digest_of(None if users is None else vars(users)),
-                "`optimizer`": optimizer_digest(optimizer, args[0][0]),
-                **_gradient_digests(step, args, place),
-            },
-            begin=lambda read, params: first_state(seeds.noise_key_of(key, read), params),
-            exact=plan.fixed_point,
-            eval_every=eval_every,
-            checkpoint_every=checkpoint_every,
-        )
-        first = State(0, params, opt_state)
-        del params, opt_state  # frees them once a restored state replaces them
         with inputs.explains_optimizer(optimizer, first.params):
             course = Course(job, first, context)
             del first
             course.finish()
-    state = course.state
+    return _make_result(plan, course.state, workdir)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gradient:
+    """Computation of clipped sums by a loss or by a given function, as for `TrainingStep`."""
+
+    loss_fn: Callable[..., Any] | None
+    clip: dpoptax.Clip | float | None
+    grad_fn: Callable[..., Any] | None
+    per_user: bool
+    has_aux: bool
+    microbatch_size: int | None
+
+    def takes_key(self) -> bool:
+        """Returns whether it takes a key for each step."""
+        return takes_key(self.loss_fn) if self.grad_fn is None else requires_key(self.grad_fn)
+
+    def step(
+        self, chain: optax.GradientTransformation, batch_size: int, params: Any
+    ) -> TrainingStep:
+        """Returns the training step with the chain of a run."""
+        return TrainingStep(
+            self.loss_fn,
+            self.clip,
+            chain,
+            batch_size,
+            per_user=self.per_user,
+            has_aux=self.has_aux,
+            microbatch_size=self.microbatch_size,
+            param_specs=inputs.param_specs(params),
+            grad_fn=self.grad_fn,
+        )
+
+
+def _make_gradient(
+    loss_fn: Callable[..., Any] | None,
+    clip: dpoptax.Clip | float | None,
+    grad_fn: Callable[..., Any] | None,
+    mesh: jax.sharding.Mesh | None,
+    users: UserTable | None,
+    *,
+    has_aux: bool,
+    microbatch_size: int | None,
+) -> _Gradient:
+    """Returns the gradient with the default clip, or a given one without conflicting arguments."""
+    if grad_fn is None:
+        clip = 1.0 if clip is None else clip
+    else:
+        unused = {"has_aux": has_aux or None, "microbatch_size": microbatch_size}
+        inputs.check_unused(loss_fn=loss_fn, **unused)
+        inputs.check_automatic(mesh)
+    return _Gradient(loss_fn, clip, grad_fn, users is not None, has_aux, microbatch_size)
+
+
+def _make_schedule(
+    plan: dpoptax.PrivacyPlan, eval_every: int | None, checkpoint_every: int
+) -> dict[str, int]:
+    """Returns the steps between evaluations and between checkpoints, by their names in `Job`."""
+    eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
+    schedule = {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
+    for name, every in schedule.items():
+        if every < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {every}.")
+    return schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class _PrivateOptimizer:
+    """Noise, optimizer and keys of steps, for any noise key."""
+
+    plan: dpoptax.PrivacyPlan
+    optimizer: optax.GradientTransformation
+    clip: dpoptax.Clip | float | None
+    random: bool
+    place: devices.Devices
+
+    def chain(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns the chain of a noise key."""
+        stages = [self.plan.noise(key, clip=self.clip), self.optimizer]
+        if self.random:
+            stages.insert(1, step_keys(seeds.random_key(key)))
+        return optax.chain(*stages)
+
+    def first_state(self, key: jax.Array, params: Any) -> Any:
+        """Returns the initial state of the chain, on the devices."""
+        return inputs.on_devices("optimizer", self.chain(key).init(params), self.place)
+
+
+def _make_job(
+    private: _PrivateOptimizer,
+    key: jax.Array,
+    step: TrainingStep,
+    data: streaming.Source,
+    steps: int,
+    frozen: Any,
+    users: UserTable | None,
+    *,
+    evaluate: Callable[[Any], Record],
+    eval_every: int,
+    checkpoint_every: int,
+) -> Job:
+    """Returns the job of a plan, with everything that must be equal when it resumes."""
+    plan, seed = private.plan, private.plan.sampler.seed
+    assert seed is not None
+    noise = plan.noise_multiplier
+    least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
+    dataset = Dataset("data", data, {}, 0)
+    return Job(
+        name="training",
+        plan=RunPlan(plan.sampler, least_noise, steps, plan),
+        step=step,
+        frozen=frozen,
+        data=data,
+        users=users,
+        evaluate=evaluate,
+        identity=lambda: {
+            "run": _fields(plan),
+            "seed": seed.hex() if isinstance(seed, bytes) else seed,
+            "key": _words(key),
+        },
+        fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
+        program=lambda args: {
+            "`users`": digest_of(None if users is None else vars(users)),
+            "`optimizer`": optimizer_digest(private.optimizer, args[0][0]),
+            **_gradient_digests(step, args, private.place),
+        },
+        begin=lambda read, params: private.first_state(seeds.noise_key_of(key, read), params),
+        exact=plan.fixed_point,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+    )
+
+
+def _make_result(plan: dpoptax.PrivacyPlan, state: State, workdir: Path | None) -> FitResult:
+    """Returns the final state with its guarantee, which is also stated in the folder."""
     guarantee = dataclasses.replace(plan.guarantee(state.opt_state), drawn=True)
     if workdir is not None and jax.process_index() == 0:
         from dpoptax.training.run import records
 
         records.write_text(workdir / records.STATEMENT, guarantee.statement())
     return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
-
-
-def _check_unused(**arguments: Any) -> None:
-    """Raises if an argument is given that `grad_fn` replaces."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(
-                f"`{name}` must not be given with `grad_fn`, got {value!r}. Pass it to "
-                "`dpoptax.clipped_grad`, which makes `grad_fn`."
-            )
-
-
-def _check_automatic(mesh: jax.sharding.Mesh | None) -> None:
-    """Raises if a mesh has explicit axes, which a given gradient and the step would not share."""
-    if mesh is not None and set(mesh.axis_types) != {AxisType.Auto}:
-        raise ValueError(
-            f"`mesh` must have automatic axes with `grad_fn`, got {mesh}. Make it by "
-            "`jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,))`."
-        )
 
 
 def _gradient_digests(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, str]:
@@ -316,6 +370,18 @@ def _metrics(
         return found
 
     return metrics
+
+
+def _new_or_continued(
+    plan: dpoptax.PrivacyPlan, key: jax.Array | None, begun: Record | None, workdir: Path | None
+) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
+    """Returns the plan with a seed, and the noise key: given, new, or of the run to resume."""
+    if begun is not None:
+        assert workdir is not None
+        plan, key = _continued(plan, key, begun, workdir)
+    elif plan.sampler.seed is None:
+        plan = _seeded(plan, devices.fresh_seed(bits=128))
+    return plan, hosts.shared_secrets()[1] if key is None else key
 
 
 def _continued(

@@ -17,6 +17,36 @@ from dpoptax.training.run.devices import Devices
 from dpoptax.users import UserTable
 
 
+def check_types(plan: "dpoptax.PrivacyPlan", optimizer: optax.GradientTransformation) -> None:
+    """Raises if the plan or the optimizer has another type."""
+    if not isinstance(plan, dpoptax.PrivacyPlan):
+        raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"`optimizer` must be an optax transformation, got {optimizer!r}. Pass "
+            "`optax.MultiSteps(…).gradient_transformation()` for MultiSteps."
+        )
+
+
+def check_unused(**arguments: Any) -> None:
+    """Raises if an argument is given that `grad_fn` replaces."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must not be given with `grad_fn`, got {value!r}. Pass it to "
+                "`dpoptax.clipped_grad`, which makes `grad_fn`."
+            )
+
+
+def check_automatic(mesh: Mesh | None) -> None:
+    """Raises if a mesh has explicit axes, which a given gradient and the step would not share."""
+    if mesh is not None and set(mesh.axis_types) != {AxisType.Auto}:
+        raise ValueError(
+            f"`mesh` must have automatic axes with `grad_fn`, got {mesh}. Make it by "
+            "`jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,))`."
+        )
+
+
 def devices_of(mesh: Mesh | None) -> Devices:
     """Returns the devices of a mesh with automatic axes.
 
