@@ -94,10 +94,10 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
 
 def positive(name: str, value: float) -> float:
     """Returns `value` as a float, or raises an error if it is not positive."""
-    found = _number(name, value)
+    found = value if isinstance(value, numbers.Real) else _number(name, value)
     if not 0.0 < found <= 1e9:
         raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}.")
-    return found
+    return float(found)
 
 
 def clip_norm(name: str, value: float) -> float:

@@ -122,7 +122,8 @@ def sum_clipped(
         steps = clipped * (1.0 / grid)  # exact, unlike a division on GPU
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
-    grads = encode(clip, grads, reference)
+    if isinstance(clip, EncodingClip) or reference is not None:
+        grads = encode(clip, grads, reference)
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     totals = list(map(summed, clipped.coefficients, clipped.units))
@@ -210,13 +211,18 @@ def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
 
 def batch_length(tree: PyTree) -> int:
     """Returns the common length of the leading axis, or raises an error."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
-    if len(set(sizes.values())) != 1 or () in sizes.values():
-        shown = [f"{name or 'leaf'}: {size}" for name, size in sizes.items()]
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "Every leaf must have the examples as its leading axis, of one length, got "
-            + (", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf")
+            + _list_lengths(tree)
             + ". Convert a list of examples to one array with `np.stack`." * isinstance(tree, list)
         )
-    return next(iter(sizes.values()))[0]
+    return sizes.pop()[0]
+
+
+def _list_lengths(tree: PyTree) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = [(jax.tree_util.keystr(path) or "leaf", jnp.shape(leaf)[:1]) for path, leaf in leaves]
+    shown = [f"{name}: {size}" for name, size in sizes]
+    return ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf"
