@@ -64,11 +64,10 @@ def places(
     get the same number, and so the same noise.
     """
     strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    size = math.prod(shape)
-    if size > 2**32:
+    if math.prod(shape) > 2**32:
         raise ValueError(
-            f"A parameter must have at most 2³² numbers to get noise, got {size}. Split it into "
-            "two."
+            "A parameter must have at most 2³² numbers to get noise, got "
+            f"{math.prod(shape)}. Split it into two."
         )
     numbers = jnp.uint32(0)
     for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
@@ -101,12 +100,12 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     used there. A barrier hides the zero while XLA simplifies loops.
     """
     leaves, structure = jax.tree.flatten(tree)
-    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
+    chosen = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
     # Outside of a trace, each operation runs separately and stores its result.
-    if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
+    if not any(isinstance(leaves[i], jax.core.Tracer) for i in chosen):
         return tree
     on_gpu = functools.partial(_after_empty_loop, change=lax.neg)
-    stored = dict(zip(places, _store([leaves[i] for i in places], on_gpu), strict=True))
+    stored = dict(zip(chosen, _store([leaves[i] for i in chosen], on_gpu), strict=True))
     found: Tree = jax.tree.unflatten(structure, [stored.get(i, x) for i, x in enumerate(leaves)])
     return found
 
@@ -192,10 +191,10 @@ def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
     sizes = [stack.shape[0] for stack in stacks]
     if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
         return [list(jnp.unstack(stack)) for stack in stacks]
-    places = opaque_integers(range(max(sizes)))
+    indices = opaque_integers(range(max(sizes)))
     part = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
     return [
-        [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
+        [part(x, i) for i in indices[:n]] if n > 1 else [x[0]]
         for x, n in zip(stacks, sizes, strict=True)
     ]
 

@@ -143,8 +143,7 @@ def _words(x: jax.Array) -> list[jax.Array]:
         return [*_words(x.real), *_words(x.imag)]
     if x.dtype == jnp.bool_:
         return [x.astype(jnp.uint32)]
-    bits = x.dtype.itemsize * 8
-    unsigned = lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
-    if bits == 64:
+    unsigned = lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}"))
+    if x.dtype.itemsize == 8:
         return [(unsigned & 0xFFFFFFFF).astype(jnp.uint32), (unsigned >> 32).astype(jnp.uint32)]
     return [unsigned.astype(jnp.uint32)]

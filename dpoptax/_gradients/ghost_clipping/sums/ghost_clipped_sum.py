@@ -174,10 +174,9 @@ def sum_floats(
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
-    tau = sum_rounding(gradients, whole)
-    pieces, count = make_pieces(gradients, groups), 1 + max(groups)
+    pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
-        scaled, gradients.scales, pieces, mask, group_count=count, tau=tau
+        scaled, gradients.scales, pieces, mask, group_count=1 + max(groups), tau=tau
     )
     (by_piece,) = unstack(coefficients)
     bound, products = scaled.sensitivity, gradients.products
@@ -224,9 +223,8 @@ def sum_products(
 
         return sum_joined(factored, coefficients, bound=bound, examples=examples)
     (segment,) = factored.segments
-    return sum_segment(
-        segment, coefficients, block_size(factored, examples, terms_per_entry(segment))
-    )
+    block = block_size(factored, examples, terms_per_entry(segment))
+    return sum_segment(segment, coefficients, block)
 
 
 def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
