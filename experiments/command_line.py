@@ -42,6 +42,9 @@ commands:
         models with its update rules and with tuned optimizers
   digits NAME --output FILE
         a table measured on digits; NAME is `batches` or `public`
+  number-of-trials [--chances P...]
+        the noise that a trial of a sweep needs, by distribution of the number
+        of trials
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
 
@@ -290,6 +293,13 @@ def _digits(arguments: list[str]) -> int:
     return 0
 
 
+def _number_of_trials(arguments: list[str]) -> int:
+    from experiments.reports.number_of_trials import NumberOfTrialsArguments, table
+
+    print(table(_parse("number-of-trials", NumberOfTrialsArguments, arguments)))
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -315,6 +325,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "record": _record,
     "released-code": _released_code,
     "digits": _digits,
+    "number-of-trials": _number_of_trials,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -92,7 +92,7 @@ def test_plan_states_missing_proof():
 
 @pytest.mark.slow
 def test_plan_states_attack_success(coarse_prices):
-    cost = plan_run(TINY, count_flops=False, attacks=True)
+    cost = plan_run(TINY, count_flops=False, details=True)
     found, mu = cost.attacks
     line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
     assert "% over examples at a false-positive rate of 1 %" in line
@@ -102,7 +102,27 @@ def test_plan_states_attack_success(coarse_prices):
     assert 0.01 < found < 1
     for method in (NonPrivate(), GeoDP()):
         open_run = dataclasses.replace(TINY, method=method, noise_multiplier=1.0)
-        assert plan_run(open_run, count_flops=False, attacks=True).attacks is None
+        assert plan_run(open_run, count_flops=False, details=True).attacks is None
+
+
+@pytest.mark.slow
+def test_plan_names_cheaper_sampling():
+    config = dataclasses.replace(TINY, accountant="pld", epsilon=3.0, steps=15, batch_size=256)
+    cost = plan_run(config, count_flops=False, details=True)
+    sigma, q = cost.balls_in_bins
+    assert sigma / q < cost.noise_multiplier / cost.sampling_probability
+    assert f"σ = {sigma:.5g} and q = {q:.4g} for the same ε" in text("tiny", cost)
+    chosen = plan_run(dataclasses.replace(config, sampling="balls_in_bins"), count_flops=False)
+    assert (chosen.noise_multiplier, chosen.sampling_probability) == (sigma, q)
+    assert abs(chosen.epsilon - 3) < 0.01
+    for changes in (
+        {"sampling": "balls_in_bins"},
+        {"noise_multiplier": 1.0, "epsilon": None},
+        {"accountant": "rdp"},
+        {"steps": 1},
+    ):
+        other = dataclasses.replace(config, **changes)
+        assert plan_run(other, count_flops=False, details=True).balls_in_bins is None, changes
 
 
 @pytest.mark.slow

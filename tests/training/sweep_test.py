@@ -42,7 +42,7 @@ def get_config():
 
 
 def sweep(workdir, **changes):
-    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1")}
+    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1"), "repetitions": "fixed"}
     return Sweep(workdir=workdir, **{**given, **changes})
 
 
@@ -527,10 +527,19 @@ def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path, seed):
 def test_dry_run_prints_only_the_price(tmp_path, capsys):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
-    options = ["--grid", "learning_rate=1,2", "--workdir", str(workdir), "--dry-run"]
+    options = [
+        "--grid",
+        "learning_rate=1,2",
+        "--trials",
+        "2",
+        "--workdir",
+        str(workdir),
+        "--dry-run",
+    ]
     assert main(["sweep", str(tmp_path / "tiny.py"), *options]) == 0
     told = capsys.readouterr()
     assert "including its selection" in told.out
+    assert "the best of a geometric number of trials with mean 2" in told.out
     assert told.err.startswith("dpoptax: computing the cost of the sweep ...")
     assert not workdir.exists()
 
@@ -543,6 +552,7 @@ def test_killed_sweep_leaves_no_workers_and_resumes(tmp_path):
     start = "from dpoptax.training.cli.main import main; main()"
     command = [sys.executable, "-c", start, "sweep", "tiny.py"]
     options = ["--workdir", str(workdir), "--processes", "2", *grid]
+    options += ["--repetitions", "fixed"]
     process = subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
     while not list(workdir.glob("trials/*.json")):

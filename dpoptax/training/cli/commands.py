@@ -105,7 +105,7 @@ def _plan(arguments: list[str]) -> int:
         description=f"Compute the cost of {paths[0]}. Every field can be overridden.",
     )
     with Phases(say)("plan"):
-        cost = planning.plan_run(config, attacks=True)
+        cost = planning.plan_run(config, details=True)
     print(planning.text(name, cost))
     return 0
 

@@ -45,6 +45,8 @@ class RunCost:
             longer one counts. None if not counted.
         attacks: Power of attacks: the largest true-positive rate at a false-positive rate of 1 %,
             and μ. None without a guarantee, or if not requested.
+        balls_in_bins: σ and q for the same ε if each example takes part once per epoch, if σ/q, the
+            noise on the mean, is then smaller. None otherwise, or if not requested.
     """
 
     config: TrainConfig
@@ -62,9 +64,10 @@ class RunCost:
     rows: int
     flops: float | None
     attacks: tuple[float, float] | None = None
+    balls_in_bins: tuple[float, float] | None = None
 
 
-def plan_run(config: TrainConfig, *, count_flops: bool = True, attacks: bool = False) -> RunCost:
+def plan_run(config: TrainConfig, *, count_flops: bool = True, details: bool = False) -> RunCost:
     """Computes the cost of a run of `config`.
 
     If `data_dir` is needed but not given, published sizes replace the data where they are known.
@@ -74,7 +77,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, attacks: bool = F
     Args:
         config: The run.
         count_flops: Whether to trace the step.
-        attacks: Whether to compute the power of attacks, which takes seconds.
+        details: Whether to compute `attacks` and `balls_in_bins`, which takes seconds.
 
     Raises:
         ValueError: The config cannot be trained.
@@ -112,7 +115,8 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, attacks: bool = F
         batch_bytes=_bytes(loaded.batch),
         rows=plan.sampler.padded_size,
         flops=flops,
-        attacks=_attacks(plan) if attacks else None,
+        attacks=_attacks(plan) if details else None,
+        balls_in_bins=_balls_in_bins(config, plan, size) if details else None,
     )
 
 
@@ -161,6 +165,15 @@ def text(name: str, cost: RunCost) -> str:
             ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {config.l2_clip_norm:g}"),
             ("ε", _epsilon(cost)),
         ]
+    if cost.balls_in_bins is not None:
+        sigma, q = cost.balls_in_bins
+        lines.append(
+            (
+                "or",
+                f"σ = {sigma:.5g} and q = {q:.4g} for the same ε with --sampling balls_in_bins, "
+                f"where a neighbor has one {config.unit} that adds zero, not one more or less",
+            )
+        )
     if cost.attacks is not None:
         found, mu = cost.attacks
         who = "users" if config.unit == "user" else "examples"
@@ -234,6 +247,18 @@ def _attacks(plan: RunPlan) -> tuple[float, float] | None:
     if planned is None:
         return None
     return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
+
+
+def _balls_in_bins(config: TrainConfig, plan: RunPlan, size: int) -> tuple[float, float] | None:
+    """Returns σ and q of a calibrated Poisson run under random allocation, if σ/q is smaller."""
+    calibrated = config.epsilon is not None and config.noise_multiplier is None
+    exact = config.accountant == "pld" and plan.strategy is None
+    if plan.promise is None or config.sampling != "poisson" or not (calibrated and exact):
+        return None
+    other = make_run_plan(dataclasses.replace(config, sampling="balls_in_bins"), size)
+    sigma, q = other.noise_multiplier, other.sampler.sampling_probability
+    gains = sigma / q < plan.noise_multiplier / plan.sampler.sampling_probability
+    return (sigma, q) if gains else None
 
 
 def _epsilon(cost: RunCost) -> str:

@@ -31,12 +31,12 @@ class Sweep:
     random: tuple[str, ...] = ()
     """FIELD=log:LOW:HIGH, FIELD=uniform:LOW:HIGH, FIELD=int:LOW:HIGH, or FIELD=VALUE,VALUE,..."""
     trials: int | None = None
-    """Number of random trials, or its mean with random --repetitions. With --grid and fixed
-    repetitions, all combinations by default."""
-    repetitions: str = "fixed"
-    """fixed: ε covers all trials together. geometric, poisson or logarithmic: the number of trials
-    is random and secret, and only the best is published, at a smaller ε. With --grid, each trial
-    then draws a combination."""
+    """Mean number of trials. With --repetitions fixed, their number; with --grid, then all
+    combinations by default."""
+    repetitions: str = "geometric"
+    """geometric, poisson or logarithmic: the number of trials is random and secret, and only the
+    best is published. With --grid, each trial draws a combination. fixed: ε covers all trials
+    together and is larger, and all may be published."""
     processes: int = 1
     """Number of concurrent trials."""
 
@@ -53,7 +53,8 @@ class Sweep:
         elif self.random or self.repetitions != "fixed":
             raise ConfigError(
                 "`trials` must be given for random settings and random repetitions, got None. "
-                "Pass --trials with the (mean) number of trials."
+                "Pass --trials with the (mean) number of trials, or try every combination of a "
+                "--grid with --repetitions fixed."
             )
 
 

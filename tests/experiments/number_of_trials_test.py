@@ -1,0 +1,23 @@
+"""Tests of the comparison of distributions of the number of trials."""
+
+import numpy as np
+import pytest
+
+from dpoptax.accounting import selection
+from experiments.command_line import main
+from experiments.reports.number_of_trials import chance
+
+
+@pytest.mark.parametrize("distribution", selection.SHAPES)
+def test_chance_is_that_of_drawn_numbers(distribution):
+    numbers = [selection.draw_number(6.0, distribution, seed) for seed in range(4000)]
+    found = np.mean(1 - 0.9 ** np.array(numbers))
+    assert abs(chance(6.0, distribution) - found) < 0.02
+
+
+def test_geometric_number_needs_least_noise(capsys):
+    assert main(["number-of-trials", "--chances", "0.7"]) == 0
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    noise = {row[2].strip(): float(row[4]) for row in rows}
+    assert set(noise) == {"fixed", *selection.SHAPES}
+    assert min(noise, key=noise.get) == "geometric"
