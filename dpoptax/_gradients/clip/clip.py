@@ -100,8 +100,9 @@ def positive(name: str, value: float, remedies: Mapping[float, str] | None = Non
     """
     found = value if isinstance(value, numbers.Real) else _number(name, value)
     if not 0.0 < found <= 1e9:
-        remedy = (remedies or {}).get(found, "")
-        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}. {remedy}".rstrip())
+        remedy = (remedies or {}).get(found)
+        given = f"{value!r}." if remedy is None else f"{float(found)}. {remedy}"
+        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {given}")
     return float(found)
 
 
