@@ -45,6 +45,8 @@ commands:
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials
+  savings [--rows N]
+        σ or ε of several settings, by an earlier theorem and by dpoptax
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
 
@@ -300,6 +302,13 @@ def _number_of_trials(arguments: list[str]) -> int:
     return 0
 
 
+def _savings(arguments: list[str]) -> int:
+    from experiments.reports.savings import SavingsArguments, table
+
+    print(table(_parse("savings", SavingsArguments, arguments)))
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -326,6 +335,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "released-code": _released_code,
     "digits": _digits,
     "number-of-trials": _number_of_trials,
+    "savings": _savings,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -1,5 +1,6 @@
 """The text of a guarantee for readers without mathematics."""
 
+import decimal
 import fractions
 import math
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,18 @@ _UNITS = {
 }
 _CHANGES = {
     "add-or-remove-one": "whether or not this {} was part of the data",
-    "replace-one": "whichever values this {} has",
+    "replace-one": "the values of this {}",
     "replace-special": "whether or not this {} contributed",
 }
 _SIDES = {
     "add-or-remove-one": ("part of the data", "not part of the data"),
     "replace-one": ("in the data as the attacker suspects", "in the data with other values"),
     "replace-special": ("used for training", "left out"),
+}
+_COMPARED = {
+    "add-or-remove-one": "with this {} as without it",
+    "replace-one": "with one set of values of this {} as with another",
+    "replace-special": "if this {} contributes as if it does not",
 }
 _ATTACKED = 1000  # the number on each side of the example of an attack
 _EXACT = (
@@ -30,7 +36,7 @@ _EXACT = (
 _REAL = (
     'The proof "holds for real numbers": it treats the results as exact numbers with infinitely '
     "many digits. A computer rounds. In theory, the last digits of a published number can reveal "
-    "more than stated, and this run took no measure against that."
+    "more than stated, and the training took no measure against that."
 )
 
 
@@ -55,10 +61,12 @@ def plain_statement(
     planned = all(stage["generator"] is None for stage in values["releases"])
     protected = (
         ("This is the plan of a training, not its result. " if planned else "")
-        + f"What is protected. The unit of protection is {protects}{owners}. The guarantee is "
-        "about everything that can be computed from the published results, by anyone, with any "
-        "other knowledge and at any later time. They are nearly as likely "
-        f"{_CHANGES[relation].format(noun)}."
+        + f"What is protected. The unit of protection is {protects}{owners}. The training used "
+        "random numbers, so a repetition would give other results. The guarantee limits how much "
+        f"the chance of any result can depend on {_CHANGES[relation].format(noun)}. It covers "
+        "everything that can be computed from the published results, by anyone, with any other "
+        "knowledge and at any later time. It does not prevent conclusions that the data of others "
+        "allow."
     )
     if not math.isfinite(values["epsilon"]):
         return (
@@ -77,10 +85,11 @@ def plain_statement(
                     _batches(values, batches),
                     _arithmetic(values["releases"]),
                     _others(values["other_events"], publications),
-                    f"Choosing settings by looking at private results can reveal more, and is not "
-                    f"included. How the settings of the training were chosen: {settings}.",
-                    f"Data that were treated as public, such as those of a pretrained model, a "
-                    f"tokenizer or a test, are not protected. These data: {public_data}.",
+                    "If settings of the training were chosen by comparing results on the protected "
+                    "data, this choice can reveal more, and the numbers above do not include it. "
+                    f"How the settings were chosen: {settings}.",
+                    "Data that were treated as public are not protected, such as those behind an "
+                    f"earlier model, or those used for tests. These data: {public_data}.",
                 ]
             ),
         ]
@@ -92,20 +101,25 @@ def _strength(epsilon: float, delta: float, success: float, noun: str, relation:
     plural = f"{noun}s" if noun in _UNITS else noun.replace("group", "groups", 1)
     wrong = round(_ATTACKED * FALSE_POSITIVE_RATE)
     right = min(_ATTACKED, math.ceil(_ATTACKED * success))
-    return (
+    text = (
         f"How strong the protection is. Two numbers measure it, ε (epsilon) = {round_up(epsilon)} "
-        f"and δ (delta) = {_delta_text(delta)}; smaller is stronger. No result becomes more than "
-        f"{_factor(epsilon)} times as likely by the presence of one {noun}, except for an added "
-        f"chance of at most {_delta_text(delta)}. For example, suppose that an attacker knows all "
-        f"other data and may use any method. Of {_ATTACKED:,} {plural} that were {outside}, the "
-        f"attacker wrongly accuses {wrong} on average. Then of {_ATTACKED:,} that were {inside}, "
-        f"the attacker finds at most {right:,} on average. Guessing finds {wrong}."
+        f"and δ (delta) = {_delta_text(delta)}; smaller is stronger. Whatever somebody concludes "
+        f"from the results, the chance of this conclusion is at most {_factor(epsilon)} times as "
+        f"large {_COMPARED[relation].format(noun)}, and the other way round, plus at most "
+        f"{_delta_text(delta)}. For example, an attacker knows all other data, may use any method, "
+        f"and wants to find {plural} that were {inside}. Of {_ATTACKED:,} that were {outside}, the "
+        f"attacker wrongly names {wrong} on average. Then of {_ATTACKED:,} that were {inside}, the "
+        f"attacker names at most {right:,} on average. Guessing without the results would name "
+        f"{wrong}."
     )
+    if right == _ATTACKED:
+        text += " So in this example, the guarantee excludes nothing."
+    return text
 
 
 def _factor(epsilon: float) -> str:
     if epsilon < 100:
-        return round_up(math.exp(epsilon))
+        return f"{decimal.Decimal(round_up(math.exp(epsilon))):,f}"
     return f"10^{math.ceil(epsilon / math.log(10))}"
 
 
@@ -117,10 +131,10 @@ def _secrets(releases: Sequence[Mapping[str, Any]]) -> str:
     steps = sum(stage["number"] for stage in releases)
     noise = f" that hide the data in {steps:,} training steps" if steps else ""
     return (
-        f"The random numbers{noise} are computed from a key and a seed, and the proof treats them "
-        "as perfectly random. Key and seed must have been drawn at random, used for this run only, "
-        "and kept secret or deleted, with all files that contain them. Anyone who learns them can "
-        "remove the protection."
+        f"The random numbers{noise} are computed from two secret numbers, a key and a seed. The "
+        "proof treats them as perfectly random. Key and seed must have been drawn at random, used "
+        "for this run only, and kept secret or deleted, with all files that contain them. Anyone "
+        "who learns them can remove the protection."
     )
 
 
@@ -139,12 +153,13 @@ def _batches(values: Mapping[str, Any], confirmed: str) -> str:
         )
     if values["drawn"]:
         return (
-            f"{text} dpoptax chose them itself, and checked that the data have this number of "
-            f"{unit}s."
+            f"{text} dpoptax, the software of the training, chose them itself, and checked that "
+            f"the data have this number of {unit}s."
         )
     return (
-        f"{text} dpoptax did not see whether the program did so, or whether the data have this "
-        f"number of {unit}s. `plan.batches` does both. Confirmed by, and how: {confirmed}."
+        f"{text} dpoptax, the software that protects the data, did not see whether the program did "
+        f"so, or whether the data have this number of {unit}s. (In a program, `plan.batches` does "
+        f"both.) Confirmed by, and how: {confirmed}."
     )
 
 
@@ -156,7 +171,7 @@ def _arithmetic(releases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _others(count: int, publications: str) -> str:
-    text = "What else is published about the same data adds up with these results."
+    text = "Other results from the same data weaken the protection: what they reveal adds up."
     if count:
         text += f" The numbers above include {count} other use{'s' * (count > 1)} of the data."
     return f"{text} All other publications, and models that somebody has seen: {publications}."

@@ -133,20 +133,22 @@ def audit_config(
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
     }
+    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
+        ("white-box", chain.release),
+        ("last-iterate", chain.optimizer),
+    )
+    trains = streaming.in_memory(dataset.train) and config.unit == "example"
     if progress:
         say(
-            f"{len(releases) + 3} attacks, which take about {max(2, 4 * trials // 20_000)} minutes "
-            "together for a small model and 100 steps on two cores ..."
+            f"{len(releases) + len(views) + trains} attacks, which take about "
+            f"{max(2, 4 * trials // 20_000)} minutes together for a small model and 100 steps on "
+            "two cores ..."
         )
     rows = []
     for name, make in releases.items():
         tell(name)
         result = auditing.audit(make(run), trials=10 * trials, **settings)
         rows.append(Audited(config.method.name, name, result))
-    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
-        ("white-box", chain.release),
-        ("last-iterate", chain.optimizer),
-    )
     for threat_model, transform in views:
         name = f"{plan.permitted_steps} steps"
         tell(f"{name}, {threat_model}")
@@ -159,7 +161,7 @@ def audit_config(
         )
         result = auditing.audit(game, trials=max(runs, 64), threat_model=threat_model, **settings)
         rows.append(Audited(config.method.name, name, _as_stated(result, run)))
-    if streaming.in_memory(dataset.train) and config.unit == "example":
+    if trains:
         name = f"one training of {config.model}"
         tell(name)
         result = _train(run, dataset, **settings)

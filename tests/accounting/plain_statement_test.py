@@ -43,9 +43,11 @@ def test_three_paragraphs_agree_with_the_guarantee():
     found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
     unit, strength, assumptions = paragraphs(found)
     assert "one row of the training data" in unit
-    assert "whether or not this example was part of the data" in unit
+    assert "depend on whether or not this example was part of the data" in unit
     factor, chance, right = re.search(
-        r"more than ([\d.]+) times .* at most 1 in ([\d,]+)\. .* finds at most (\d+) on", strength
+        r"at most ([\d.]+) times as large with this example as without it, and the other way "
+        r"round, plus at most 1 in ([\d,]+)\. .* names at most (\d+) on",
+        strength,
     ).groups()
     assert math.exp(found.stated_epsilon) <= float(factor) <= 1.01 * math.exp(found.stated_epsilon)
     assert chance == "100,000"
@@ -75,9 +77,9 @@ def test_blanks_can_be_filled():
 @pytest.mark.usefixtures("quick")
 def test_says_which_check_of_batches_was_made():
     found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
-    assert "dpoptax did not see whether the program did so" in paragraphs(found)[2]
+    assert "did not see whether the program did so" in paragraphs(found)[2]
     drawn = paragraphs(dataclasses.replace(found, drawn=True))[2]
-    assert "dpoptax chose them itself, and checked" in drawn
+    assert "chose them itself, and checked" in drawn
     assert "did not see" not in drawn
 
 
@@ -88,12 +90,13 @@ def test_names_users_and_groups():
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=4, noise_multiplier=1.0)
     unit, strength, assumptions = paragraphs(guarantee_of(plan))
     assert "one user, with all rows of that user together" in unit
-    assert "1,000 users that were not part of the data" in strength
+    assert "users that were part of the data. Of 1,000 that were not part of the data" in strength
     assert "about 50 of 500 users" in assumptions
 
     fixed = dpoptax.PrivacyPlan(**OPTIONS, sampler=sampling.FixedSizeSampler, accountant="rdp")
     unit, strength, _ = paragraphs(guarantee_of(fixed))
-    assert "whichever values this example has" in unit
+    assert "depend on the values of this example" in unit
+    assert "with one set of values of this example as with another" in strength
     assert "in the data with other values" in strength
 
     groups = sampling.GroupedPoissonSampler(1000, 48, group_sizes=(900, 100), weights=(1, 3))
@@ -135,7 +138,8 @@ def test_correlated_noise_and_several_stages_have_a_statement():
     )
     unit, strength, _ = paragraphs(guarantee_of(plan))
     assert "whether or not this example contributed" in unit
-    assert "1,000 examples that were left out" in strength
+    assert "if this example contributes as if it does not" in strength
+    assert "examples that were used for training. Of 1,000 that were left out" in strength
 
 
 @pytest.mark.usefixtures("quick")
@@ -152,6 +156,7 @@ def test_numbers_are_rounded_against_the_claim():
     assert _plain_statement._delta_text(1e-5) == "1 in 100,000"
     assert _plain_statement._delta_text(1.0000001e-5) == "1 in 99,999"
     assert _plain_statement._factor(math.log(20.0)) in ("20", "20.1")
+    assert _plain_statement._factor(math.log(65_000.5)) == "65,001"
     assert _plain_statement._factor(230.3) == "10^101"
 
 
@@ -159,3 +164,10 @@ def test_numbers_are_rounded_against_the_claim():
 def test_attack_is_rounded_up(success):
     text = _plain_statement._strength(1.0, 1e-5, success, "example", "add-or-remove-one")
     assert f"at most {math.ceil(1000 * success)} on average" in text
+    assert "excludes nothing" not in text
+
+
+def test_says_that_an_attack_is_not_limited():
+    text = _plain_statement._strength(20.0, 1e-5, 0.9991, "example", "add-or-remove-one")
+    assert "at most 1,000 on average" in text
+    assert text.endswith("So in this example, the guarantee excludes nothing.")

@@ -1,5 +1,8 @@
 """Tests of the comparison of distributions of the number of trials."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -21,3 +24,11 @@ def test_geometric_number_needs_least_noise(capsys):
     noise = {row[2].strip(): float(row[4]) for row in rows}
     assert set(noise) == {"fixed", *selection.SHAPES}
     assert min(noise, key=noise.get) == "geometric"
+
+
+@pytest.mark.slow
+def test_savings_are_recorded(capsys):
+    assert main(["savings", "--rows", "1"]) == 0
+    (row,) = capsys.readouterr().out.splitlines()[2:]
+    record = (Path(__file__).parents[2] / "experiments/results/accounting.md").read_text("utf-8")
+    assert re.sub(" +", " ", row) in record

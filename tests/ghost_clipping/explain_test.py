@@ -145,3 +145,22 @@ def test_known_positions_need_no_per_example_gradient():
     repeated = functools.partial(loss, places=lambda: jnp.zeros(3, int))
     assert not dpoptax.explain(known, table, x).fallbacks
     assert dpoptax.explain(repeated, table, x).fallbacks
+
+
+@pytest.mark.parametrize("shapes_only", [False, True])
+def test_frozen_arrays_are_arguments(shapes_only):
+    """Explains LoRA, with and without the arrays, as with arrays that the loss closes over."""
+    frozen = {"words": jnp.ones((9, 4)), "kernel": jnp.ones((4, 4))}
+    params = {"a": jnp.ones((4, 2)), "b": jnp.zeros((2, 4))}
+    tokens = jnp.arange(5)
+
+    def loss_fn(params, tokens, *, frozen):
+        x = frozen["words"][tokens]
+        return jnp.sum(jnp.tanh(x @ (frozen["kernel"] + params["a"] @ params["b"])))
+
+    closed = dpoptax.explain(functools.partial(loss_fn, frozen=frozen), params, tokens)
+    given = jax.eval_shape(lambda: (params, frozen)) if shapes_only else (params, frozen)
+    found = dpoptax.explain(loss_fn, given[0], tokens, frozen=given[1])
+    assert found == closed
+    assert not found.fallbacks
+    assert not found.vanishing

@@ -8,6 +8,8 @@ import pytest
 from dpoptax import auditing
 from dpoptax.training import audit
 from dpoptax.training.cli.main import main
+from dpoptax.training.config import load_config
+from tests.games import skip_games
 
 CLAIMED = 4.377
 
@@ -90,3 +92,27 @@ def test_command_prints_bounds_and_fails_on_refuted_claim(monkeypatch, capsys, m
     printed = capsys.readouterr().out
     assert audit.table(_rows(mu)) in printed
     assert "Each bound alone holds with 99.9 % confidence, at δ = 1e-05." in printed
+
+
+@pytest.mark.parametrize(
+    ("config", "trials", "attacks", "minutes"),
+    [
+        ("configs/digits/dp_sgd.py", 20_000, 5, 4),
+        ("configs/digits/dp_sgd.py", 50_000, 5, 10),
+        ("configs/users.py", 100, 4, 2),  # of users, no training is audited
+    ],
+)
+def test_says_first_how_many_attacks_take_how_long(
+    monkeypatch, capsys, config, trials, attacks, minutes
+):
+    skip_games(monkeypatch)
+    monkeypatch.setattr(audit, "_full_batch", lambda run: None)
+    monkeypatch.setattr(auditing, "canary_gradient", lambda *args, **options: None)
+    monkeypatch.setattr(audit, "_train", lambda *args, **options: _many_runs(1.0))
+    rows = audit.audit_config(load_config(config), trials=trials, progress=True)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(
+        f"dpoptax: {attacks} attacks, which take about {minutes} minutes together"
+    )
+    assert all(line.startswith("dpoptax: auditing") for line in told[1:])
+    assert len(rows) == len(told[1:]) == attacks

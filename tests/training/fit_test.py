@@ -23,7 +23,7 @@ import dpoptax
 from dpoptax import accounting
 from dpoptax.training import fit, fitting
 from dpoptax.training.data import streaming
-from dpoptax.training.run import course
+from dpoptax.training.run import course, step
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.step import make_program
 from dpoptax.users import UserTable
@@ -255,6 +255,49 @@ def test_frozen_arrays_are_not_compiled_in(monkeypatch):
     assert "1.23456" in programs[1].lowered.as_text()
 
 
+def test_equal_programs_are_compiled_once():
+    """Counts compilations; the key is no part of a program, a constant of loss or optimizer is."""
+
+    def run(factor=1.0, rate=0.1, key=KEY):
+        def loss_fn(params, example):
+            return linear_loss(params, (example[0] * np.full(5, factor, np.float32), example[1]))
+
+        before = step._compile.cache_info().misses
+        options = {"optimizer": optax.sgd(rate), "key": key, "progress": False}
+        params = fit(loss_fn, np.zeros(5), (X, Y), make_plan(), **options).params
+        return params, step._compile.cache_info().misses - before
+
+    first, _ = run()
+    again, compiled = run()
+    assert_same(first, again)
+    assert compiled == 0
+    for changes, count in (
+        ({"key": jax.random.key(4)}, 0),
+        ({"factor": 1.5}, 1),
+        ({"rate": 0.2}, 1),
+    ):
+        other, compiled = run(**changes)
+        assert compiled == count, changes
+        assert not np.array_equal(first, other), changes
+
+
+def test_programs_with_unknown_parts_are_not_compared():
+    """A host function is known by its number only, and large constants are not written out."""
+
+    def identity(function):
+        program = jax.jit(function).trace(jnp.zeros(3))
+        return step._identity(program, program.lower(), None)
+
+    assert identity(jnp.sin) == identity(jnp.sin) != identity(jnp.cos)
+    assert identity(lambda x: jax.debug.print("{}", x)) is None
+    large = np.ones(2**18 + 1, np.float32)
+    assert identity(lambda x: x[0] * jnp.asarray(large)) is None
+    assert identity(lambda x: x[0] * jnp.asarray(large[1:])) is not None
+    with jax.default_matmul_precision("highest"):
+        precise = identity(lambda x: x @ x)
+    assert precise != identity(lambda x: x @ x)
+
+
 def test_fits_with_user_level_privacy():
     table = UserTable(np.arange(N) // 3, records_per_user=2, seed=1)
     sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=5, seed=2)
@@ -457,7 +500,7 @@ def test_folder_gets_the_statement(tmp_path):
     found = quiet(key=KEY, workdir=tmp_path).guarantee
     text = (tmp_path / "statement.txt").read_text("utf-8")
     assert text == found.statement()
-    assert "dpoptax chose them itself" in text
+    assert "chose them itself" in text
 
 
 def test_no_step_exceeds_budget():

@@ -81,7 +81,7 @@ def test_writes_statement_in_plain_language(finished):
     text = (workdir / "statement.txt").read_text("utf-8")
     assert text == result.guarantee.statement()
     assert result.guarantee.stated_epsilon == result.summary["epsilon"]
-    assert "dpoptax chose them itself" in text
+    assert "chose them itself" in text
 
 
 def test_run_without_a_guarantee_leaves_no_statement(tmp_path):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from dpoptax._support.tree import PyTree
 if TYPE_CHECKING:
     from dpoptax._gradients.ghost_clipping.plan import Plan, Product
     from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
+    from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
 
 _METHOD_TEXTS = {
     "outer": "product of two norms",
@@ -95,6 +97,7 @@ def explain(
     num_points: int = 1,
     tangent: bool = False,
     linear_map: LinearMap | None = None,
+    frozen: PyTree = None,
 ) -> Explanation:
     """Explains how `clipped_grad` computes each parameter's norms and sum.
 
@@ -112,6 +115,8 @@ def explain(
         depends on it.
       tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
       linear_map: the map of the `GradientPoints`, if it has one.
+      frozen: arrays that are not trained, or their shape structs. If given, the loss gets them as
+        `frozen=`, as in `training.fit`.
 
     Returns:
       An `Explanation`, which prints as a table. `rows` has one entry for each parameter.
@@ -131,22 +136,44 @@ def explain(
     ['b']      (2,)    add          elementwise           4
     ['w']      (3, 2)  dot_general  product of two norms  11
     """
+    if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
+        key = check_key(key)
+    if num_points < 1:
+        raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
     # Imported here, since few runs explain a loss.
+    from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
+
+    def read(loss: Callable[..., PyTree]) -> Explanation:
+        traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
+        return _explain(traced, params, batch_size, num_points, linear_map, tangent=tangent)
+
+    if frozen is None:
+        return read(loss_fn)
+    found: list[Explanation] = []
+    # Traced as an argument, like the frozen arrays of a jitted step.
+    jax.eval_shape(
+        lambda arrays: found.append(read(functools.partial(loss_fn, frozen=arrays))), frozen
+    )
+    return found[0]
+
+
+def _explain(
+    traced: "TracedLoss",
+    params: PyTree,
+    batch_size: int,
+    num_points: int,
+    linear_map: LinearMap | None,
+    *,
+    tangent: bool,
+) -> Explanation:
     from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
     from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-    from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
     from dpoptax._gradients.ghost_clipping.trace.zero_gradients import (
         describe_vanishing,
         find_vanishing,
     )
 
-    if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
-        key = check_key(key)
-    if num_points < 1:
-        raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
-    program = read_program(
-        trace_loss(loss_fn, params, example, key, has_aux=has_aux, has_tangent=tangent)
-    )
+    program = read_program(traced)
     plan = make_plan(program, batch_size, num_points, linear_map, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = num_points + tangent

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -16,6 +17,9 @@ from dpoptax.training.run.digests import digest_of, traced
 from dpoptax.training.run.feeding import Loaded, Resident
 from dpoptax.training.run.step_keys import step_key
 from dpoptax.users import per_user_loss
+
+# In bytes. Programs with larger constants are not compared.
+_LARGEST_CONSTANTS = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +149,56 @@ def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
 class CompiledStep:
     """A step for arguments of fixed shapes, compiled on first use."""
 
-    def __init__(self, lowered: jax.stages.Lowered) -> None:
-        self.lowered = lowered
+    def __init__(self, program: jax.stages.Traced, mesh: jax.sharding.Mesh | None) -> None:
+        self.lowered = program.lower()
+        self.identity = _identity(program, self.lowered, mesh)
 
     @functools.cached_property
     def compiled(self) -> Callable[..., tuple[Any, Any]]:
         """`compiled(state, batch, mask, frozen)`. It donates the arrays of the state."""
-        return self.lowered.compile()
+        if self.identity is None:
+            return self.lowered.compile()
+        return _compile(_Program(self.identity, self.lowered))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A lowered program. Two are equal if their compiled programs are."""
+
+    identity: Hashable
+    lowered: jax.stages.Lowered = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(program: _Program) -> Callable[..., tuple[Any, Any]]:
+    compiled: Callable[..., tuple[Any, Any]] = program.lowered.compile()
+    return compiled
+
+
+def _identity(
+    program: jax.stages.Traced, lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh | None
+) -> Hashable | None:
+    """Returns what a compiled program depends on, or None if that is large or unknown."""
+    constants = program.jaxpr.consts
+    if sum(each.size * each.dtype.itemsize for each in constants) > _LARGEST_CONSTANTS:
+        return None
+    text = lowered.as_text()
+    if "callback" in text:  # it names a host function by its number only
+        return None
+    config: Any = jax.config
+    devices = config.jax_default_device if mesh is None else tuple(mesh.devices.flat)
+    identity = (
+        hashlib.sha256(text.encode()).hexdigest(),
+        digest_of(constants),
+        (lowered.in_tree, lowered.out_tree, str(lowered.in_avals)),
+        repr(devices),
+        repr(sorted(config.values.items())),
+    )
+    try:
+        hash(identity)
+    except TypeError:  # a static part of the state is not hashable
+        return None
+    return identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +301,7 @@ def _lower(
     # `jax.disable_jit()` is for stepping through a loss. It does not support lowered programs.
     if _jit_is_off():
         return Uncompiled(step)
-    return CompiledStep(jax.jit(step, donate_argnums=0, **shardings).lower(*args))
+    return CompiledStep(jax.jit(step, donate_argnums=0, **shardings).trace(*args), mesh)
 
 
 def _jit_is_off() -> bool:

@@ -1,0 +1,65 @@
+"""Compares prices: random allocation, tuning and several records of one person."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+from dpoptax import PrivacyPlan, accounting, sampling
+from dpoptax._pricing.events import GroupDpEvent
+from dpoptax.accounting import Guarantee, selection
+from dpoptax.training.run import records
+
+SETTINGS = (
+    (1_438, 256, 15, 3.0, 1e-5),
+    (1_438, 256, 120, 1.0, 1e-5),
+    (1_438, 256, 120, 8.0, 1e-5),
+    (60_000, 600, 1_000, 1.0, 1e-5),
+    (60_000, 600, 1_000, 8.0, 1e-5),
+    (60_000, 2_400, 500, 3.0, 1e-5),
+    (50_000, 1_000, 2_500, 1.0, 1e-5),
+    (50_000, 1_000, 2_500, 8.0, 1e-5),
+    (50_000, 5_000, 500, 3.0, 1e-5),
+    (120_000, 1_000, 600, 3.0, 1e-6),
+    (120_000, 4_000, 300, 1.0, 1e-6),
+    (1_000_000, 10_000, 1_000, 3.0, 1e-7),
+)
+"""N, B, T, ε and δ."""
+HEADER = (
+    *("N", "B", "T", "ε", "Poisson, σ/q", "once per epoch, σ/q"),
+    *("best of 20, Rényi", "best of 20, here", "4 records, group", "4 records, here"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SavingsArguments:
+    """Prints σ or ε of several settings by an earlier theorem and by dpoptax.
+
+    Attributes:
+        rows: Number of settings.
+    """
+
+    rows: int = len(SETTINGS)
+
+
+def table(given: SavingsArguments) -> str:
+    """Returns the comparison as Markdown."""
+    chosen = tqdm(SETTINGS[: given.rows], unit="setting", leave=False)
+    return records.markdown_table(HEADER, [tuple(_row(*setting)) for setting in chosen])
+
+
+def _row(size: int, batch: int, steps: int, epsilon: float, delta: float) -> Iterator[str]:
+    yield from (f"{size:,}", f"{batch:,}", f"{steps:,}", f"{epsilon:g}")
+    plan = {"steps": steps, "epsilon": epsilon, "delta": delta}
+    for kind in (sampling.PoissonSampler, sampling.RandomAllocationSampler):
+        sampler = kind(size, batch)
+        sigma = accounting.calibrate_noise_multiplier(**plan, sampler=sampler, accountant="pld")
+        yield f"{sigma / sampler.sampling_probability:.4g}"
+    poisson = PrivacyPlan(sampler=sampling.PoissonSampler(size, batch), **plan)
+    run = poisson.guarantee()
+    best = selection.best_of_random([run], mean=20, distribution="geometric")
+    for accountant in ("rdp", "pld"):
+        yield f"{Guarantee(best, accountant=accountant).epsilon(delta):.2f}"
+    group = accounting.PrivacyEvent(GroupDpEvent(run.event.dp_event, 4))
+    yield f"{Guarantee(group, accountant='pld').epsilon(delta):.2f}"
+    yield f"{run.for_records(4).epsilon(delta):.2f}"
