@@ -5,7 +5,7 @@ filter such as `doppler` and any optax optimizer follow. The README shows a comp
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
     from dpoptax import accounting as accounting
@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     )
     from dpoptax._release.random.keys import random_key_from_os as random_key_from_os
     from dpoptax._release.read_ledger import ledgers as ledgers
+    from dpoptax._support.version import __version__ as __version__
     from dpoptax.accounting._privacy_plan import PrivacyPlan as PrivacyPlan
     from dpoptax.filters._disk import disk as disk
     from dpoptax.filters._doppler import doppler as doppler
@@ -51,8 +52,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax.filters._lp_adam import lp_adam as lp_adam
     from dpoptax.filters._pmlf import pmlf as pmlf
     from dpoptax.sampling._batches import Batch as Batch
-
-    __version__: str
 else:
     from dpoptax._support.lazy import lazy_names
 
@@ -87,6 +86,7 @@ else:
         "._release.information_flow.information_flow": ("information_flow",),
         "._release.random.keys": ("random_key_from_os",),
         "._release.read_ledger": ("ledgers",),
+        "._support.version": ("__version__",),
         ".filters._disk": ("disk",),
         ".filters._doppler": ("doppler",),
         ".filters._kalman": ("adaptive_kalman",),
@@ -103,9 +103,4 @@ else:
         places = [module.__name__ for module in modules if hasattr(module, name)]
         return "".join(f". It is {place}.{name}" for place in places)
 
-    _public, __dir__ = lazy_names(__name__, _FILES, _elsewhere)
-
-    def __getattr__(name: str) -> Any:
-        if name == "__version__":
-            return importlib.import_module("importlib.metadata").version("dpoptax")
-        return _public(name)
+    __getattr__, __dir__ = lazy_names(__name__, _FILES, _elsewhere)

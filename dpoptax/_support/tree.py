@@ -130,7 +130,7 @@ def widen(x: jax.Array) -> jax.Array:
 
 def is_real(dtype: DTypeLike) -> bool:
     """Returns whether a dtype is a real float of 16 bits or more."""
-    return jnp.issubdtype(dtype, jnp.floating) and not is_narrow(dtype)
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 16
 
 
 def is_narrow(dtype: DTypeLike) -> bool:

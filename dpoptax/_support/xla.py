@@ -1,15 +1,19 @@
-"""Works around XLA: materializes arrays, hides numbers, stacks small arrays.
+"""Works around XLA: materializes arrays, hides numbers, stacks small arrays, checks settings.
 
 docs/developers/jax-internals.md lists the workarounds with their tests.
 """
 
 import functools
+import math
+import os
 import re
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -20,6 +24,13 @@ from dpoptax._support.tree import Tree
 _STACKED_ENTRIES = 2**16
 # Compute capability of the first GPUs with TF32, those of the Ampere generation.
 _TF32_CAPABILITY = 8.0
+# With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
+# operands of products that need full precision.
+_FORBIDDEN_FLAGS = re.compile(
+    "--(xla_cpu_enable_fast_math|xla_enable_fast_math|xla_gpu_default_to_alg_dot_bf16_bf16_f32)"
+    r"(?!=(?i:false|0)(\s|$))(=\S*)?(\s|$)"
+)
+_FORBIDDEN_VARIABLES = {"NVIDIA_TF32_OVERRIDE": ("0",), "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",)}
 
 
 def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
@@ -40,6 +51,30 @@ def is_for_one_device(x: jax.Array) -> bool:
     kind: Any = jax.typeof(x)
     mesh = jax.sharding.get_abstract_mesh() if kind.sharding.mesh.empty else kind.sharding.mesh
     return mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual
+
+
+def places(
+    shape: tuple[int, ...],
+    strides: Sequence[int] | None = None,
+    out_sharding: jax.sharding.NamedSharding | None = None,
+) -> jax.Array:
+    """Numbers the elements in row-major order, or with the given strides.
+
+    The sum of iotas along each axis can be sharded over devices. Beyond 2³² elements, some would
+    get the same number, and so the same noise.
+    """
+    strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    if math.prod(shape) > 2**32:
+        raise ValueError(
+            "A parameter must have at most 2³² numbers to get noise, got "
+            f"{math.prod(shape)}. Split it into two."
+        )
+    numbers = jnp.uint32(0)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        if axis == 0 or size > 1:  # axis 0 sets the shape
+            along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
+            numbers += np.uint32(stride if size > 1 else 0) * along
+    return numbers
 
 
 def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
@@ -65,12 +100,12 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     used there. A barrier hides the zero while XLA simplifies loops.
     """
     leaves, structure = jax.tree.flatten(tree)
-    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
+    chosen = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
     # Outside of a trace, each operation runs separately and stores its result.
-    if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
+    if not any(isinstance(leaves[i], jax.core.Tracer) for i in chosen):
         return tree
     on_gpu = functools.partial(_after_empty_loop, change=lax.neg)
-    stored = dict(zip(places, _store([leaves[i] for i in places], on_gpu), strict=True))
+    stored = dict(zip(chosen, _store([leaves[i] for i in chosen], on_gpu), strict=True))
     found: Tree = jax.tree.unflatten(structure, [stored.get(i, x) for i, x in enumerate(leaves)])
     return found
 
@@ -156,10 +191,10 @@ def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
     sizes = [stack.shape[0] for stack in stacks]
     if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
         return [list(jnp.unstack(stack)) for stack in stacks]
-    places = opaque_integers(range(max(sizes)))
+    indices = opaque_integers(range(max(sizes)))
     part = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
     return [
-        [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
+        [part(x, i) for i in indices[:n]] if n > 1 else [x[0]]
         for x, n in zip(stacks, sizes, strict=True)
     ]
 
@@ -175,3 +210,51 @@ def once(draw: Callable[[], Tree], key: jax.Array) -> Tree:
     draw = jax.jit(draw)  # traced once for both platforms
     found: Tree = lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)
     return found
+
+
+def check_settings() -> None:
+    """Raises an error if the environment breaks assumptions about rounding.
+
+    Raises:
+      RuntimeError: a flag or variable is set that makes arithmetic less exact than the clipping
+        bound assumes.
+    """
+    if found := _FORBIDDEN_FLAGS.search(_xla_flags()):
+        raise RuntimeError(
+            f"XLA_FLAGS sets `{found[0].strip()}`, under which the compiler may reorder sums, "
+            "ignore NaN or round operands, so the sensitivity of a clipped sum would not hold. "
+            "Remove the flag and restart Python."
+        )
+    for name, allowed in _FORBIDDEN_VARIABLES.items():
+        value = os.environ.get(name)
+        if value and value.upper() not in allowed:
+            raise RuntimeError(
+                f"`{name}={value}` lets products round their operands, so the sensitivity of a "
+                "clipped sum would not hold. Unset the variable and restart Python."
+            )
+
+
+def _xla_flags() -> str:
+    """Returns the flags in `XLA_FLAGS`, or in the file that it names."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-") and Path(flags).is_file():
+        return Path(flags).read_text("utf-8", "replace")
+    return flags
+
+
+def keeps_order(values: jax.Array) -> jax.Array:
+    """Returns whether the program adds in the written order and keeps NaN, per value.
+
+    This also detects options that are not in the environment, such as `jax.jit(...,
+    compiler_options={"xla_cpu_enable_fast_math": True})`.
+
+    Args:
+      values: integers that the compiler cannot know, such as exponents of private numbers.
+    """
+    mantissa = values.astype(jnp.int32) & 0x7FFFFF
+    number, nan = (  # in [1, 2), and NaN
+        lax.bitcast_convert_type(mantissa | pattern, jnp.float32)
+        for pattern in (jnp.int32(0x3F800000), jnp.int32(0x7FC00000))
+    )
+    # 2^-30 is lost next to 1. A compiler that reorders sums cancels `number` instead.
+    return ((number + 2.0**-30) - number == 0) & (nan != nan)

@@ -50,13 +50,16 @@ def table(given: SavingsArguments) -> str:
 
 def _row(size: int, batch: int, steps: int, epsilon: float, delta: float) -> Iterator[str]:
     yield from (f"{size:,}", f"{batch:,}", f"{steps:,}", f"{epsilon:g}")
-    plan = {"steps": steps, "epsilon": epsilon, "delta": delta}
-    for kind in (sampling.PoissonSampler, sampling.RandomAllocationSampler):
-        sampler = kind(size, batch)
-        sigma = accounting.calibrate_noise_multiplier(**plan, sampler=sampler, accountant="pld")
-        yield f"{sigma / sampler.sampling_probability:.4g}"
-    poisson = PrivacyPlan(sampler=sampling.PoissonSampler(size, batch), **plan)
-    run = poisson.guarantee()
+    samplers = (sampling.PoissonSampler, sampling.RandomAllocationSampler)
+    plans = [
+        PrivacyPlan(sampler=kind(size, batch), steps=steps, epsilon=epsilon, delta=delta)
+        for kind in samplers
+    ]
+    for plan in plans:
+        (stage,) = plan.guarantee().releases
+        ((_, sigma),) = stage.phases
+        yield f"{sigma / plan.sampler.sampling_probability:.4g}"
+    run = plans[0].guarantee()
     best = selection.best_of_random([run], mean=20, distribution="geometric")
     for accountant in ("rdp", "pld"):
         yield f"{Guarantee(best, accountant=accountant).epsilon(delta):.2f}"

@@ -17,10 +17,10 @@ import pytest
 import dpoptax
 from dpoptax._gradients.clip import bounds
 from dpoptax._gradients.clip.clipped_sum import is_intact
-from dpoptax._gradients.clip.compiler_checks import check_settings
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.transformed import mapped_products
 from dpoptax._gradients.linear_map import Diagonal, LinearMap
+from dpoptax._support.xla import check_settings
 from tests import helpers, programs
 
 pytestmark = pytest.mark.optimized

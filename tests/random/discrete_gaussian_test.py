@@ -11,7 +11,7 @@ from jax.extend import random as jex_random
 from scipy import stats
 
 from dpoptax._release.random import discrete_gaussian as dg
-from dpoptax._release.random.threefry import places
+from dpoptax._support.xla import places
 
 STDDEVS = (dg.SMOOTHING, 5.0, 64.3, 2.0**17.3, math.hypot(2.0**22, dg.SMOOTHING))
 

@@ -7,6 +7,7 @@ import pytest
 from jax.extend import random as jex_random
 
 from dpoptax._release.random import threefry
+from dpoptax._support.xla import places
 
 
 @pytest.mark.parametrize("stream", [0, 1, 4])
@@ -30,7 +31,5 @@ def test_derives_keys_like_jax(partitionable):
 
 
 def test_places_count_in_row_major_order():
-    np.testing.assert_array_equal(
-        threefry.places((2, 1, 3)), np.arange(6, dtype=np.uint32).reshape(2, 1, 3)
-    )
-    assert threefry.places(()) == 0
+    np.testing.assert_array_equal(places((2, 1, 3)), np.arange(6, dtype=np.uint32).reshape(2, 1, 3))
+    assert places(()) == 0

@@ -36,9 +36,14 @@ import numpy as np
 from jax import lax
 
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.compiler_checks import check_settings, keeps_order
 from dpoptax._support.tree import widen
-from dpoptax._support.xla import materialize, round_to_dtype, store_integers
+from dpoptax._support.xla import (
+    check_settings,
+    keeps_order,
+    materialize,
+    round_to_dtype,
+    store_integers,
+)
 
 # M for many terms. Training does not reach it: docs/developers/bound.md has measurements.
 _LARGEST_RATIO = 2.0**5

@@ -12,9 +12,8 @@ import numpy as np
 from jax import lax
 
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._release.random.threefry import places
 from dpoptax._support.tree import PyTree
-from dpoptax._support.xla import groups_to_stack, is_for_one_device, out_sharding
+from dpoptax._support.xla import groups_to_stack, is_for_one_device, out_sharding, places
 
 # Bits of the golden ratio, and multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -144,8 +143,7 @@ def _words(x: jax.Array) -> list[jax.Array]:
         return [*_words(x.real), *_words(x.imag)]
     if x.dtype == jnp.bool_:
         return [x.astype(jnp.uint32)]
-    bits = x.dtype.itemsize * 8
-    unsigned = lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
-    if bits == 64:
+    unsigned = lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}"))
+    if x.dtype.itemsize == 8:
         return [(unsigned & 0xFFFFFFFF).astype(jnp.uint32), (unsigned >> 32).astype(jnp.uint32)]
     return [unsigned.astype(jnp.uint32)]

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -92,24 +93,22 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
     return L2Clip(clip_norm("l2_clip_norm", l2_clip_norm))
 
 
-def positive(name: str, value: float) -> float:
-    """Returns `value` as a float, or raises an error if it is not positive."""
-    found = _number(name, value)
+def positive(name: str, value: float, remedies: Mapping[float, str] | None = None) -> float:
+    """Returns `value` as a float, or raises an error if it is not positive.
+
+    `remedies` continue the error for some values.
+    """
+    found = value if isinstance(value, numbers.Real) else _number(name, value)
     if not 0.0 < found <= 1e9:
-        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {value!r}.")
-    return found
+        remedy = (remedies or {}).get(found)
+        given = f"{value!r}." if remedy is None else f"{float(found)}. {remedy}"
+        raise ValueError(f"`{name}` must be a number in (0, 1e9], got {given}")
+    return float(found)
 
 
 def clip_norm(name: str, value: float) -> float:
     """Returns a positive bound. The error for 0 or infinity suggests another geometry."""
-    try:
-        return positive(name, value)
-    except ValueError:
-        found = _number(name, value)
-        if found not in _REMEDIES:
-            raise
-        text = f"`{name}` must be a number in (0, 1e9], got {found}. {_REMEDIES[found]}"
-        raise ValueError(text) from None
+    return positive(name, value, _REMEDIES)
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,6 +1,7 @@
 """Computes clipped sums of explicit per-example gradients, for any geometry."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -114,19 +115,20 @@ def sum_clipped(
     summand is rounded to whole multiples of it, and the sum of these integers is exact. `whole`
     describes the batch over all micro-batches and devices; `None` means this batch.
     """
-
-    def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
-        if grid is None:
-            return block_sums.sum_weighted(coefficient, unit)
-        clipped = bounds.broadcast_examples(coefficient, unit) * unit
-        steps = clipped * (1.0 / grid)  # exact, unlike a division on GPU
-        return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
-
-    grads = encode(clip, grads, reference)
+    if isinstance(clip, EncodingClip) or reference is not None:
+        grads = encode(clip, grads, reference)
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
-    totals = list(map(summed, clipped.coefficients, clipped.units))
+    add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)
+    totals = list(map(add, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
+
+
+def _sum_steps(grid: float, coefficients: jax.Array, units: jax.Array) -> jax.Array:
+    """Returns Σ_i coefficients[i] units[i], each rounded to whole multiples of a grid, in int32."""
+    clipped = bounds.broadcast_examples(coefficients, units) * units
+    steps = clipped * (1.0 / grid)  # exact, unlike a division on GPU
+    return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
 
 class ClippedUnits(NamedTuple):
@@ -152,8 +154,7 @@ def clip_each(
 
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
-    batch_size = batch_length(grads)
-    mask = jnp.ones(batch_size, bool) if mask is None else mask
+    mask = jnp.ones(batch_length(grads), bool) if mask is None else mask
     leaves = materialize(jax.tree.leaves(grads))
     exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])
     units, sizes = zip(*map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])), strict=True)
@@ -210,13 +211,18 @@ def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
 
 def batch_length(tree: PyTree) -> int:
     """Returns the common length of the leading axis, or raises an error."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
-    if len(set(sizes.values())) != 1 or () in sizes.values():
-        shown = [f"{name or 'leaf'}: {size}" for name, size in sizes.items()]
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "Every leaf must have the examples as its leading axis, of one length, got "
-            + (", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf")
+            + _list_lengths(tree)
             + ". Convert a list of examples to one array with `np.stack`." * isinstance(tree, list)
         )
-    return next(iter(sizes.values()))[0]
+    return sizes.pop()[0]
+
+
+def _list_lengths(tree: PyTree) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = [(jax.tree_util.keystr(path) or "leaf", jnp.shape(leaf)[:1]) for path, leaf in leaves]
+    shown = [f"{name}: {size}" for name, size in sizes]
+    return ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._gradients.clip.clip import Clip, as_clip
@@ -13,19 +14,14 @@ from dpoptax._gradients.clip.clip_per_example import batch_length, check_mask
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, sealed
 from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._gradients.clip.integer_sums import check_capacity
-from dpoptax._gradients.clipped_grad.batch_sum import BatchSum
-from dpoptax._gradients.clipped_grad.check_inputs import (
-    check_ids,
-    check_one_device,
-    check_same_axes,
-)
 from dpoptax._gradients.clipped_grad.engines import Options, choose_engine
-from dpoptax._gradients.clipped_grad.microbatches import check_microbatch_size
+from dpoptax._gradients.clipped_grad.microbatches import BatchSum, check_microbatch_size
 from dpoptax._gradients.ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._gradients.points import GradientPoints, ensure_points, is_unweighted
 from dpoptax._release.random.keys import check_key
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._support.tree import PyTree
+from dpoptax._support.xla import out_sharding
 
 
 def clipped_grad(
@@ -152,7 +148,8 @@ def clipped_grad(
     Array([0.899..., 1.199...], dtype=float32)
     """
     clip = as_clip(clip)
-    check_microbatch_size(microbatch_size)
+    if microbatch_size is not None:
+        check_microbatch_size(microbatch_size)
     engine = choose_engine(Options(clip, method, precision, grid, microbatch_size, mesh))
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
@@ -173,15 +170,16 @@ def clipped_grad(
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
         points = ensure_points(params)
         check_parameters(points.points[0])
-        check_same_axes(points, batch)
+        _check_same_axes(points, batch)
         if not on_mesh:
-            check_one_device(batch)
+            _check_one_device(batch)
         is_example = check_mask(mask, batch_length(batch))
-        key = None if key is None else check_key(key)
-        records = batch, check_ids(ids, key, is_example.shape[0])
+        if key is not None or ids is not None:
+            key, ids = _check_randomness(key, ids, is_example.shape[0])
         if grid is not None:
             check_capacity(clip, grid, is_example.shape[0])
-        clipped, aux = total(points, records, is_example, key, unweighted=is_unweighted(points))
+        unweighted = is_unweighted(points)
+        clipped, aux = total(points, (batch, ids), is_example, key, unweighted=unweighted)
         clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return (clipped, aux) if has_aux else clipped
 
@@ -210,6 +208,75 @@ def sealed_sum(
     total, aux = batch_sum(points, records, mask, key)
     clipped = sealed(total, clip, points.reference, grid, mask.shape[0])
     return dataclasses.replace(clipped, origin=points.origin), mark(aux, UNCLIPPED)
+
+
+def _check_randomness(
+    key: jax.Array | None, ids: ArrayLike | None, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the key and the records' numbers, or raises if they do not fit the batch."""
+    key = None if key is None else check_key(key)
+    if key is None or ids is None:
+        given, missing = ("key", "ids") if ids is None else ("ids", "key")
+        raise ValueError(
+            f"`{missing}` must be given with `{given}`. Each example gets the key "
+            "fold_in(key, id), so that records do not change each other's randomness. Pass "
+            "`key=key, ids=indices` with the sampler's indices. Pass `ids=jnp.arange(B)` only if "
+            "row i of every batch is record i."
+        )
+    ids = jnp.asarray(ids)
+    if ids.shape != (batch_size,) or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"`ids` must be integers of shape ({batch_size},), the index of each example's record, "
+            f"got {ids.dtype}{list(ids.shape)}."
+        )
+    return key, ids
+
+
+def _check_one_device(batch: PyTree) -> None:
+    """Raises an error if the examples are sharded although no mesh was given."""
+    for leaf in jax.tree.leaves(batch):
+        if sharding := _known_sharding(leaf):
+            raise ValueError(
+                f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
+                "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the "
+                "compiler shards the work, and its per-example gradients of convolutions are wrong."
+            )
+
+
+def _known_sharding(x: jax.Array) -> jax.sharding.Sharding | None:
+    """Returns the sharding of an array; `None` if it is whole, or its type does not tell."""
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+        return None if x.sharding.is_fully_replicated else x.sharding
+    return out_sharding(x)
+
+
+def _check_same_axes(points: GradientPoints, batch: PyTree) -> None:
+    """Raises an error if a parameter in `shard_map` does not vary like the examples.
+
+    The derivative with respect to this parameter would be the sum over devices; see
+    `sum_over_devices`.
+    """
+    batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    for point in points.points if batch_axes else ():
+        _check_varying(point, batch_axes)
+
+
+def _check_varying(params: PyTree, batch_axes: frozenset[str]) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if missing := batch_axes - _varying(leaf):
+            name = jax.tree_util.keystr(path) or "the parameter"
+            raise ValueError(
+                f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} does "
+                "not. Its derivative is the sum over devices before the clip, which would bound "
+                "sums of several examples. Call `dpoptax.clipped_grad(..., mesh=mesh, "
+                "axis_name=...)` outside `jax.shard_map` instead."
+            )
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    """Returns the manual axes that an array varies over, if `shard_map` tracks them."""
+    kind: Any = jax.typeof(x)
+    return kind.manual_axis_type.varying
 
 
 def _over_devices(

@@ -5,11 +5,11 @@ rounding. Only the chosen engine is imported.
 
 | engine | module | what it keeps of a dense layer `x @ w` for each example |
 |:--|:--|:--|
-| per-example gradients | `_clipped_grad.per_example_sum` | ∂ℓ/∂w, (R, D) |
-| ghost clipping | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
-| integers | `_ghost_clipping.integers.integer_sum` | x in 8 bits and ∂ℓ/∂y in 16 bits |
-| two turns | `_ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
-| streaming | `_ghost_clipping.streaming.streamed_sum` | nothing |
+| per-example gradients | `per_example_sum` | ∂ℓ/∂w, (R, D) |
+| ghost clipping | `ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
+| integers | `ghost_clipping.integers.integer_sum` | x in 8 bits and ∂ℓ/∂y in 16 bits |
+| two turns | `ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
+| streaming | `ghost_clipping.streaming.streamed_sum` | nothing |
 """
 
 import dataclasses
@@ -89,10 +89,8 @@ class Options:
         default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         if precision is None and default in _ONE_PASS:
             mesh = self.mesh
-            device = (
-                mesh.devices.flat[0] if isinstance(mesh, jax.sharding.Mesh) else jax.devices()[0]
-            )
-            precision = "bfloat16" if rounds_products(device) else "float32"
+            devices = mesh.devices.flat if isinstance(mesh, jax.sharding.Mesh) else jax.devices()
+            precision = "bfloat16" if rounds_products(devices[0]) else "float32"
         return jnp.bfloat16 if precision == "bfloat16" else None
 
 
@@ -110,7 +108,8 @@ def choose_engine(options: Options) -> Engine:
         raise ValueError(
             f"`precision` must be 'float32', 'bfloat16' or `None`, got {options.precision!r}."
         )
-    _check_grid(options.grid)
+    if options.grid is not None:
+        _check_grid(options.grid)
     if options.method == "integers":
         return _integers(options)
     if isinstance(options.clip, PerLayerClip) and options.clip.streaming:
@@ -234,8 +233,8 @@ def _needs_no_gradients(options: Options, option: str) -> ValueError:
     )
 
 
-def _check_grid(grid: float | None) -> None:
-    if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
+def _check_grid(grid: float) -> None:
+    if not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
         raise ValueError(
             f"`grid` must be a power of two, got {grid}. Take it from "
             "`dpoptax.extend.fixed_point_grid`."

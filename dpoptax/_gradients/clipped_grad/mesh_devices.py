@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.clipped_grad.batch_sum import BatchSum
+from dpoptax._gradients.clipped_grad.microbatches import BatchSum
 from dpoptax._gradients.clipped_grad.sharding import (
     DeviceSum,
     Layout,

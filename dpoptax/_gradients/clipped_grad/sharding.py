@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax._gradients.clip import block_sums, integer_sums
 from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.clipped_grad.batch_sum import BatchSum
+from dpoptax._gradients.clipped_grad.microbatches import BatchSum
 from dpoptax._gradients.points import GradientPoints
 from dpoptax._support.tree import PyTree, kind_of
 

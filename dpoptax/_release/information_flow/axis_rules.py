@@ -45,10 +45,12 @@ def _axes_after_operand(
 ) -> ExampleAxes | None:
     """Returns the example axes of the results that one operand determines."""
     name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
+    # Between the marks of a clip: its own code adds examples, and bounds what each adds.
     if not rows.digits:
         return rows
     if _communicates(eqn) or "callback" in name:
         return None
+    # Each turn or device has one example, so nothing within it can combine examples.
     if not rows.axes:
         return rows
     if converges_jointly(name) or has_positional_keys(eqn):
@@ -140,6 +142,7 @@ def _select_rows(
     elif name == "pad":
         by = params["padding_config"][axis]
     elif name == "concatenate" and params["dimension"] == axis:
+        # Rows between other rows are at the places to which a padding would move them.
         before = sum(_shape(each)[axis] for each in eqn.invars[:operand])
         by = before, _shape(eqn.outvars[0])[axis] - before - length, 0
         name = "pad"
@@ -154,6 +157,8 @@ def _reshape_digits(
     along: Sequence[AxisDigit], old: Sequence[int], new: Sequence[int]
 ) -> list[AxisDigit] | None:
     """Returns the axes over which a reshape spreads the examples of adjacent axes."""
+    # Rows of 6 examples, (6, 4), become (2, 3, 4) with digits on axes 0 and 1, or (24,) with runs
+    # of 4 entries.
     first = along[0].axis
     if [digit.axis for digit in along] != list(range(first, first + len(along))):
         return None
@@ -256,6 +261,8 @@ def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     channels, groups = numbers.out_spec[1], params["feature_group_count"]
+    # Groups of a batch come from `jax.vmap` of grouped convolutions and from their gradients:
+    # https://github.com/jax-ml/jax/pull/2635
     if params["batch_group_count"] > 1 or (groups > 1 and jax.default_backend() == "tpu"):
         return None
     if operand == 1:
@@ -263,6 +270,7 @@ def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     if digit.axis == numbers.lhs_spec[0]:
         return digit.move(numbers.out_spec[0])
     if digit.axis == numbers.lhs_spec[1]:
+        # Each example must have whole groups of channels. A group computes `made` channels.
         run, rest = divmod(digit.run, _shape(eqn.invars[0])[digit.axis] // groups)
         made = _shape(eqn.invars[1])[numbers.rhs_spec[0]] // groups
         return None if rest else AxisDigit(channels, run * made)
@@ -278,6 +286,7 @@ def _batch_axes(eqn: JaxprEqn) -> list[int]:
 def _gather(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     numbers, batch = eqn.params["dimension_numbers"], _batch_axes(eqn)
     if operand == 1:
+        # The last axis of the indices holds the coordinates of one place.
         if digit.axis == len(_shape(eqn.invars[1])) - 1:
             return None
         return digit.move(batch[digit.axis])

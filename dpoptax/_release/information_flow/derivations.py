@@ -49,6 +49,8 @@ class LoopCarry:
 
         For whole numbers, "derived from" means "not below".
         """
+        # By induction, what any turn gets is derived from what the first one gets. The last value
+        # is the first one if there is no turn, and otherwise the result of a turn.
         before = {self.carried: (self.first,), self.later: (self.result,)}
         found = before.get(number, (self.first, self.result, self.later_result))
         return tuple(each for each in found if each is not None)
@@ -129,6 +131,8 @@ class Derivations:
         (key, index, _), (of, place, _) = self._derived(one), self._derived(other)
         if key is None or of is None:
             return False
+        # No two pairs of key and number give one key, so unequal numbers suffice for any keys. If
+        # the numbers may be equal, the keys must differ.
         if self._unequal(index, place):
             # Arrays are compared entry by entry: all pairs differ only for independent keys.
             literal = self._sum(index)[0] is self._sum(place)[0] is None
@@ -221,6 +225,7 @@ class Derivations:
         if name == "unstack" and parameters["axis"] == axes:
             return self._literal(place)
         if name == "dynamic_slice" and parameters["slice_sizes"] == (1,):
+            # JAX clamps indices, so two that are outside would select one entry.
             low, high = self._range(indices[0])
             return indices[0] if low >= 0 and high < shape[0] else None
         return None
@@ -301,6 +306,7 @@ class Derivations:
         if loop is None or base == loop.last or None in (loop.first, loop.result):
             return low, math.inf
         (start, first), (before, step) = self._sum(loop.first), self._sum(loop.result)
+        # A counter from a literal, which every turn increases by a literal.
         known = start is None and before == loop.carried and step >= 0
         return low, first + step * (loop.turns - 1) + added if known else math.inf
 
@@ -334,8 +340,10 @@ class Derivations:
         match self.operation(chosen):
             case ("lt", _, (index, limit), _):
                 before, most = self._sum(index), self._sum(limit)
+                # As JAX indexes: index + length if index < 0 else index.
                 if most == (None, 0) and self._sum(one) == before and self._range(index)[0] >= 0:
                     return before
+                # As `optax.safe_increment` counts: count + 1 if count < the largest integer.
                 if most[0] is None and most[1] >= 2**31 - 1 and self._sum(one) == most:
                     base, added = self._sum(other)
                     if (base, added - 1) == before:

@@ -57,6 +57,7 @@ def result_entries(
     if name == "sort":
         return list(given)
     found = UNKNOWN_FACTS
+    # Narrow integers would wrap around and repeat.
     if name == "iota" and len(eqn.params["shape"]) == 1 and _is_wide(eqn.outvars[0]):
         found = EntryFacts(distinct=True, span=size)
     elif name in _SELECTIONS or _keeps_entries(eqn):
@@ -66,9 +67,12 @@ def result_entries(
     elif name in {"broadcast_in_dim", *_ARITHMETIC_PRIMITIVES} and set(given) == {EQUAL_FACTS}:
         found = EQUAL_FACTS
     elif name in ("add", "sub") and EQUAL_FACTS in given and _is_wide(eqn.outvars[0]):
+        # One number is added to all, so distinct entries stay distinct, also modulo 2³².
         (other,) = [each for each in given if each != EQUAL_FACTS]
         found = dataclasses.replace(other, shifted=other.distinct)
     elif name == "select_n" and given[1].distinct:
+        # JAX adds the length to negative indices. Entries that are less than a length apart stay
+        # distinct: −1 and length − 1 are not both among them.
         length = _added_length(numbers, of)
         if length is not None and given[1].span <= length:
             found = dataclasses.replace(given[1], axis_length=min(length, given[1].axis_length))

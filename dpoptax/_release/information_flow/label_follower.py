@@ -127,6 +127,7 @@ class LabelFollower:
         def label(atom: Var | Literal) -> Label:
             if not isinstance(atom, Literal):
                 return labels[atom]
+            # Whole numbers are equal in all integer dtypes, so that indices can be compared.
             whole = is_integer(atom)
             kind, value = ("integer", int(atom.val)) if whole else (str(atom.aval), atom.val)
             return Label(number=self.number("literal", kind, str(value)))
@@ -153,7 +154,7 @@ class LabelFollower:
     def _step(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         """Returns the labels of an equation's results, and of its operands afterwards."""
         name = eqn.primitive.name
-        if name == "name":
+        if name == "name":  # the primitive of `mark`
             return [self._marked(eqn, read[0])], read
         if name in _IDENTITY_PRIMITIVES:
             return read, read
@@ -165,6 +166,7 @@ class LabelFollower:
             return self._cond(eqn, read, around)
         if name == "shard_map":
             return self._shard_map(eqn, read, around)
+        # `Derivations` knows `fold_in` as a hash. Inside ChaCha20 it would only see arithmetic.
         if eqn.params.get("name") == FOLDED:
             return [self._folded(read)], read
         inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)
@@ -178,6 +180,7 @@ class LabelFollower:
         together = dataclasses.replace(join_labels(read), rows=None, number=None)
         for each in inner:  # an unknown call may read and show everything, and run many times
             self.follow(each, [together] * len(each.invars), around)
+            # At a second place, so that a draw inside meets itself as another draw of its key.
             with self._enter(_SECOND_TURN):
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
@@ -189,11 +192,13 @@ class LabelFollower:
         return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_FACTS)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
+        # A mark's name ends with the rank of the array. `jax.vmap` added all further axes.
         name, _, axes = eqn.params["name"].partition("/")
         mapped = range(len(type_of(eqn.invars[0]).shape) - int(axes)) if axes.isdigit() else ()
         # Under jax.vmap the leading axis is not the batch, so rows are not known.
         if name == EXAMPLES and mapped:
             label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
+        # Marks of one clip or noise stage have the same path, except for their own equations.
         *around, _ = here = self._path()
         clip = tuple(around)
         after = apply_mark(label, name, clip)
@@ -201,6 +206,7 @@ class LabelFollower:
             self.joined[label.joined or _JOIN_CAUSES[name]] = None
         again = False
         apart = label.varying
+        # Along a mapped axis there are several releases, and several keys if these are distinct.
         if name == RELEASE or label.entries.distinct:
             apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
@@ -224,6 +230,7 @@ class LabelFollower:
         """Returns the label of a result, with a number if it has none."""
         if label.has_data or label.number is not None:
             return label
+        # A release has new noise: equal operands elsewhere do not give an equal result.
         of = self._path() if Content.RELEASED in label.holds else self._run_identity(eqn, read)
         return dataclasses.replace(label, number=self.number(of, place))
 
@@ -285,6 +292,7 @@ class LabelFollower:
         if name == "random_split":  # the key's own axes come before the new one
             parameters.append(("axes", len(type_of(eqn.invars[0]).shape)))
         what = name, tuple(parameters), tuple(numbers)
+        # The results of these differ from call to call.
         drawn = eqn.effects or name == "rng_uniform"
         return None if drawn or None in numbers or not is_hashable(what) else what
 
@@ -300,6 +308,7 @@ class LabelFollower:
             [self._choice_label(programs, labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
         )
+        # The results show which branch ran.
         return [condition_label(each, decides) for each in results], [decides, *written]
 
     def _choice_label(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
@@ -311,6 +320,7 @@ class LabelFollower:
         return dataclasses.replace(found, number=self.number("either", self._path(), *made))
 
     def _scan(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
+        # The operands are constants, the initial carry, and arrays that are cut into slices.
         first, number = scan_parts(eqn)
         turns, last = self._repeats(eqn, read), first + number
 
@@ -335,6 +345,7 @@ class LabelFollower:
         return [*turns.last_turn(results[:number]), *stacks], now
 
     def _while(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
+        # The operands are constants of the test, constants of the body, and the initial carry.
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         turns, last = self._repeats(eqn, read), first + second
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
@@ -345,6 +356,7 @@ class LabelFollower:
             carry = turns.next_turn(carry) if other else carry
             (decides,), _ = self.follow(test, [*tested, *carry], around)
             results, written = self.follow(body, [*used, *carry], condition_label(around, decides))
+            # The results show how many turns there were.
             results = [condition_label(each, decides) for each in results]
             carried = turns.carry(written[second:], results, math.inf)
             return carried, _join_references(eqn.invars, [*tested, *written[:second], *carried])
@@ -364,8 +376,10 @@ class LabelFollower:
             # Labels only grow, so this ends.
             while after != now:
                 now, (results, after) = after, turn(after, False)
+        # Inside a loop that is itself followed without recording, draws are judged later.
         before = self._draws.count()
         while judged:
+            # The second turn may have changed the labels. Its draws are then judged again.
             self._draws.forget(before)
             results, after = turn(now, False)
             if after == now and several:
@@ -389,6 +403,7 @@ class LabelFollower:
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
         given = []
         for i, (label, spec) in enumerate(zip(read, into, strict=True)):
+            # Devices get different parts of an array along the mesh axes that it is split over.
             part = devices.enter(label, functools.partial(example_axes.split_devices, spec=spec), i)
             given.append(
                 dataclasses.replace(

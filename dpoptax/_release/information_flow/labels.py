@@ -107,6 +107,7 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
         holds = _replace(holds, PRIVATE_DATA, Content.EXAMPLES if apart else Content.PRIVATE)
         rows = ExampleAxes((), (clip, label.rows)) if apart else None
     elif name == CLIPPED:
+        # All examples must have come in by this clip's entry, not around it or by another clip.
         own = label.rows is not None and label.rows.drawn[:1] == (clip,)
         bounded = own and not holds & (Content.PRIVATE | Content.CLIPPED)
         holds = _replace(holds, PRIVATE_DATA, Content.CLIPPED if bounded else Content.PRIVATE)

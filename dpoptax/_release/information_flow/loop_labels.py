@@ -80,12 +80,12 @@ class LoopLabels:
             carried, later, last = (
                 self._numbered(name, place) for name in ("carried", "carried on", "last")
             )
-            if old.number == later:
+            if old.number == later:  # followed as another turn
                 self._derivations.add_later(later, new.number)
-            elif old.number == carried:
+            elif old.number == carried:  # followed as any turn
                 loop = LoopCarry(carried, later, last, self._first.get(place), new.number, turns)
                 self._derivations.add_loop(loop)
-            else:
+            else:  # followed as the first turn
                 self._first[place] = old.number
 
     def next_turn(self, carry: Sequence[Label]) -> list[Label]:

@@ -68,6 +68,8 @@ class NoiseDraws:
 
     def _both_run(self, here: ProgramPath, there: ProgramPath) -> bool:
         """Returns whether two places differ and are not in two branches of one choice."""
+        # Where the two paths part, two branches of one choice exclude each other. Equal paths are
+        # one draw: `LabelFollower` follows a second turn of a loop under another path.
         pairs = zip(here, there, strict=False)
         apart = next(({one, another} for one, another in pairs if one != another), None)
         return apart is not None and not apart <= self._branches

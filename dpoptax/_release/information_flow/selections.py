@@ -43,6 +43,7 @@ class RowSelections:
         return all(map(self._is_counted, selections))
 
     def _is_counted(self, selection: Selection) -> bool:
+        # A count outside of some of these loops and branches runs whenever the selection does.
         key, around = selection
         return any((key, around[:n]) in self._counted for n in range(len(around) + 1))
 

@@ -59,6 +59,7 @@ def quoted_line(eqn: JaxprEqn) -> str:
 
 def uses_own_table(eqn: JaxprEqn) -> bool:
     """Returns whether a generator of noise in this package made the equation."""
+    # Generators call helpers of `_support`, and so do other modules.
     callers = (each for each in _frames(eqn) if not each.startswith(_SUPPORT_FOLDER))
     return next(callers, "").startswith(_TABLES_FOLDER)
 

@@ -11,8 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._release.random.keys import check_noise_key, words_at
-from dpoptax._release.random.threefry import places
-from dpoptax._support.xla import materialize
+from dpoptax._support.xla import materialize, places
 
 if TYPE_CHECKING:
     from dpoptax._release.random.row_matrix import RowMatrix

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._release.random.keys import check_noise_key, words_at
-from dpoptax._release.random.threefry import places
+from dpoptax._support.xla import places
 
 # Discrete Gaussians with at least this standard deviation add and round like continuous ones: sums
 # over the integers equal integrals up to a relative error of 2 exp(−2π² 1.8²) < 2⁻⁹¹.

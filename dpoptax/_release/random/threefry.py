@@ -1,8 +1,5 @@
 """Computes threefry-2x32 with 20 rounds, unrolled."""
 
-import math
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,31 +34,6 @@ def threefry(
 def rotated(words: jax.Array, bits: int) -> jax.Array:
     """Rotates 32-bit words to the left."""
     return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
-
-
-def places(
-    shape: tuple[int, ...],
-    strides: Sequence[int] | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
-) -> jax.Array:
-    """Numbers the elements in row-major order, or with the given strides.
-
-    The sum of iotas along each axis can be sharded over devices. Beyond 2³² elements, some would
-    get the same number, and so the same noise.
-    """
-    strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    size = math.prod(shape)
-    if size > 2**32:
-        raise ValueError(
-            f"A parameter must have at most 2³² numbers to get noise, got {size}. Split it into "
-            "two."
-        )
-    numbers = jnp.uint32(0)
-    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        if axis == 0 or size > 1:  # axis 0 sets the shape
-            along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
-            numbers += np.uint32(stride if size > 1 else 0) * along
-    return numbers
 
 
 def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:

@@ -179,17 +179,17 @@ def _identity(
     program: jax.stages.Traced, lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh | None
 ) -> Hashable | None:
     """Returns what a compiled program depends on, or None if that is large or unknown."""
-    constants = program.jaxpr.consts
-    if sum(each.size * each.dtype.itemsize for each in constants) > _LARGEST_CONSTANTS:
+    config: Any = jax.config
+    if config.values.get("jax_use_simplified_jaxpr_constants", True):
+        return None  # the text may lack constants
+    if sum(each.size * each.dtype.itemsize for each in program.jaxpr.consts) > _LARGEST_CONSTANTS:
         return None
     text = lowered.as_text()
     if "callback" in text:  # it names a host function by its number only
         return None
-    config: Any = jax.config
     devices = config.jax_default_device if mesh is None else tuple(mesh.devices.flat)
     identity = (
         hashlib.sha256(text.encode()).hexdigest(),
-        digest_of(constants),
         (lowered.in_tree, lowered.out_tree, str(lowered.in_avals)),
         repr(devices),
         repr(sorted(config.values.items())),

@@ -118,9 +118,8 @@ def run_pass(
         float32.
     """
     run_use = functools.partial(_record, frozenset(program.opaque), record_dtype)
-    batch_size = inputs[0].shape[0]
     zeros = {
-        u.index: jnp.zeros((batch_size, *u.shape), recorded_dtype(u.output.dtype, record_dtype))
+        u.index: jnp.zeros((len(inputs[0]), *u.shape), recorded_dtype(u.output.dtype, record_dtype))
         for u in program.uses
     }
     opaque = {i: leaves[i] for i in program.opaque}

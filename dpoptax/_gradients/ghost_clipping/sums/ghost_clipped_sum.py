@@ -24,7 +24,7 @@ from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch, sum_statistic
 from dpoptax._gradients.clip.bounds import Piece
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.encoding import join, scaling
+from dpoptax._gradients.clip.encoding import EncodingClip, join, scaling
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
 from dpoptax._gradients.ghost_clipping.plan import Plan, plan_whole_uses
@@ -174,14 +174,9 @@ def sum_floats(
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
-    tau = sum_rounding(gradients, whole)
+    pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
-        scaled,
-        gradients.scales,
-        make_pieces(gradients, groups),
-        mask,
-        group_count=1 + max(groups),
-        tau=tau,
+        scaled, gradients.scales, pieces, mask, group_count=1 + max(groups), tau=tau
     )
     (by_piece,) = unstack(coefficients)
     bound, products = scaled.sensitivity, gradients.products
@@ -193,7 +188,8 @@ def sum_floats(
         block_sums.sum_weighted(each, gradient)
         for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
     ]
-    statistic = sum_statistic(clip, reference, norms, used, whole)
+    by_norms = isinstance(clip, EncodingClip)
+    statistic = sum_statistic(clip, reference, norms, used, whole) if by_norms else None
     return place_sums(gradients, parts, vectors), statistic
 
 
@@ -227,9 +223,8 @@ def sum_products(
 
         return sum_joined(factored, coefficients, bound=bound, examples=examples)
     (segment,) = factored.segments
-    return sum_segment(
-        segment, coefficients, block_size(factored, examples, terms_per_entry(segment))
-    )
+    block = block_size(factored, examples, terms_per_entry(segment))
+    return sum_segment(segment, coefficients, block)
 
 
 def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:

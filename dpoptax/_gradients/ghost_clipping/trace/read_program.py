@@ -15,8 +15,9 @@ operations on entries in `entry_rules`, and used values that are computed from p
 `derived_views`.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -66,7 +67,7 @@ def read_program(loss: TracedLoss) -> Program:
     args += [PrivateValue(aval, varies=False) for aval in types[loss.parameters :]]
     reader = Reader()
     block = reader.read(jaxpr, loss.program.consts, args, ())
-    finder, value = UseFinder(parameters), block.results[:1]
+    finder, value = UseFinder(parameters=parameters), block.results[:1]
     finder.follow(block, value)
     # A loss that depends on parameters only is a derived value without uses.
     finder.meet_opaque(value, "the loss itself")
@@ -80,12 +81,17 @@ def read_program(loss: TracedLoss) -> Program:
     return Program(loss, block, parameters, uses, opaque, elementwise, unused)
 
 
+@dataclasses.dataclass(eq=False)
 class Reader:
-    """Sorts the values of a jaxpr into derived and private, and turns it into steps."""
+    """Sorts the values of a jaxpr into derived and private, and turns it into steps.
 
-    def __init__(self) -> None:
-        self.scan_count = 0
-        self.references = False  # whether the program reads or writes a jax.Ref that it made
+    Attributes:
+      scan_count: the number of scans read so far.
+      references: whether the program reads or writes a jax.Ref that it made.
+    """
+
+    scan_count: int = 0
+    references: bool = False
 
     def read(
         self, jaxpr: Jaxpr, consts: Iterable[object], args: Sequence[Value], loops: Loops
@@ -158,17 +164,21 @@ def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
     )
 
 
+@dataclasses.dataclass(eq=False)
 class GradientFlow:
     """Collects the values and steps, at any depth, through which a gradient flows.
 
-    The flow stops at `zeros`, which are values that are zero for every example. Subclasses record
-    what it meets.
+    Subclasses record what the flow meets.
+
+    Attributes:
+      zeros: values that are zero for every example. The flow stops at them.
+      values: the values that the flow reaches.
+      steps: the steps that it passes.
     """
 
-    def __init__(self, zeros: Iterable[Value] = ()) -> None:
-        self.zeros = frozenset(zeros)
-        self.values: set[Value] = set()
-        self.steps: set[Step] = set()
+    zeros: Set[Value] = frozenset()
+    values: set[Value] = dataclasses.field(default_factory=set, init=False)
+    steps: set[Step] = dataclasses.field(default_factory=set, init=False)
 
     def meet(self, step: Step) -> None:
         """Is called for each step without a body, from the last to the first."""
@@ -204,21 +214,21 @@ def _has_derivative(step: Step) -> bool:
     return step.eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
 
 
+@dataclasses.dataclass(eq=False)
 class UseFinder(GradientFlow):
     """Finds the uses of parameters, and the opaque parameters.
 
     Attributes:
+      parameters: the types of the parameters.
       uses: the uses found, from the last to the first.
       opaque: the parameters that operations without a rule combine with data, and these operations.
       beyond_elementwise: the opaque parameters that do more than scale and shift data.
     """
 
-    def __init__(self, parameters: tuple[ShapedArray, ...]) -> None:
-        super().__init__()
-        self.parameters = parameters
-        self.opaque: dict[int, list[str]] = {}
-        self.beyond_elementwise: set[int] = set()
-        self.uses: list[Use] = []
+    parameters: tuple[ShapedArray, ...] = dataclasses.field(kw_only=True)
+    uses: list[Use] = dataclasses.field(default_factory=list, init=False)
+    opaque: dict[int, list[str]] = dataclasses.field(default_factory=dict, init=False)
+    beyond_elementwise: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def meet(self, step: Step) -> None:
         """Records the use of a step, or that its parameters are opaque."""

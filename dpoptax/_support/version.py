@@ -1,0 +1,5 @@
+"""Reads the version of the installed distribution."""
+
+import importlib.metadata
+
+__version__ = importlib.metadata.version("dpoptax")
