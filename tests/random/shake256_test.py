@@ -388,6 +388,8 @@ class TestTrainer:
             train_and_evaluate(other, tmp_path, progress=False)
 
     def test_sweep_refuses_chacha20(self, tmp_path):
-        sweep = Sweep(workdir=tmp_path, grid=("learning_rate=0.5,1",), processes=1)
+        sweep = Sweep(
+            workdir=tmp_path, grid=("learning_rate=0.5,1",), processes=1, repetitions="fixed"
+        )
         with pytest.raises(ConfigError, match="from 63 bits"):
             run_sweep({"a": TrainConfig(generator="chacha20")}, sweep)

@@ -264,7 +264,7 @@ def test_held_out_split_keeps_owners_with_examples(digits):
 def test_refuses_users_in_sweeps_and_mixed_units(tmp_path):
     of_users = config_of_users(**OWNED, epsilon=3.0, noise_multiplier=None)
     with pytest.raises(ConfigError, match="`records_per_user` must be None in a sweep"):
-        run_sweep({"a": of_users}, Sweep(tmp_path, grid=("steps=1,2",)), progress=False)
+        run_sweep({"a": of_users}, Sweep(tmp_path, grid=("steps=1,2",), trials=2), progress=False)
     of_examples = dataclasses.replace(of_users, records_per_user=None)
     with pytest.raises(ConfigError, match="`unit` must be the same for all configs"):
         compare({"a": of_users, "b": of_examples}, Comparison(tmp_path), progress=False)
