@@ -51,6 +51,7 @@ class PrivacyEvent:
       seeds: fingerprints of the seeds of the samplers that drew the batches.
       keys: fingerprints of the noise keys.
       unit: "example" or "user", the unit of the releases; None if the event was priced by hand.
+      relations: the neighboring relations of the runs; empty if the event was priced by hand.
 
     >>> import dp_accounting, dpoptax
     >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
@@ -62,6 +63,7 @@ class PrivacyEvent:
     seeds: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
     keys: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
     unit: Optional["Unit"] = None
+    relations: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dp_event, dpa.DpEvent):
@@ -128,7 +130,12 @@ def joined(together: dpa.DpEvent, events: Sequence[PrivacyEvent]) -> PrivacyEven
             raise ValueError(message)
         found.append(union)
     keys, seeds = found
-    return PrivacyEvent(together, seeds, keys, common_unit(events))
+    return PrivacyEvent(together, seeds, keys, common_unit(events), relations_of(events))
+
+
+def relations_of(events: Sequence[PrivacyEvent]) -> frozenset[str]:
+    """Returns the neighboring relations of all events."""
+    return frozenset().union(*(event.relations for event in events))
 
 
 def common_unit(events: Sequence[PrivacyEvent]) -> Optional["Unit"]:

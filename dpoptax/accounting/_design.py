@@ -106,4 +106,5 @@ def run_event(
     """Returns the event of a run with the fingerprints of its seed and keys, and of others."""
     seed = sampling.seed
     seeds = frozenset() if seed is None else frozenset([seed_fingerprint(seed)])
-    return composed(PrivacyEvent(priced, seeds, keys, sampling.unit), others)
+    relations = frozenset([sampling.neighboring_relation])
+    return composed(PrivacyEvent(priced, seeds, keys, sampling.unit, relations), others)

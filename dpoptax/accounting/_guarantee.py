@@ -71,7 +71,8 @@ class Guarantee:
       event: the releases, a `PrivacyEvent`. The constructor also takes an event of dp_accounting.
         Noise multipliers are relative to C under every neighboring relation.
       neighboring_relation: "add-or-remove-one", "replace-one", or "replace-special" (a record is
-        replaced by one that contributes zero).
+        replaced by one that contributes zero). By default that of the event's runs, or
+        "add-or-remove-one" for events priced by hand.
       accountant: "pld", "rdp" or "monte_carlo".
       unit: "example" or "user".
       sampling: the sampling of batches, `sampler.describe()`.
@@ -94,7 +95,7 @@ class Guarantee:
     """
 
     event: PrivacyEvent
-    neighboring_relation: str = ADD_OR_REMOVE
+    neighboring_relation: str = ""
     accountant: Accountant = "pld"
     unit: "Unit" = "example"
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -111,6 +112,9 @@ class Guarantee:
         object.__setattr__(self, "event", privacy_event(self.event))
         if self.event.unit not in (None, self.unit):
             raise ValueError(f"`unit` must be the event's, {self.event.unit!r}, got {self.unit!r}.")
+        if not self.neighboring_relation:
+            relation = _relation_of(self.event)
+            object.__setattr__(self, "neighboring_relation", relation)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the fields for a pickle or a copy, which cannot hold `event_after`."""
@@ -369,3 +373,13 @@ class Guarantee:
     @property
     def _relation(self) -> dpa.NeighboringRelation:
         return relation_named(self.neighboring_relation)
+
+
+def _relation_of(event: PrivacyEvent) -> str:
+    """Returns the neighboring relation of all runs of an event."""
+    if len(event.relations) > 1:
+        raise ValueError(
+            f"`neighboring_relation` must be given, because the runs have {sorted(event.relations)}"
+            ". Pass the one for which the guarantee is to hold."
+        )
+    return next(iter(event.relations), ADD_OR_REMOVE)

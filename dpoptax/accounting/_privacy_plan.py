@@ -3,6 +3,7 @@
 import bisect
 import copy
 import dataclasses
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -437,10 +438,14 @@ class PrivacyPlan:
         planned, sampler = self.guarantee(), self.sampler
         size, batch_size = sampler.dataset_size, sampler.batch_size
         (stage,) = planned.releases
+        q = sampler.sampling_probability
+        # Random allocation draws slightly fewer than B, if B does not divide N.
+        expected = "" if math.isclose(size * q, batch_size) else f", {size * q:,.6g}"
+        rate = f"{q:.4g}" if expected else f"B/N = {q:.4g}"
         lines = {
             "data": f"N = {size:,} {sampler.unit}s",
-            "batches": f"B = {batch_size:,} expected, q = B/N = {sampler.sampling_probability:.4g},"
-            f" drawn by {type(sampler).__name__}",
+            "batches": f"B = {batch_size:,}{expected} expected, q = {rate}, drawn by "
+            f"{type(sampler).__name__}",
             "steps": f"T = {self.steps:,}, {self.expected_epochs:.4g} expected epochs",
             "noise": multipliers_text(stage.phases)
             + (

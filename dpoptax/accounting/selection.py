@@ -27,6 +27,7 @@ from dpoptax._pricing.privacy_event import (
     common_unit,
     joined,
     privacy_event,
+    relations_of,
 )
 from dpoptax._pricing.selection import NumberOfTrials
 
@@ -101,7 +102,7 @@ def best_of_random(
     worst = events[0] if len(events) == 1 else _WorstOfDpEvent(events)
     shape = SHAPES[distribution]
     selected = dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=shape)
-    return PrivacyEvent(selected, unit=common_unit(given))
+    return PrivacyEvent(selected, unit=common_unit(given), relations=relations_of(given))
 
 
 def draw_number(mean: float, distribution: str, seed: int) -> int:

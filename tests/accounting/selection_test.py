@@ -8,6 +8,8 @@ import pytest
 from dp_accounting import rdp
 from dp_accounting.rdp import rdp_privacy_accountant
 
+import dpoptax
+from dpoptax import accounting, sampling
 from dpoptax._pricing import accountants, events
 from dpoptax.accounting import selection
 from dpoptax.sampling import PoissonSampler
@@ -172,3 +174,22 @@ def test_prices_iterator_of_trials():
     among = {"mean": 2, "distribution": "geometric"}
     found = selection.best_of_random(iter([RUN]), **among)
     assert found == selection.best_of_random([RUN], **among)
+
+
+def test_guarantee_of_composition_has_the_relation_of_its_runs():
+    def planned(kind):
+        plan = dpoptax.PrivacyPlan(
+            sampler=kind(1000, 100), steps=5, noise_multiplier=1.5, delta=1e-4, accountant="rdp"
+        )
+        return plan.guarantee()
+
+    fixed, poisson = planned(sampling.FixedSizeSampler), planned(sampling.PoissonSampler)
+    for runs, relation in (([fixed] * 2, "replace-one"), ([poisson] * 2, "add-or-remove-one")):
+        best = selection.best_of_random(runs, mean=2, distribution="geometric")
+        for event in (selection.all_of(runs), best):
+            assert accounting.Guarantee(event).neighboring_relation == relation
+    both = selection.all_of([fixed, poisson])
+    with pytest.raises(ValueError, match="`neighboring_relation` must be given"):
+        accounting.Guarantee(both)
+    stated = accounting.Guarantee(both, "replace-one")
+    assert stated.epsilon(1e-4) > accounting.Guarantee(fixed.event).epsilon(1e-4)

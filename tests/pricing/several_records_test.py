@@ -230,7 +230,7 @@ def test_statement_names_the_records():
     assert "for any 3 examples more or less" in str(found)
     assert found.to_dict()["records"] == 3
     plain = found.statement(owners="3")
-    for part in ("any group of 3 examples, such", "Of 1,000 groups of 3 examples", "most: 3."):
+    for part in ("any group of 3 examples, such", "wants to find groups of 3 examples", "most: 3."):
         assert part in plain
     assert 0 < found.trade_off(0.1) < 0.9
     curve = found.epsilon_curve([0, 5, 10], DELTA)

@@ -152,12 +152,15 @@ def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:
 def text(name: str, cost: RunCost) -> str:
     """Formats the cost of one run with a line for each number."""
     config = cost.config
-    epochs = cost.steps * config.batch_size / cost.dataset_size
+    expected: float = config.batch_size
+    if cost.sampling_probability is not None:  # random allocation draws slightly fewer than B
+        expected = min(expected, round(cost.sampling_probability * cost.dataset_size, 1))
+    epochs = cost.steps * expected / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
         ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
-        ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
+        ("batch", f"{expected:,.6g} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
     if config.method.private:
         lines += [
