@@ -160,7 +160,7 @@ class _Attack(NamedTuple):
 
     Attributes:
         name: Name of the audited release or run.
-        title: The same with the threat model, if it is needed to tell attacks apart.
+        title: Text for progress messages. Attacks on the whole run add their threat model.
         run: Builds and plays the game, given δ, confidence and key. Games are built one by one, so
             that unsupported configs fail before the costly search for an example.
     """
