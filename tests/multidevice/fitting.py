@@ -83,3 +83,21 @@ def test_sharded_parameters_stay_sharded(kind, tmp_path):
     assert jax.tree.map(lambda x: x.sharding.spec, momenta) == specs
     again = run(sharded, base, mesh=mesh, workdir=tmp_path / "four")
     jax.tree.map(np.testing.assert_array_equal, again.params, four.params)
+
+
+@pytest.mark.slow
+def test_programs_of_two_devices_are_not_shared():
+    rng = np.random.default_rng(0)
+    examples = rng.normal(size=(60, 5)).astype(np.float32), rng.normal(size=60).astype(np.float32)
+    plan = dpoptax.PrivacyPlan(
+        dataset_size=60, batch_size=12, steps=3, noise_multiplier=2.0, seed=7, accountant="rdp"
+    )
+    found = []
+    for device in jax.devices()[:2]:
+        data, params, key = jax.device_put(
+            (examples, np.zeros(5, np.float32), jax.random.key(3)), device
+        )
+        result = fit(lambda p, e: (e[0] @ p - e[1]) ** 2, params, data, plan, key=key)
+        assert result.params.devices() == {device}
+        found.append(np.asarray(result.params))
+    np.testing.assert_array_equal(*found)

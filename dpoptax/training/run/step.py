@@ -149,9 +149,9 @@ def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
 class CompiledStep:
     """A step for arguments of fixed shapes, compiled on first use."""
 
-    def __init__(self, program: jax.stages.Traced, mesh: jax.sharding.Mesh | None) -> None:
+    def __init__(self, program: jax.stages.Traced, placed: Hashable) -> None:
         self.lowered = program.lower()
-        self.identity = _identity(program, self.lowered, mesh)
+        self.identity = _identity(program, self.lowered, placed)
 
     @functools.cached_property
     def compiled(self) -> Callable[..., tuple[Any, Any]]:
@@ -176,9 +176,12 @@ def _compile(program: _Program) -> Callable[..., tuple[Any, Any]]:
 
 
 def _identity(
-    program: jax.stages.Traced, lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh | None
+    program: jax.stages.Traced, lowered: jax.stages.Lowered, placed: Hashable
 ) -> Hashable | None:
-    """Returns what a compiled program depends on, or None if that is large or unknown."""
+    """Returns what a compiled program depends on, or None if that is large or unknown.
+
+    `placed` is the mesh and the shardings of the arguments, which the text does not name.
+    """
     config: Any = jax.config
     if config.values.get("jax_use_simplified_jaxpr_constants", True):
         return None  # the text may lack constants
@@ -187,12 +190,11 @@ def _identity(
     text = lowered.as_text()
     if "callback" in text:  # it names a host function by its number only
         return None
-    devices = config.jax_default_device if mesh is None else tuple(mesh.devices.flat)
     identity = (
         hashlib.sha256(text.encode()).hexdigest(),
         (lowered.in_tree, lowered.out_tree, str(lowered.in_avals)),
-        repr(devices),
-        repr(sorted(config.values.items())),
+        (placed, config.jax_default_device),
+        tuple((name, repr(getattr(config, name, None))) for name in sorted(config.values)),
     )
     try:
         hash(identity)
@@ -301,7 +303,8 @@ def _lower(
     # `jax.disable_jit()` is for stepping through a loss. It does not support lowered programs.
     if _jit_is_off():
         return Uncompiled(step)
-    return CompiledStep(jax.jit(step, donate_argnums=0, **shardings).trace(*args), mesh)
+    placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    return CompiledStep(jax.jit(step, donate_argnums=0, **shardings).trace(*args), placed)
 
 
 def _jit_is_off() -> bool:
