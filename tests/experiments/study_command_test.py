@@ -117,7 +117,8 @@ def test_help_lists_commands_and_rejects_unknown_one(capsys):
         assert all(any(line.startswith(f"  {name} ") for line in shown) for name in COMMANDS)
     assert main(["stduy"]) == 2
     message = capsys.readouterr().err
-    assert message.startswith("python -m experiments: error: `command` must be one of ")
+    assert message.startswith("python -m experiments: error: `command` must be ")
+    assert "Did you mean 'study'?" in message
 
 
 def test_command_prints_findings(tmp_path, capsys):
