@@ -256,7 +256,7 @@ def test_frozen_arrays_are_not_compiled_in(monkeypatch):
 
 
 def test_equal_programs_are_compiled_once():
-    """Counts compilations; the key is no part of a program, a constant of loss or optimizer is."""
+    """A constant of the loss or optimizer makes another program to compile. A key does not."""
 
     def run(factor=1.0, rate=0.1, key=KEY):
         def loss_fn(params, example):
