@@ -440,7 +440,7 @@ class PrivacyPlan:
         (stage,) = planned.releases
         q = sampler.sampling_probability
         # Random allocation draws slightly fewer than B, if B does not divide N.
-        expected = "" if math.isclose(size * q, batch_size) else f", {size * q:,.6g}"
+        expected = "" if math.isclose(size * q, batch_size) else f", {round(size * q, 1):,.12g}"
         rate = f"{q:.4g}" if expected else f"B/N = {q:.4g}"
         lines = {
             "data": f"N = {size:,} {sampler.unit}s",

@@ -115,6 +115,9 @@ def test_plan_names_cheaper_sampling():
     chosen = plan_run(dataclasses.replace(config, sampling="balls_in_bins"), count_flops=False)
     assert (chosen.noise_multiplier, chosen.sampling_probability) == (sigma, q)
     assert abs(chosen.epsilon - 3) < 0.01
+    assert "239.7 expected of 1,438" in text("tiny", chosen)
+    large = dataclasses.replace(chosen, expected_batch_size=2.0**20)
+    assert "1,048,576 expected of" in text("tiny", large)
     for changes in (
         {"sampling": "balls_in_bins"},
         {"noise_multiplier": 1.0, "epsilon": None},

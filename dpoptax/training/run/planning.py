@@ -28,6 +28,7 @@ class RunCost:
     Attributes:
         config: The run.
         dataset_size: Number of training examples, or of users if the unit is a user.
+        expected_batch_size: B, or slightly less for random allocation.
         sampling_probability: q, the expected batch size over the data set size. None without
             privacy.
         steps: Number of steps that will run, at most those of the config.
@@ -51,6 +52,7 @@ class RunCost:
 
     config: TrainConfig
     dataset_size: int
+    expected_batch_size: float
     sampling_probability: float | None
     steps: int
     noise_multiplier: float
@@ -97,13 +99,16 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, details: bool = F
         chain = build_chain(at_once, plan.noise_multiplier, keys, random=random)
         lowered: Any = jax.jit(build_step(chain, run.model)).lower(*arguments)
         flops = float(lowered.cost_analysis()["flops"])
-    promise = "not private"
+    promise, expected, rate = "not private", float(config.batch_size), None
     if config.method.private:
+        rate = plan.sampler.sampling_probability
+        expected = rate * plan.sampler.dataset_size
         promise = plan.sampler.neighboring_relation + " user" * (config.unit == "user")
     return RunCost(
         config=config,
         dataset_size=size,
-        sampling_probability=plan.sampler.sampling_probability if config.method.private else None,
+        expected_batch_size=expected,
+        sampling_probability=rate,
         steps=plan.permitted_steps,
         noise_multiplier=plan.noise_multiplier,
         epsilon=plan.epsilon(plan.permitted_steps),
@@ -152,15 +157,13 @@ def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:
 def text(name: str, cost: RunCost) -> str:
     """Formats the cost of one run with a line for each number."""
     config = cost.config
-    expected: float = config.batch_size
-    if cost.sampling_probability is not None:  # random allocation draws slightly fewer than B
-        expected = min(expected, round(cost.sampling_probability * cost.dataset_size, 1))
-    epochs = cost.steps * expected / cost.dataset_size
+    epochs = cost.steps * cost.expected_batch_size / cost.dataset_size
+    expected = f"{round(cost.expected_batch_size, 1):,.12g}"
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
         ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
-        ("batch", f"{expected:,.6g} expected of {cost.dataset_size:,}{_users(config)}"),
+        ("batch", f"{expected} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
     if config.method.private:
         lines += [

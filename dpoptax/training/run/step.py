@@ -178,7 +178,7 @@ def _compile(program: _Program) -> Callable[..., tuple[Any, Any]]:
 def _identity(
     program: jax.stages.Traced, lowered: jax.stages.Lowered, placed: Hashable
 ) -> Hashable | None:
-    """Returns what a compiled program depends on, or None if that is large or unknown.
+    """Returns everything that decides a compiled program, or None if it is large or unknown.
 
     `placed` is the mesh and the shardings of the arguments, which the text does not name.
     """
