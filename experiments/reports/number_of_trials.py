@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 
 import dp_accounting as dpa
-import numpy as np
 from scipy import optimize
 
 from dpoptax import accounting
@@ -77,8 +76,8 @@ def _row(
 
 
 def _mean(wanted: float, distribution: str) -> float:
-    return float(
-        np.exp(optimize.brentq(lambda m: chance(math.exp(m), distribution) - wanted, 0.01, 30.0))
+    return math.exp(
+        optimize.brentq(lambda m: chance(math.exp(m), distribution) - wanted, 0.01, 30.0)
     )
 
 

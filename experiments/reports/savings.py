@@ -55,11 +55,11 @@ def _row(size: int, batch: int, steps: int, epsilon: float, delta: float) -> Ite
         PrivacyPlan(sampler=kind(size, batch), steps=steps, epsilon=epsilon, delta=delta)
         for kind in samplers
     ]
-    for plan in plans:
-        (stage,) = plan.guarantee().releases
+    run, allocated = (plan.guarantee() for plan in plans)
+    for plan, planned in zip(plans, (run, allocated), strict=True):
+        (stage,) = planned.releases
         ((_, sigma),) = stage.phases
         yield f"{sigma / plan.sampler.sampling_probability:.4g}"
-    run = plans[0].guarantee()
     best = selection.best_of_random([run], mean=20, distribution="geometric")
     for accountant in ("rdp", "pld"):
         yield f"{Guarantee(best, accountant=accountant).epsilon(delta):.2f}"

@@ -527,15 +527,8 @@ def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path, seed):
 def test_dry_run_prints_only_the_price(tmp_path, capsys):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
-    options = [
-        "--grid",
-        "learning_rate=1,2",
-        "--trials",
-        "2",
-        "--workdir",
-        str(workdir),
-        "--dry-run",
-    ]
+    options = ["--grid", "learning_rate=1,2", "--trials", "2"]
+    options += ["--workdir", str(workdir), "--dry-run"]
     assert main(["sweep", str(tmp_path / "tiny.py"), *options]) == 0
     told = capsys.readouterr()
     assert "including its selection" in told.out
