@@ -156,6 +156,7 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         examples=examples,
     )
     print(suggestion)
+    print("This is for Poisson sampling. `dpoptax plan` says if balls_in_bins needs less noise.")
     if given.figure is not None:
         suggestion.plot(given.figure)
     return 0
