@@ -73,6 +73,8 @@ def shared_secrets(
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Places arrays, which must be equal on all hosts, on every device of a mesh.
 
+    All hosts must call this, also to gather arrays that are sharded over the mesh.
+
     Args:
       tree: a tree of arrays and random keys, such as the initial parameters or `tx.init(params)`.
       mesh: devices of one or several hosts.
@@ -115,9 +117,11 @@ def same_on_all_hosts(text: str) -> bool:
 
 
 def place(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Places an array, which must be equal on all hosts, on the devices of a sharding."""
+    """Places an array, sharded over hosts or equal on all, on the devices of a sharding."""
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
         return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.jit(lambda x: x, out_shardings=sharding)(x)
     # `device_put` rejects devices of other hosts for arrays that are already on a device.
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = place(jax.random.key_data(x), sharding)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,18 +12,21 @@ import pytest
 from tests.training import hosts_test
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "several-hosts.md"
-HEAD, WITH_FIT, BY_HAND = re.findall(
-    r'^```py title="train\.py.*?\n(.*?)^```', PAGE.read_text("utf-8"), re.DOTALL | re.M
+DATA, HEAD, WITH_FIT, BY_HAND = re.findall(
+    r'^```py title="\w+\.py.*?\n(.*?)^```', PAGE.read_text("utf-8"), re.DOTALL | re.M
 )
+SHARDED = """
+row_blocks = NamedSharding(mesh, P("data"))
+params["hidden"] = jax.device_put(np.asarray(params["hidden"]), row_blocks)
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rest", [WITH_FIT, BY_HAND], ids=["fit", "by hand"])
+@pytest.mark.parametrize(
+    "rest", [WITH_FIT, BY_HAND, SHARDED + WITH_FIT], ids=["fit", "by hand", "sharded"]
+)
 def test_script_runs_and_continues_in_two_processes(rest, tmp_path):
-    x = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data" / "x.npy", x)
-    np.save(tmp_path / "data" / "y.npy", (x.sum(1) > 0).astype(np.int32))
+    subprocess.run([sys.executable, "-c", DATA], cwd=tmp_path, check=True)
     (tmp_path / "train.py").write_text(f"{HEAD}\n{rest}")
     command = [sys.executable, "train.py", str(tmp_path / "data"), str(tmp_path / "run")]
 
