@@ -7,7 +7,6 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpoptax._gradients.clip.checksum import checksum
 from dpoptax._gradients.clip.clip import Clip, as_clip
@@ -217,7 +216,7 @@ def check_released(name: str, updates: PyTree) -> None:
         )
 
 
-def is_intact(clipped: ClippedSum) -> ArrayLike:
+def is_intact(clipped: ClippedSum) -> jax.Array | np.bool_:
     """Returns whether sum, geometry and reference are unchanged since the seal.
 
     If the object is the one that was sealed, with the same arrays, this is known before the program
