@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
+from dp_accounting import dp_event
 
 from dpoptax._pricing import accountants
 from dpoptax._pricing.checks import (
@@ -295,7 +296,8 @@ class Guarantee:
         """Returns the numbers of the statement as JSON values.
 
         `attack_success` is the greatest true-positive rate of an attack with a false-positive rate
-        of 1 %.
+        of 1 %. `selections` has the mean number of trials and its distribution for each use of
+        `selection.best_of_random`.
         """
         return {
             "epsilon": self.stated_epsilon,
@@ -310,6 +312,7 @@ class Guarantee:
             "gdp_mu": self.gdp_mu(self.stated_delta),
             "other_events": self.other_events,
             "drawn": self.drawn,
+            "selections": _selections(self.event.dp_event),
         }
 
     def statement(
@@ -380,6 +383,17 @@ class Guarantee:
     @property
     def _relation(self) -> dpa.NeighboringRelation:
         return relation_named(self.neighboring_relation)
+
+
+def _selections(event: Any) -> list[dict[str, Any]]:
+    """Returns the random numbers of trials whose best one is a part of an event."""
+    from dpoptax.accounting.selection import SHAPES
+
+    if not isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        parts = getattr(event, "events", None) or [getattr(event, "event", None)]
+        return [found for part in parts if part is not None for found in _selections(part)]
+    names = {shape: name for name, shape in SHAPES.items()}
+    return [{"mean": event.mean, "distribution": names.get(event.shape, "negative binomial")}]
 
 
 def _relation_of(event: PrivacyEvent) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up
+from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up, selection_text
 
 _UNITS = {
     "example": "one example, which is one row of the training data. A person with several rows is "
@@ -32,6 +32,10 @@ _COMPARED = {
 _ATTACKED = 1000  # the number on each side of the example of an attack
 _EXACT = (
     "The proof holds for the numbers as a computer stores and rounds them, down to the last digit."
+)
+_UNKNOWN = (
+    "A computer rounds. In theory, the last digits of a published number can reveal more than "
+    "stated, unless the software took measures against that."
 )
 _REAL = (
     'The proof "holds for real numbers": it treats the results as exact numbers with infinitely '
@@ -66,19 +70,30 @@ def plain_statement(
     if records > 1:
         noun = f"group of {records} {unit}s"
         protects = f"any {noun}, such as all rows of one person. Rows of one person, at most: "
+    selections = values["selections"]
     assumed = (
         _secrets(values["releases"]),
+        "How many trainings were tried, how long they took, and all of them except the best must "
+        "stay secret, or be deleted."
+        if selections
+        else "",
         _batches(values, batches),
         _arithmetic(values["releases"]),
         _others(values["other_events"], publications),
         "Choosing settings by comparing results on the protected data can reveal more. The numbers "
-        f"above do not include this, unless it is said here. How they were chosen: {settings}.",
+        + (
+            "above include the choice of the best training. They do not include other choices, "
+            f"unless it is said here. Other choices, and how they were made: {settings}."
+            if selections
+            else "above do not include this, unless it is said here. How they were chosen: "
+            f"{settings}."
+        ),
         "Data that were treated as public are not protected, such as those behind an earlier "
         f"model, or those used for tests. These data: {public_data}.",
     )
     sections = {
         "What this statement is about": (
-            f"{_subject(values['releases'])}\n\n"
+            f"{_subject(values['releases'], selections)}\n\n"
             + _listed((f"Model, with its file: {model}", f"Date, name, signature: {signature}"))
         ),
         "What is protected": (
@@ -97,7 +112,12 @@ def plain_statement(
     return "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items())
 
 
-def _subject(releases: Sequence[Mapping[str, Any]]) -> str:
+def _subject(releases: Sequence[Mapping[str, Any]], selections: Sequence[Mapping[str, Any]]) -> str:
+    if len(selections) == 1 and not releases:
+        return (
+            "It is about a model that was selected from several trainings: the "
+            f"{selection_text(**selections[0])}."
+        )
     if not releases:
         return (
             "It is about one or several uses of the data together. It does not describe each of "
@@ -181,7 +201,9 @@ def _batches(values: Mapping[str, Any], confirmed: str) -> str:
 
 def _arithmetic(releases: Sequence[Mapping[str, Any]]) -> str:
     kinds = {stage["fixed_point"] for stage in releases}
-    if not kinds or None in kinds:
+    if not kinds:
+        return _UNKNOWN
+    if None in kinds:
         return ""
     return _EXACT if kinds == {True} else _REAL
 

@@ -47,9 +47,12 @@ def statement_text(values: Mapping[str, Any]) -> str:
         "accounted": _ACCOUNTANTS[values["accountant"]] + _others(values["other_events"]),
         "attacks": f"true-positive rate at most {round_up(100 * values['attack_success'])} % at a "
         f"false-positive rate of {100 * FALSE_POSITIVE_RATE:g} %; μ = {round_up(values['gdp_mu'])}",
+        "selected": _selected(values["selections"]),
         "holds": _arithmetic(values["releases"]),
-        "secret": "the noise key, the sampler's seed, and checkpoints that hold them",
-        "left out": "settings chosen by private results, and what else was published",
+        "secret": "the noise key, the sampler's seed, and checkpoints that hold them"
+        + ", the numbers of trials and all that were not selected" * bool(values["selections"]),
+        "left out": f"{'other ' * bool(values['selections'])}settings chosen by private results, "
+        "and what else was published",
     }
     width = max(map(len, lines)) + 2
     return "\n".join([claim, *(f"  {name:{width}}{text}" for name, text in lines.items() if text)])
@@ -100,6 +103,15 @@ def _batches(sampling: Mapping[str, Any], unit: str) -> str:
     if "sampling_probability" in sampling:
         return f"Poisson samples with probability {sampling['sampling_probability']:g}"
     return ""
+
+
+def _selected(selections: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(f"the {selection_text(**each)}" for each in selections)
+
+
+def selection_text(mean: float, distribution: str) -> str:
+    """Returns the random number of trials whose best one is published."""
+    return f"best of a {distribution} number of trials with mean {mean:g}"
 
 
 def _generators(stages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:

@@ -94,6 +94,27 @@ def test_says_what_it_is_about():
 
 
 @pytest.mark.usefixtures("quick")
+def test_says_that_the_choice_of_the_best_is_included():
+    trial = dpa.GaussianDpEvent(4.0)
+    best = accounting.selection.best_of_random([trial], mean=20, distribution="geometric")
+    found = accounting.Guarantee(best)
+    subject, *_, assumptions = sections(found).values()
+    assert "the best of a geometric number of trials with mean 20." in subject
+    assert "all of them except the best must stay secret" in assumptions
+    assert "The numbers above include the choice of the best training." in assumptions
+    assert "A computer rounds." in assumptions
+    assert "  selected   the best of a geometric number of trials with mean 20\n" in str(found)
+    assert "left out   other settings chosen by private results" in str(found)
+    both = accounting.selection.all_of([best, trial])
+    assert (
+        "include the choice of the best" in sections(accounting.Guarantee(both))["What it assumes"]
+    )
+    one = sections(accounting.Guarantee(trial))["What it assumes"]
+    assert "do not include this, unless" in one
+    assert "except the best" not in one
+
+
+@pytest.mark.usefixtures("quick")
 def test_has_no_wall_of_text():
     for text in sections(guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))).values():
         assert max(map(len, text.splitlines())) < 600

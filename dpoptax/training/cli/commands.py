@@ -199,7 +199,10 @@ def _sweep(arguments: list[str]) -> int:
         print(sweep.table(results))
     else:  # the table must stay secret, and output is often kept
         print("\n".join(results.notes))
-    if results.result is not None:
+        print(f"{chosen.workdir / 'trials.md'} lists all trials. Keep it secret.")
+    if results.result is None:
+        print("No trial was drawn, so there is no result.")
+    else:
         accuracy = 100 * results.result["test_accuracy"]
         print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")
     return 0

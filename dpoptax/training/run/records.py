@@ -95,6 +95,13 @@ def save_params(path: Path, params: Any) -> None:
     path.write_bytes(serialization.to_bytes(jax.device_get(params)))
 
 
+def described_file(path: Path) -> str:
+    """Returns the name of a file and the SHA-256 of its bytes, for a statement."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{path.name}, SHA-256 of the file: {digest}"
+
+
 def versions() -> dict[str, str]:
     """Returns the package versions that affect the numbers of a run."""
     packages = ("dpoptax", "jax", "jaxlib", "optax", "flax", "numpy", "dp-accounting")

@@ -156,7 +156,7 @@ def price(
 
 
 def describe_choice(sweep: Sweep) -> str:
-    """Returns how the published trial was chosen."""
+    """Returns how the published trial was selected."""
     if sweep.repetitions == "fixed":
         return "the best of a fixed number of trials"
     return f"the best of a {sweep.repetitions} number of trials with mean {sweep.trials}"

@@ -12,7 +12,7 @@ from flax import serialization
 
 import dpoptax
 from dpoptax.training import cache_folder
-from dpoptax.training.bars import HIDDEN, Bar
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
@@ -113,13 +113,10 @@ def _run(
     ]
     runner = Runner(sweep.workdir / "trials", sweep.processes)
     secret = sweep.repetitions != "fixed"  # the number of trials, and all but the best
-    with Bar(
-        total=len(trials),
-        unit="trial",
-        desc="sweep",
-        bar_format=HIDDEN if secret else None,
-        disable=not progress,
-    ) as bar:
+    if secret and progress:  # output is often kept
+        say(f"training a secret number of trials; finished ones appear in {runner.directory} ...")
+    shown = progress and not secret
+    with Bar(total=len(trials), unit="trial", desc="sweep", disable=not shown) as bar:
         found = runner.run(trials, bar)
     scores = _scores(found, cost, seed)
     rows = [
@@ -132,9 +129,10 @@ def _run(
         params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
         published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
         if guarantee is not None:
+            choice = describe_choice(sweep)
             text = guarantee.statement(
-                model=f"params.msgpack, SHA-256 {published['params_sha256']}",
-                settings=f"{describe_choice(sweep)}, which the numbers include",
+                model=records.described_file(sweep.workdir / "best" / "params.msgpack"),
+                **({} if secret else {"settings": f"{choice}, which the numbers include"}),
             )
             records.write_text(sweep.workdir / "best" / records.STATEMENT, text)
     results = SweepResult(cost, notes(sweep, cost), rows, best, published, records.versions())
