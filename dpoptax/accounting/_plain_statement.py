@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up, selection_text
+from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up
 
 _UNITS = {
     "example": "one example, which is one row of the training data. A person with several rows is "
@@ -115,13 +115,13 @@ def plain_statement(
 def _subject(releases: Sequence[Mapping[str, Any]], selections: Sequence[Mapping[str, Any]]) -> str:
     if len(selections) == 1 and not releases:
         return (
-            "It is about a model that was selected from several trainings: the "
-            f"{selection_text(**selections[0])}."
+            "It is about the best of several trainings. Their number was drawn at random and is "
+            f"secret; on average it is {selections[0]['mean']:g}."
         )
     if not releases:
         return (
-            "It is about one or several uses of the data together. It does not describe each of "
-            "them."
+            "It is about one or several uses of the data together. The statement of each use, such "
+            "as a training, describes it."
         )
     if all(stage["generator"] is None for stage in releases):
         return "It is about the plan of a training, not about its result."
@@ -165,12 +165,15 @@ def _delta_text(delta: float) -> str:
 
 def _secrets(releases: Sequence[Mapping[str, Any]]) -> str:
     steps = sum(stage["number"] for stage in releases)
-    noise = f" that hide the data in {steps:,} training steps" if steps else ""
+    if steps:
+        random, run = f"The random numbers that hide the data in {steps:,} training steps", "run"
+    else:  # several trainings, or an event that was priced by hand
+        random, run = "The random numbers of each training", "training"
     return (
-        f"The random numbers{noise} are computed from two secret numbers, a key and a seed. The "
-        "proof treats them as perfectly random. Key and seed must have been drawn at random, used "
-        "for this run only, and kept secret or deleted, with all files that contain them. Anyone "
-        "who learns them can remove the protection."
+        f"{random} are computed from two secret numbers, a key and a seed. The proof treats them "
+        f"as perfectly random. Key and seed must have been drawn at random, used for this {run} "
+        "only, and kept secret or deleted, with all files that contain them. Anyone who learns "
+        "them can remove the protection."
     )
 
 

@@ -99,7 +99,8 @@ def test_says_that_the_choice_of_the_best_is_included():
     best = accounting.selection.best_of_random([trial], mean=20, distribution="geometric")
     found = accounting.Guarantee(best)
     subject, *_, assumptions = sections(found).values()
-    assert "the best of a geometric number of trials with mean 20." in subject
+    assert "best of several trainings" in subject
+    assert "on average it is 20." in subject
     assert "all of them except the best must stay secret" in assumptions
     assert "The numbers above include the choice of the best training." in assumptions
     assert "A computer rounds." in assumptions

@@ -118,7 +118,7 @@ def test_command_shows_no_secret_of_a_random_number_of_trials(tmp_path, capsys, 
     assert "trials.md lists all trials. Keep it secret." in told.out
     assert told.err.splitlines()[-1].startswith("dpoptax: training a secret number of trials; ")
     text = (tmp_path / "out" / "best" / "statement.txt").read_text("utf-8")
-    assert "selected from several trainings: the best of a geometric number of trials" in text
+    assert "about the best of several trainings. Their number was drawn at random" in text
     assert "How many trainings were tried, how long they took," in text
     assert "A computer rounds." in text
 
