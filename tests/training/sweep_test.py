@@ -116,11 +116,14 @@ def test_command_shows_no_secret_of_a_random_number_of_trials(tmp_path, capsys, 
     assert "held-out accuracy" not in told.out
     assert "geometric number of trials with mean 2" in told.out
     assert "trials.md lists all trials. Keep it secret." in told.out
-    assert told.err.splitlines()[-1].startswith("dpoptax: training a secret number of trials; ")
+    *_, number, folder = told.err.splitlines()
+    assert number.endswith("2 on average, and at most 5 with a probability of 95 %")
+    assert folder == f"dpoptax: finished ones appear in {tmp_path / 'out' / 'trials'} ..."
     text = (tmp_path / "out" / "best" / "statement.txt").read_text("utf-8")
     assert "about the best of several trainings. Their number was drawn at random" in text
     assert "How many trainings were tried, how long they took," in text
     assert "A computer rounds." in text
+    assert "which examples were held out for this choice, and ____" in text
 
 
 def test_only_owner_can_read_seeds_of_trials(finished):
@@ -563,7 +566,7 @@ def test_dry_run_prints_only_the_price(tmp_path, capsys):
     told = capsys.readouterr()
     assert "including its selection" in told.out
     assert "the best of a geometric number of trials with mean 2" in told.out
-    assert "trains 2 trials on average, and at most 5 with a probability of 95 %" in told.out
+    assert "2 on average, and at most 5 with a probability of 95 %" in told.out
     assert told.err.startswith("dpoptax: computing the cost of the sweep ...")
     assert not workdir.exists()
 

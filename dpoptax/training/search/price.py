@@ -162,6 +162,13 @@ def describe_choice(sweep: Sweep) -> str:
     return f"the best of a {sweep.repetitions} number of trials with mean {sweep.trials}"
 
 
+def likely_number(sweep: Sweep) -> str:
+    """Returns the mean and a likely maximum of a random number of trials."""
+    assert sweep.trials is not None  # random repetitions need it
+    most = dpoptax.accounting.selection.likely_number(sweep.trials, sweep.repetitions)
+    return f"{sweep.trials} on average, and at most {most} with a probability of 95 %"
+
+
 def notes(sweep: Sweep, cost: Price) -> list[str]:
     """Returns statements on privacy and on the files that may be published."""
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:

@@ -25,7 +25,7 @@ from dpoptax.training.run.phases import say
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
-from dpoptax.training.search.price import Price, Sweep, describe_choice, notes, price
+from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
@@ -73,12 +73,8 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     begun = _begun(configs, sweep)
     _, _, cost, _ = prepare(configs, sweep, begun["seed"], progress=progress)
     said = notes(sweep, cost)
-    if sweep.repetitions != "fixed" and sweep.trials:
-        most = dpoptax.accounting.selection.likely_number(sweep.trials, sweep.repetitions)
-        said.append(
-            f"The sweep trains {sweep.trials} trials on average, and at most {most} with a "
-            "probability of 95 %."
-        )
+    if sweep.repetitions != "fixed":
+        said.append(f"The sweep trains a secret number of trials, {likely_number(sweep)}.")
     if "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
             "The settings are drawn when the sweep starts. If their costs differ, this price is "
@@ -114,7 +110,8 @@ def _run(
     runner = Runner(sweep.workdir / "trials", sweep.processes)
     secret = sweep.repetitions != "fixed"  # the number of trials, and all but the best
     if secret and progress:  # output is often kept
-        say(f"training a secret number of trials; finished ones appear in {runner.directory} ...")
+        say(f"training a secret number of trials, {likely_number(sweep)}")
+        say(f"finished ones appear in {runner.directory} ...")
     shown = progress and not secret
     with Bar(total=len(trials), unit="trial", desc="sweep", disable=not shown) as bar:
         found = runner.run(trials, bar)
@@ -131,6 +128,7 @@ def _run(
         if guarantee is not None:
             choice = describe_choice(sweep)
             text = guarantee.statement(
+                public_data="which examples were held out for this choice, and __________",
                 model=records.described_file(sweep.workdir / "best" / "params.msgpack"),
                 **({} if secret else {"settings": f"{choice}, which the numbers include"}),
             )
