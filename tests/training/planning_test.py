@@ -11,6 +11,7 @@ from dpoptax.training.cli.main import main
 from dpoptax.training.methods import PMLF, Disk, NonPrivate
 from dpoptax.training.run import phases, planning
 from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import SAMPLERS
 from dpoptax.training.run.records import epsilon_text
 from experiments.methods import GeoDP
 
@@ -26,6 +27,12 @@ def _cells(line):
 def given_attacks(monkeypatch):
     """States these powers of attacks instead of computing them, which takes seconds."""
     monkeypatch.setattr(planning, "_attacks", lambda plan: (0.25, 1.5))
+
+
+def test_page_of_the_guarantee_names_the_samplings_of_the_command_line():
+    page = (CONFIGS.parent / "docs" / "privacy" / "guarantee.md").read_text("utf-8")
+    for name in SAMPLERS:
+        assert f"`{name}`" in page
 
 
 def test_plan_matches_run(tmp_path, monkeypatch):
