@@ -39,7 +39,9 @@ def check(
         )
 
 
-def batch_axes(sharding: object) -> tuple[jax.sharding.Mesh, tuple[str, ...]]:
+def batch_axes(
+    sharding: object,
+) -> tuple[jax.sharding.Mesh | jax.sharding.AbstractMesh, tuple[str, ...]]:
     """Returns the mesh of a batch, and the axes of more than one device that share its rows."""
     if not isinstance(sharding, NamedSharding):
         raise ValueError(
