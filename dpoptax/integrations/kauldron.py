@@ -123,8 +123,12 @@ class PrivateTrainStep(kd.train.TrainStep):
             if self._seen.get("next") != batch.step or self._seen["step"] is not state.step:
                 self._start(state, batch.step)
             key = _run.step_key(self._seen["words"], batch.step)
+            key = jax.device_put(key, kd.sharding.REPLICATED)
         inputs = _Inputs(batch.examples, batch.mask, batch.ids, key)
-        state, aux = super().step(state, inputs, **options)
+        del options  # whatever is asked for, the same program returns nothing
+        state, aux = super().step(
+            state, inputs, return_losses=True, return_metrics=True, return_summaries=True
+        )
         self._seen.update(next=batch.step + 1, step=state.step)
         return state, aux
 

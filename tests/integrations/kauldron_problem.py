@@ -47,7 +47,6 @@ class Normalized(nn.Module):
 
 def make_gemma():
     """Returns a tiny Gemma 3 with LoRA, which predicts the next words."""
-    local, everywhere = gm.nn.config.AttentionType.LOCAL_SLIDING, gm.nn.config.AttentionType.GLOBAL
     config = gm.nn.config.TransformerConfig(
         num_embed=WORDS,
         embed_dim=16,
@@ -59,7 +58,7 @@ def make_gemma():
         use_post_attn_norm=True,
         use_post_ffw_norm=True,
         use_qk_norm=True,
-        attention_types=(local, everywhere),
+        attention_types=(gm.nn.config.AttentionType.LOCAL_SLIDING,),
         sliding_window_size=4,
     )
     network = gm.nn.Transformer(config=config, tokens="batch.text", dtype=jnp.float32)
