@@ -51,7 +51,7 @@ PUBLIC_ONLY = ("training", "integrations")
 PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
-    "dpoptax.integrations.tunix", "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables",
+    "dpoptax.integrations.kauldron", "dpoptax.integrations.tunix", "dpoptax.matrix", "dpoptax.sampling", "dpoptax.tables",
     "dpoptax.training", "dpoptax.training.data", "dpoptax.training.hosts",
     "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
