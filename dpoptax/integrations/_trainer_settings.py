@@ -56,8 +56,8 @@ def _check_evals(trainer: kd.train.Trainer, public_evals: Collection[str]) -> No
     for name, evaluator in trainer.evals.items():
         if name not in public_evals:
             raise ValueError(
-                "`evals` must be on public data, because what they measure is written without "
-                f"noise, got {name!r}. If its data are public, pass "
+                "`evals` must be on public data, because their losses are written without noise, "
+                f"got {name!r}. If its data are public, pass "
                 f"`PrivateTrainStep(public_evals=[{name!r}])`."
             )
         if _reads_plan(getattr(evaluator, "ds", None)):

@@ -156,7 +156,7 @@ class PrivateTrainStep(kd.train.TrainStep):
         shown = kd.train.Context(
             step=state.step, batch=None, loss_states={}, metric_states={}, summary_states={}
         )
-        if not isinstance(batch, _Inputs):  # Kauldron asks for the shapes of what is shown
+        if not isinstance(batch, _Inputs):  # Kauldron asks for the shapes of the context
             return state, shown
         trained, frozen = self._split(state.params)
         grad_fn = dpoptax.clipped_grad(
@@ -223,10 +223,11 @@ def guarantee(trainer: kd.train.Trainer, state: kd.train.TrainState) -> Guarante
 def export(trainer: kd.train.Trainer, state: kd.train.TrainState, folder: str) -> list[epath.Path]:
     """Writes the parameters and the guarantee in plain language to a folder that may be published.
 
-    It returns what it wrote. Do not publish files of `workdir`: each checkpoint holds the noise key
-    in the same files as the parameters, and the configuration may hold key and seed.
+    It returns both paths. Do not publish files of `workdir`: each checkpoint holds the noise key in
+    the same files as the parameters, and the configuration may hold key and seed.
     """
-    params, statement = epath.Path(folder) / "params", epath.Path(folder) / "statement.txt"
+    place = epath.Path(folder).resolve()
+    params, statement = place / "params", place / "statement.txt"
     text = guarantee(trainer, state).statement()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(params, state.params)

@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
-# Pages whose code needs a package outside of the group `dev`, and headings of their sections, if the
-# packages differ.
+# Pages whose code needs a package outside of the group `dev`, or their sections if these need
+# different packages.
 PACKAGES = {
     "examples/fine-tune.md#tunix": "tunix",
     "examples/fine-tune.md#Kauldron": "kauldron",
