@@ -160,15 +160,25 @@ def check_batches(batches: object, plan: dpoptax.PrivacyPlan) -> PlanBatches:
     return batches
 
 
-def check_folder(folder: str | None, event: Any, step: int) -> None:
-    """Raises an error if a folder of checkpoints belongs to a run with another seed or key.
+def check_folder(
+    folder: str | epath.Path | None, plan: dpoptax.PrivacyPlan, opt_state: Any, step: int
+) -> None:
+    """Raises an error if a folder of checkpoints belongs to a run with other draws or noise.
 
-    The first start of a run writes fingerprints of its seed and noise key to the folder.
+    The first start of a run writes its sampler and fingerprints of its seed and noise key to the
+    folder. The guarantee covers the steps before a restart by the sampler of the last start.
     """
     if folder is None:
         return
+    event = plan.guarantee(opt_state).event
+    # The padding may follow the number of devices. A sampler shows no seed.
+    sampler = repr(dataclasses.replace(plan.sampler, multiple_of=1))
+    own = {
+        "seed": sorted(event.seeds),
+        "key": sorted(event.keys),
+        "sampler": hashlib.sha256(sampler.encode()).hexdigest(),
+    }
     record = epath.Path(folder) / _RECORD
-    own = {"seeds": sorted(event.seeds), "keys": sorted(event.keys)}
     if not record.exists():
         if step:
             raise ValueError(
@@ -177,11 +187,11 @@ def check_folder(folder: str | None, event: Any, step: int) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(own))
     found = json.loads(record.read_text())
-    other = [name[:-1] for name in own if own[name] != found[name]]
+    other = [name for name in own if own[name] != found.get(name)]
     if other:
         raise ValueError(
             f"The folder {folder} holds a run with another {' and '.join(other)}. A step that is "
-            "repeated must have the same batch and the same noise. Continue with the seed and key "
+            "repeated must have the same batch and the same noise. Continue with the plan and key "
             "of the run, or use another folder."
         )
 
@@ -194,10 +204,11 @@ def noise_key_words(opt_state: Any) -> bytes:
     return np.asarray(jax.random.key_data(key) if typed else key).tobytes()
 
 
-def step_key(words: bytes, step: int) -> jax.Array:
+def step_key(secret: bytes, step: int) -> jax.Array:
     """Returns the key of a loss with randomness in a step, a hash of the bits of the noise key."""
-    derived = hashlib.shake_256(words + f"loss of step {step}".encode()).digest(8)
-    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(derived, np.uint32)))
+    derived = hashlib.shake_256(secret + f"loss of step {step}".encode()).digest(8)
+    words = jnp.asarray(np.frombuffer(derived, np.uint32))
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def specs_of(params: Any) -> Any:

@@ -53,6 +53,8 @@ def batch_axes(
 
 
 def _check_evals(trainer: kd.train.Trainer, public_evals: Collection[str]) -> None:
+    if isinstance(public_evals, str):
+        raise TypeError(f"`public_evals` must be a list of names, got {public_evals!r}.")
     for name, evaluator in trainer.evals.items():
         if name not in public_evals:
             raise ValueError(
@@ -60,7 +62,8 @@ def _check_evals(trainer: kd.train.Trainer, public_evals: Collection[str]) -> No
                 f"got {name!r}. If its data are public, pass "
                 f"`PrivateTrainStep(public_evals=[{name!r}])`."
             )
-        if _reads_plan(getattr(evaluator, "ds", None)):
+        fields = vars(evaluator.update_from_root_cfg(trainer)).values()
+        if any(map(_reads_plan, fields)):
             raise ValueError(f"`evals` must be on public data, got {name!r} on the plan's batches.")
     if _reads_plan(trainer.eval_ds):
         raise ValueError("`eval_ds` must hold public data, got the plan's batches.")

@@ -16,11 +16,11 @@ Written for kauldron 1.4.2 and 1.4.4. `docs/examples/fine-tune.md` has a complet
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from absl import logging
@@ -88,9 +88,10 @@ class PrivateTrainStep(kd.train.TrainStep):
     def update_from_root_cfg(self, root_cfg: kd.train.Trainer) -> "PrivateTrainStep":
         """Returns the step of a trainer, or raises an error if a setting of it is not private."""
         _trainer_settings.check(root_cfg, self.plan, self.public_evals)
-        saves = not isinstance(root_cfg.checkpointer, kd.ckpts.NoopCheckpointer)
         made = super().update_from_root_cfg(root_cfg)
-        return dataclasses.replace(made, _folder=root_cfg.workdir if saves else None)
+        # Not `workdir` of the trainer: a checkpointer may have its own.
+        folder = getattr(root_cfg.checkpointer, "workdir", None)
+        return dataclasses.replace(made, _folder=folder)
 
     def init(self, *args: Any, **options: Any) -> kd.train.TrainState:
         """Returns the initial state. The arguments are those of `TrainStep.init`."""
@@ -104,9 +105,18 @@ class PrivateTrainStep(kd.train.TrainStep):
             self._check_chain(state)
         return state
 
-    @functools.partial(jax.jit, static_argnames="self")
     def _init_optimizer(self, state: kd.train.TrainState) -> kd.train.TrainState:
-        made = state.replace(opt_state=self.optimizer.init(self._split(state.params)[0]))
+        """Returns the state with that of the optimizer.
+
+        Unlike Kauldron's, it is not compiled: the program, and a cache of programs on disk, would
+        contain the noise key.
+        """
+        opt_state = self.optimizer.init(self._split(state.params)[0])
+        if isinstance(state.step, jax.core.Tracer):  # Kauldron asks for shapes
+            opt_state = jax.tree.map(jnp.zeros_like, opt_state)
+        else:
+            opt_state = jax.tree.map(_on_all_devices, opt_state)
+        made = state.replace(opt_state=opt_state)
         return kd.sharding.with_sharding_constraint(made, self.sharding.state)
 
     def step(
@@ -122,8 +132,7 @@ class PrivateTrainStep(kd.train.TrainStep):
             # The check waits for the state, so it is made once for each run.
             if self._seen.get("next") != batch.step or self._seen["step"] is not state.step:
                 self._start(state, batch.step)
-            key = _run.step_key(self._seen["words"], batch.step)
-            key = jax.device_put(key, kd.sharding.REPLICATED)
+            key = _on_all_devices(_run.step_key(self._seen["words"], batch.step))
         inputs = _Inputs(batch.examples, batch.mask, batch.ids, key)
         del options  # whatever is asked for, the same program returns nothing
         state, aux = super().step(
@@ -142,7 +151,7 @@ class PrivateTrainStep(kd.train.TrainStep):
                 f"The batch of step {step} must be used in this step, got that of {batch_step}. Do "
                 "not restore a step with `init_transform`, and iterate over `train_ds` once."
             )
-        _run.check_folder(self._folder, self.plan.guarantee(state.opt_state).event, step)
+        _run.check_folder(self._folder, self.plan, state.opt_state, step)
         logging.info(_run.NOT_SHOWN)
         self._seen["words"] = _run.noise_key_words(state.opt_state)
 
@@ -233,6 +242,11 @@ def export(trainer: kd.train.Trainer, state: kd.train.TrainState, folder: str) -
         checkpointer.save(params, state.params)
     statement.write_text(text)
     return [params, statement]
+
+
+def _on_all_devices(x: jax.Array) -> jax.Array:
+    """Replicates an array unless it is placed. Kauldron's loop disallows to do it later."""
+    return x if x.committed else jax.device_put(x, kd.sharding.REPLICATED)
 
 
 def _merge(trained: Any, frozen: Any) -> Any:

@@ -88,7 +88,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         super().__init__(model, optimizer, training_config, **options)
         _run.check_chain(self._opt_state, self.plan, clip)
         _run.check_step(self._opt_state, self.train_steps)
-        _run.check_folder(folder, guarantee(self).event, self.train_steps)
+        _run.check_folder(folder, self.plan, self._opt_state, self.train_steps)
 
     def train(
         self,

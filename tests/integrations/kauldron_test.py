@@ -20,6 +20,7 @@ pytest.importorskip("kauldron", reason="kauldron is not installed: see docs/deve
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
 from kauldron import kd
+from kauldron.utils.config_util import ROOT_CFG_REF
 
 import dpoptax
 from dpoptax.integrations import kauldron as private
@@ -386,6 +387,11 @@ def test_refuses_evaluation_of_private_batches(wrap, tmp_path):
     declared = {"step": {"public_evals": ["test"]}, "train_ds": data}
     with pytest.raises(ValueError, match="got 'test' on the plan's batches"):
         make_trainer(plan, tmp_path, evals={"test": make_evaluator(wrap(data))}, **declared)
+    later = kd.evals.Evaluator(run=kd.evals.EveryNSteps(2), ds=ROOT_CFG_REF.train_ds)
+    with pytest.raises(ValueError, match="got 'test' on the plan's batches"):
+        make_trainer(plan, tmp_path, evals={"test": later}, **declared)
+    with pytest.raises(TypeError, match="list of names, got 'tests'"):
+        make_trainer(plan, tmp_path, step={"public_evals": "tests"})
     with pytest.raises(ValueError, match="`eval_ds` must hold public data"):
         make_trainer(plan, tmp_path, eval_ds=data, **declared)
 
@@ -431,9 +437,46 @@ def test_refuses_folder_of_another_run(tmp_path):
     saves = {"checkpointer": saved_each_step()}
     with pytest.raises(ValueError, match="with another seed"):
         train(make_plan(seed=6), tmp_path, **saves)
+    more = private.plan_batches(make_plan(dataset_size=200), make_rows(200))
+    with pytest.raises(ValueError, match="with another sampler"):
+        train(more.data.plan, tmp_path, checkpointer=saved_each_step(), train_ds=more)
     (tmp_path / "dpoptax_run.json").unlink()
     with pytest.raises(ValueError, match="must hold a private run"):
         train(plan, tmp_path, checkpointer=saved_each_step())
+
+
+def test_record_is_in_folder_of_checkpoints(tmp_path):
+    plan, elsewhere = make_plan(), tmp_path / "elsewhere"
+
+    def checkpointer():
+        return kd.ckpts.Checkpointer(save_interval_steps=1, workdir=elsewhere)
+
+    train(plan, tmp_path / "run", checkpointer=checkpointer(), stop_after_steps=2)
+    assert (elsewhere / "dpoptax_run.json").exists()
+    with pytest.raises(ValueError, match="with another seed"):
+        train(make_plan(seed=6), tmp_path / "other", checkpointer=checkpointer())
+
+
+def test_programs_do_not_hold_noise_key(tmp_path):
+    word = 0xDEADBEEF
+    key = jax.random.wrap_key_data(jnp.array([word, 0x12345678], jnp.uint32))
+    plan = make_plan()
+    trainer = make_trainer(plan, tmp_path, optimizer=make_chain(plan, key=key))
+    assert word in jax.random.key_data(trainer.init_state().opt_state[0].key)
+    programs = []
+    compile_program = jax.stages.Lowered.compile
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            jax.stages.Lowered,
+            "compile",
+            lambda self, *a, **b: programs.append(self.as_text()) or compile_program(self, *a, **b),
+        )
+        assert trainer.state_specs.opt_state
+    assert programs
+    assert not any(str(word) in program for program in programs)
+    assert str(word) in jax.jit(trainer.optimizer.init).lower(trainer.init_state().params).as_text()
+    assert not hasattr(trainer.trainstep._init_optimizer, "lower")  # is not compiled
 
 
 class Loaded(kd.ckpts.InitTransform):
