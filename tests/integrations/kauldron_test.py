@@ -165,7 +165,7 @@ def outputs(**options):
 
 
 def logged(caplog, run):
-    """Runs with logging, and returns what was logged."""
+    """Runs with logging, and returns the log."""
     absl_logging.set_verbosity(absl_logging.INFO)
     caplog.clear()
     with caplog.at_level(logging.INFO):
