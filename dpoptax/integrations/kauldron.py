@@ -82,7 +82,7 @@ class PrivateTrainStep(kd.train.TrainStep):
     public_evals: Collection[str] = ()
     microbatch_size: int | None = None
     method: Literal["auto", "vmap", "recompute", "integers"] = "auto"
-    _folder: epath.Path | None = dataclasses.field(default=None, repr=False)
+    # The folder of checkpoints, the last step and the bits of the noise key. Secret.
     _seen: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def update_from_root_cfg(self, root_cfg: kd.train.Trainer) -> "PrivateTrainStep":
@@ -90,8 +90,8 @@ class PrivateTrainStep(kd.train.TrainStep):
         _trainer_settings.check(root_cfg, self.plan, self.public_evals)
         made = super().update_from_root_cfg(root_cfg)
         # Not `workdir` of the trainer: a checkpointer may have its own.
-        folder = getattr(root_cfg.checkpointer, "workdir", None)
-        return dataclasses.replace(made, _folder=folder)
+        made._seen["folder"] = getattr(root_cfg.checkpointer, "workdir", None)
+        return made
 
     def init(self, *args: Any, **options: Any) -> kd.train.TrainState:
         """Returns the initial state. The arguments are those of `TrainStep.init`."""
@@ -151,7 +151,7 @@ class PrivateTrainStep(kd.train.TrainStep):
                 f"The batch of step {step} must be used in this step, got that of {batch_step}. Do "
                 "not restore a step with `init_transform`, and iterate over `train_ds` once."
             )
-        _run.check_folder(self._folder, self.plan, state.opt_state, step)
+        _run.check_folder(self._seen.get("folder"), self.plan, state.opt_state, step)
         logging.info(_run.NOT_SHOWN)
         self._seen["words"] = _run.noise_key_words(state.opt_state)
 
