@@ -96,6 +96,10 @@ def check_chain(
             " that have no noise yet. To save memory, pass `microbatch_size`."
         )
     place = f"opt_state{jax.tree_util.keystr(path)}"
+    made = plan.noise(jax.random.key(0), clip=clip).init(jnp.zeros(1))
+    ((own_path, _),) = _noise_stages(made)  # in the state of the plan's transform
+    if own_path and path[-len(own_path) :] == own_path:
+        path = path[: -len(own_path)]
     if not all(isinstance(entry, jax.tree_util.SequenceKey) for entry in path):
         raise ValueError(
             "The noise stage must be the first transform of an `optax.chain`, got it inside of "
@@ -109,7 +113,6 @@ def check_chain(
             "transform in front, such as `optax.clip_by_global_norm`, would change the private sum "
             "and void its bound. Remove it: each example is clipped already, by `clip`."
         )
-    made = plan.noise(jax.random.key(0), clip=clip).init(jnp.zeros(1))
     (planned,), (found,) = dpoptax.ledgers(made), dpoptax.ledgers(opt_state)
     if planned.mechanism != found.mechanism:
         raise ValueError(

@@ -114,6 +114,16 @@ def test_goes_on_from_checkpoint_of_kauldron(kind, tmp_path):
     assert_equal(rows["text"].reads, expected)
 
 
+def test_clip_that_adapts(tmp_path):
+    plan, clip = make_plan(), dpoptax.contrib.adaptive_clip(1.0)
+    chain = optax.chain(plan.noise(jax.random.key(3), clip=clip), optax.adam(1e-2))
+    _, state = train(plan, tmp_path, optimizer=chain, step={"clip": clip})
+    assert state.opt_state[0].noise.count == STEPS
+    masked = optax.masked(chain, lambda params: jax.tree.map(lambda x: True, params))
+    with pytest.raises(ValueError, match="inside of another transform"):
+        train(plan, tmp_path, optimizer=masked, step={"clip": clip})
+
+
 def test_users_have_one_gradient_each(tmp_path):
     table = dpoptax.users.UserTable(np.arange(100) % 40, records_per_user=3, seed=0)
     sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=8, seed=1)

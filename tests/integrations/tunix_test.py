@@ -89,6 +89,12 @@ def test_correlated_noise_equals_loop_by_hand():
     assert_equal(trained(train(plan)), train_by_hand(plan, make_model(), chain, "full"))
 
 
+def test_clip_that_adapts():
+    plan, clip = make_plan(), dpoptax.contrib.adaptive_clip(1.0)
+    chain = optax.chain(plan.noise(KEY, clip=clip), optax.adam(1e-2))
+    assert private.guarantee(train(plan, chain=chain, clip=clip)).releases[0].number == STEPS
+
+
 def test_lora_leaves_other_parameters():
     model = make_model("lora")
     _, _, before = nnx.split(model, nnx.LoRAParam, ...)
