@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 
 def check_variables(model: nnx.Module) -> None:
@@ -52,15 +51,6 @@ def example_loss(
         return found[0] if isinstance(found, tuple) else found
 
     return example_loss_fn, params
-
-
-def specs_of(params: Any) -> Any:
-    """Returns how each parameter is sharded."""
-
-    def spec(x: jax.Array) -> PartitionSpec:
-        return x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-
-    return jax.tree.map(spec, params)
 
 
 def _reseeded(streams: Any, key: jax.Array | None = None) -> Any:

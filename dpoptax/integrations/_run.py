@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
 from dpoptax.users import UserTable
 
 NOT_SHOWN = (
-    "Loss, perplexity and gradient norm of private batches are not shown: they have no noise, and "
+    "Losses, metrics and gradient norms of private batches are not shown: they have no noise, and "
     "the guarantee does not cover them."
 )
 _RECORD = "dpoptax_run.json"
@@ -74,8 +75,16 @@ def run_plan(plan: dpoptax.PrivacyPlan, folder: object) -> dpoptax.PrivacyPlan:
     return plan.new_run()
 
 
-def check_chain(opt_state: Any, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip | float) -> None:
-    """Raises an error unless the chain starts with the plan's noise."""
+def check_chain(
+    opt_state: Any,
+    plan: dpoptax.PrivacyPlan,
+    clip: dpoptax.Clip | float,
+    selection: str = "freeze the others in the model",
+) -> None:
+    """Raises an error unless the chain starts with the plan's noise.
+
+    `selection` tells how to train some of the parameters.
+    """
     stages = _noise_stages(opt_state)
     remedy = "Pass `optax.chain(plan.noise(key), …)`."
     if len(stages) != 1:
@@ -86,14 +95,24 @@ def check_chain(opt_state: Any, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip | 
             "`optax.MultiSteps` must not hold the noise stage, because it would add up clipped sums"
             " that have no noise yet. To save memory, pass `microbatch_size`."
         )
-    if any(getattr(entry, "idx", 0) != 0 for entry in path):
-        raise ValueError(
-            "The noise stage must be the first transform of `optimizer`, got it at "
-            f"opt_state{jax.tree_util.keystr(path)}. A transform in front, such as "
-            "`optax.clip_by_global_norm`, would change the private sum and void its bound. Remove "
-            "it: each example is clipped already, by `clip`."
-        )
+    place = f"opt_state{jax.tree_util.keystr(path)}"
     made = plan.noise(jax.random.key(0), clip=clip).init(jnp.zeros(1))
+    ((own_path, _),) = _noise_stages(made)  # in the state of the plan's transform
+    if own_path and path[-len(own_path) :] == own_path:
+        path = path[: -len(own_path)]
+    if not all(isinstance(entry, jax.tree_util.SequenceKey) for entry in path):
+        raise ValueError(
+            "The noise stage must be the first transform of an `optax.chain`, got it inside of "
+            f"another transform at {place}. A transform around it, such as `optax.masked`, would "
+            "change the private sum, and the names of a named chain do not tell its order. "
+            f"{remedy} To train some of the parameters only, {selection}."
+        )
+    if any(entry.idx != 0 for entry in path):
+        raise ValueError(
+            f"The noise stage must be the first transform of `optimizer`, got it at {place}. A "
+            "transform in front, such as `optax.clip_by_global_norm`, would change the private sum "
+            "and void its bound. Remove it: each example is clipped already, by `clip`."
+        )
     (planned,), (found,) = dpoptax.ledgers(made), dpoptax.ledgers(opt_state)
     if planned.mechanism != found.mechanism:
         raise ValueError(
@@ -144,15 +163,25 @@ def check_batches(batches: object, plan: dpoptax.PrivacyPlan) -> PlanBatches:
     return batches
 
 
-def check_folder(folder: str | None, event: Any, step: int) -> None:
-    """Raises an error if a folder of checkpoints belongs to a run with another seed or key.
+def check_folder(
+    folder: str | epath.Path | None, plan: dpoptax.PrivacyPlan, opt_state: Any, step: int
+) -> None:
+    """Raises an error if a folder of checkpoints belongs to a run with other draws or noise.
 
-    The first start of a run writes fingerprints of its seed and noise key to the folder.
+    The first start of a run writes its sampler and fingerprints of its seed and noise key to the
+    folder. The guarantee covers the steps before a restart by the sampler of the last start.
     """
     if folder is None:
         return
+    event = plan.guarantee(opt_state).event
+    # The padding may follow the number of devices. A sampler shows no seed.
+    sampler = repr(dataclasses.replace(plan.sampler, multiple_of=1))
+    own = {
+        "seed": sorted(event.seeds),
+        "key": sorted(event.keys),
+        "sampler": hashlib.sha256(sampler.encode()).hexdigest(),
+    }
     record = epath.Path(folder) / _RECORD
-    own = {"seeds": sorted(event.seeds), "keys": sorted(event.keys)}
     if not record.exists():
         if step:
             raise ValueError(
@@ -161,23 +190,37 @@ def check_folder(folder: str | None, event: Any, step: int) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(own))
     found = json.loads(record.read_text())
-    other = [name[:-1] for name in own if own[name] != found[name]]
+    other = [name for name in own if own[name] != found.get(name)]
     if other:
         raise ValueError(
             f"The folder {folder} holds a run with another {' and '.join(other)}. A step that is "
-            "repeated must have the same batch and the same noise. Continue with the seed and key "
+            "repeated must have the same batch and the same noise. Continue with the plan and key "
             "of the run, or use another folder."
         )
 
 
-def step_key(opt_state: Any, step: int) -> jax.Array:
-    """Returns the key of a loss with randomness in a step, derived from the noise key by a hash."""
+def noise_key_words(opt_state: Any) -> bytes:
+    """Returns the bits of the noise key, which are secret."""
     ((_, stage),) = _noise_stages(opt_state)
     key = jnp.asarray(stage.key)
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    words = np.asarray(jax.random.key_data(key) if typed else key).tobytes()
-    derived = hashlib.shake_256(words + f"loss of step {step}".encode()).digest(8)
-    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(derived, np.uint32)))
+    return np.asarray(jax.random.key_data(key) if typed else key).tobytes()
+
+
+def step_key(secret: bytes, step: int) -> jax.Array:
+    """Returns the key of a loss with randomness in a step, a hash of the bits of the noise key."""
+    derived = hashlib.shake_256(secret + f"loss of step {step}".encode()).digest(8)
+    words = jnp.asarray(np.frombuffer(derived, np.uint32))
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def specs_of(params: Any) -> Any:
+    """Returns how each parameter is sharded."""
+
+    def spec(x: jax.Array) -> PartitionSpec:
+        return x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
+
+    return jax.tree.map(spec, params)
 
 
 def _noise_stages(opt_state: Any) -> list[tuple[Any, Any]]:

@@ -88,7 +88,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         super().__init__(model, optimizer, training_config, **options)
         _run.check_chain(self._opt_state, self.plan, clip)
         _run.check_step(self._opt_state, self.train_steps)
-        _run.check_folder(folder, guarantee(self).event, self.train_steps)
+        _run.check_folder(folder, self.plan, self._opt_state, self.train_steps)
 
     def train(
         self,
@@ -165,7 +165,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
             return {}
         params = nnx.as_pure(nnx.state(self.model, self.optimizer.wrt))
         axes = self.config.data_sharding_axis[0]
-        return {"mesh": mesh, "axis_name": axes, "param_specs": _nnx.specs_of(params)}
+        return {"mesh": mesh, "axis_name": axes, "param_specs": _run.specs_of(params)}
 
     def _prepare_inputs(self, input_data: Any) -> Any:
         """Returns the arguments of `clipped_grad` for a private batch; public batches unchanged."""
@@ -173,7 +173,8 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
             return input_data
         batch = {"batch": input_data.examples, "mask": input_data.mask}
         if _nnx.has_streams(self.model):
-            batch |= {"key": _run.step_key(self._opt_state, input_data.step), "ids": input_data.ids}
+            words = _run.noise_key_words(self._opt_state)
+            batch |= {"key": _run.step_key(words, input_data.step), "ids": input_data.ids}
         return batch
 
     def _log_metrics(self, *args: Any, **options: Any) -> None:

@@ -24,6 +24,7 @@ from tunix.sft import hooks, peft_trainer
 import dpoptax
 from dpoptax.integrations import tunix as private
 from tests.integrations.problem import (
+    KEY,
     STEPS,
     make_chain,
     make_config,
@@ -86,6 +87,12 @@ def test_correlated_noise_equals_loop_by_hand():
     )
     chain = make_chain(plan)
     assert_equal(trained(train(plan)), train_by_hand(plan, make_model(), chain, "full"))
+
+
+def test_clip_that_adapts():
+    plan, clip = make_plan(), dpoptax.contrib.adaptive_clip(1.0)
+    chain = optax.chain(plan.noise(KEY, clip=clip), optax.adam(1e-2))
+    assert private.guarantee(train(plan, chain=chain, clip=clip)).releases[0].number == STEPS
 
 
 def test_lora_leaves_other_parameters():
@@ -322,6 +329,10 @@ REFUSED = {
     "batch statistics": ({"model": Normalized}, "nnx.BatchStat.*norm.mean"),
     "no noise": ({"chain": lambda plan: optax.adam(1e-3)}, "one noise stage, got 0"),
     "clip before noise": ({"chain": clip_first}, "first transform.*clip_by_global_norm"),
+    "named chain": (
+        {"chain": lambda plan: optax.named_chain(("noise", plan.noise(KEY)))},
+        "names of a named chain",
+    ),
     "MultiSteps": ({"chain": accumulate}, "`optax.MultiSteps` must not hold"),
     "noise of another plan": (
         {"chain": lambda plan: make_chain(make_plan(noise_multiplier=2.0))},
@@ -377,6 +388,8 @@ def test_refuses_folder_of_another_run(tmp_path):
     train(plan, max_steps=2, checkpoint_root_directory=folder)
     with pytest.raises(ValueError, match="with another seed"):
         make_trainer(make_plan(seed=6), checkpoint_root_directory=folder)
+    with pytest.raises(ValueError, match="with another sampler"):
+        make_trainer(make_plan(dataset_size=200), checkpoint_root_directory=folder)
     fresh = make_chain(plan, key=jax.random.key(9))  # the restored key wins
     assert make_trainer(plan, chain=fresh, checkpoint_root_directory=folder).train_steps == 2
     (tmp_path / "dpoptax_run.json").unlink()

@@ -16,9 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
-# Pages whose code needs a package outside of the group `dev`.
+# Pages whose code needs a package outside of the group `dev`, or their sections if these need
+# different packages.
 PACKAGES = {
-    "examples/fine-tune.md": "tunix",
+    "examples/fine-tune.md#tunix": "tunix",
+    "examples/fine-tune.md#Kauldron": "kauldron",
     "examples/gemma.md": "gemma",
     "examples/keras.md": "keras",
 }
@@ -60,14 +62,31 @@ def _run(text, name):
             printed = out.getvalue()
 
 
+def _parts():
+    """Returns names of pages, or of their sections if these need different packages."""
+    pages = [path.relative_to(DOCS).as_posix() for path in PAGES]
+    sections = {page: [name for name in PACKAGES if name.startswith(f"{page}#")] for page in pages}
+    return [name for page in pages for name in sections[page] or [page]]
+
+
+def _text(name):
+    """Returns the text of a page, or of its section with a heading."""
+    page, _, heading = name.partition("#")
+    text = (DOCS / page).read_text("utf-8")
+    if heading:
+        text = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)[1]
+        assert "```python" in text
+    return text
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_code_of_page_runs(path, tmp_path, monkeypatch, coarse_prices):
-    package = PACKAGES.get(path.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("name", _parts())
+def test_code_of_page_runs(name, tmp_path, monkeypatch, coarse_prices):
+    package = PACKAGES.get(name)
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: see docs/developers/testing.md")
     monkeypatch.chdir(tmp_path)
-    _run(path.read_text("utf-8"), path.name)
+    _run(_text(name), name)
 
 
 def test_detects_page_with_wrong_output():
