@@ -101,12 +101,24 @@ def _dense(layer: Layer, hidden: jax.Array) -> jax.Array:
 
 
 def _depthwise(kernel: jax.Array, hidden: jax.Array, stride: int) -> jax.Array:
-    """Convolves each channel with its own kernel (size, size, 1, channels)."""
-    return jax.lax.conv_general_dilated(
-        hidden,
-        kernel,
-        (stride, stride),
-        "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=hidden.shape[-1],
-    )
+    """Convolves each channel with its own kernel (size, size, 1, channels).
+
+    XLA's grouped convolution takes seven times as long on a CPU as this sum of shifted products.
+    """
+    size = len(kernel)
+    lengths = [-(-length // stride) for length in hidden.shape[1:3]]
+    missing = [
+        max((count - 1) * stride + size - length, 0)
+        for count, length in zip(lengths, hidden.shape[1:3], strict=True)
+    ]
+    around = [(0, 0), *((space // 2, space - space // 2) for space in missing), (0, 0)]
+    padded = jnp.pad(hidden, around)
+    ends = [(count - 1) * stride + 1 for count in lengths]
+    total = jnp.zeros((len(hidden), *lengths, hidden.shape[-1]), hidden.dtype)
+    for i in range(size):
+        for j in range(size):
+            total += (
+                kernel[i, j, 0]
+                * padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride]
+            )
+    return total
