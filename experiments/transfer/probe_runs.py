@@ -13,9 +13,10 @@ import optax
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training import fit
+from experiments.data.pooled_features import normalize
 from experiments.models import efficientnet_lite
 from experiments.models.efficientnet_lite import Network
-from experiments.transfer.image_inputs import ImageProblem, normalize
+from experiments.transfer.image_inputs import ImageProblem
 
 DELTA = 1e-5
 _CHUNK = 500  # examples that are evaluated at once
@@ -65,7 +66,9 @@ def new_classifier(width: int, classes: int) -> Params:
 
 def probe_logits(params: Params, inputs: jax.Array, frozen: Any = None) -> jax.Array:
     """Returns the logits of features (..., width)."""
-    return inputs @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    return (
+        inputs.astype(jnp.float32) @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    )
 
 
 def trained_layers(network: Network) -> Params:
