@@ -18,15 +18,15 @@ _TOGETHER = 8
 
 @dataclasses.dataclass(frozen=True)
 class NetworkFeatures:
-    """Features of a scaled image, and of its mirror image, that enter a block of EfficientNet-Lite0.
+    """Features of a scaled image that enter a block of EfficientNet-Lite0.
 
-    A feature depends on one image and on public constants only.
+    They depend on one image and on public constants only.
 
     Attributes:
         weights: The published file.
         size: Height and width to which images are scaled.
         end: Number of blocks that run.
-        mirror: Whether to compute the features of the mirror image, too.
+        mirror: Whether to also compute the features of the mirror image.
     """
 
     weights: Path = dataclasses.field(repr=False)  # the name in the cache does not depend on it
