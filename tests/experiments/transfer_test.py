@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dpoptax.training import ConfigError
-from experiments.data import pooled_features
 from experiments.models import efficientnet_lite
 from experiments.models.torch_weights import read_torch_weights
 from experiments.transfer import image_recipe, probe_runs
@@ -148,19 +147,6 @@ def test_photographs_have_their_classes():
         features = efficientnet_lite.tail(network, hidden, image_recipe.END)
         classes[name] = int(probe_runs.probe_logits(network, features)[0].argmax())
     assert classes == {"china": 698, "flower": 985}  # palace, daisy
-
-
-def test_normalization_centers_features_of_the_stored_statistics():
-    tensors = random_weights()
-    tensors["_bn1.weight"] = np.linspace(0.5, 3, 1280).astype(np.float32)
-    z = np.random.default_rng(0).normal(size=(20_000, 1280)).astype(np.float32)
-    found = np.clip(tensors["_bn1.bias"] + tensors["_bn1.weight"] * z, 0, 6)
-    moments = pooled_features.public_moments(tensors)
-    np.testing.assert_allclose(moments["mean"], found.mean(0), atol=0.1)
-    np.testing.assert_allclose(moments["stddev"], found.std(0), atol=0.1)
-    network = {"moments": moments}
-    lengths = np.linalg.norm(pooled_features.normalize(network, jnp.asarray(found[:5])), axis=1)
-    np.testing.assert_allclose(lengths, 1, rtol=1e-5)
 
 
 @pytest.fixture
