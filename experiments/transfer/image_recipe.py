@@ -66,7 +66,7 @@ class ImagesArguments:
     seeds: int = 5
     batch: int = 4096
     steps: int = 100
-    rates: tuple[float, ...] = (0.1, 0.3, 1.0)
+    rates: tuple[float, ...] = (0.07, 0.2, 0.6)
     block_epsilons: tuple[float, ...] = ()
     block_seeds: int = 1
     block_batch: int = 1000
