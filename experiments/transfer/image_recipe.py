@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,8 +155,7 @@ def _probes(given: ImagesArguments, features: ImageProblem, runs: _Runs) -> Iter
         )
 
     for epsilon in (*given.epsilons, None):
-        tried = {rate: run(tuning, epsilon, rate, 100)["accuracy"] for rate in given.rates}
-        best = max(tried, key=lambda rate: tried[rate])
+        best = _best(given.rates, lambda rate: run(tuning, epsilon, rate, 100))  # noqa: B023
         found = [run(features, epsilon, best, seed) for seed in range(given.seeds)]
         yield _Row(epsilon, ProbeSettings(best, batch=given.batch, steps=given.steps), found)
 
@@ -204,11 +203,15 @@ def _blocks(
         return runs.get(about, train)
 
     for epsilon in given.block_epsilons:
-        tried = {rate: run(True, epsilon, rate, 100)["accuracy"] for rate in given.block_rates}
-        best = max(tried, key=lambda rate: tried[rate])
+        best = _best(given.block_rates, lambda rate: run(True, epsilon, rate, 100))  # noqa: B023
         found = [run(False, epsilon, best, seed) for seed in range(given.block_seeds)]
         settings = ProbeSettings(best, batch=given.block_batch, steps=given.block_steps)
         yield _Row(epsilon, settings, found)
+
+
+def _best(rates: Sequence[float], run: Callable[[float], dict[str, Any]]) -> float:
+    """Returns the rate whose run is most accurate; the only rate needs no run."""
+    return rates[0] if len(rates) == 1 else max(rates, key=lambda rate: run(rate)["accuracy"])
 
 
 def _page(
