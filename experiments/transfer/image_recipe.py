@@ -137,7 +137,7 @@ def _about(given: ImagesArguments, **more: Any) -> dict[str, Any]:
 def _probes(given: ImagesArguments, features: ImageProblem, runs: _Runs) -> Iterator[_Row]:
     """Yields the runs of the probe for each ε, and without privacy, at the best rate of each."""
     tuning = features.hold_out(_HELD_OUT)
-    start = new_classifier(features.train["inputs"].shape[-1], features.classes)
+    start = new_classifier(efficientnet_lite.FEATURES, features.classes)
 
     def run(problem: ImageProblem, epsilon: float | None, rate: float, seed: int) -> dict[str, Any]:
         settings = ProbeSettings(rate, batch=given.batch, steps=given.steps)
@@ -186,7 +186,7 @@ def _blocks(
             pooled, problem = (
                 whole.hold_out(_HELD_OUT) if out else whole for whole in (features, activations)
             )
-            start = {"classifier": new_classifier(features.train["inputs"].shape[-1], 10)}
+            start = {"classifier": new_classifier(efficientnet_lite.FEATURES, features.classes)}
             first = ProbeSettings(rates[epsilon], batch=given.batch, steps=given.steps)
             probe = train_probe(pooled, first, start, epsilon=epsilon / 2, seed=seed)
             return train_probe(

@@ -166,7 +166,6 @@ def images(tmp_path, monkeypatch):
     return tmp_path, file.parent
 
 
-@pytest.mark.slow
 def test_recipe_trains_probe_and_last_block_within_epsilon(images):
     data, workdir = images
     given = image_recipe.ImagesArguments(
