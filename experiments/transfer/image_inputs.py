@@ -58,7 +58,8 @@ def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> I
             for start in range(0, len(split["labels"]), _PART)
         ]
         splits.append({"inputs": np.concatenate(parts), "labels": split["labels"]})
-    return ImageProblem(*splits, data.num_classes)
+    train, test = splits
+    return ImageProblem(train, test, data.num_classes)
 
 
 def pool(problem: ImageProblem, wanted: PooledFeatures) -> ImageProblem:

@@ -192,6 +192,7 @@ def test_recipe_trains_probe_and_last_block_within_epsilon(images):
     assert all("1e-05)-differentially private" in record["guarantee"] for record in private)
     block = next(record for record in private if record["settings"]["arm"] == "block")
     assert block["guarantee"].startswith("(8, 1e-05)")
+    assert "with 1 other event on the data" in block["guarantee"]  # the probe
     assert "| probe and last block | 8 " in page
     assert "not private" in page
     # A second call repeats nothing and writes the same table.
