@@ -244,17 +244,20 @@ def _page(
     lines = [
         "# EfficientNet-Lite0 on images",
         "",
-        f"{given.dataset}, {counts[0]:,} training and {counts[1]:,} test images, scaled to "
+        f"Data: {given.dataset}, {counts[0]:,} training and {counts[1]:,} test images, scaled to "
         f"{given.size} × {given.size} pixels. The features are those of {mirrored}. δ = {DELTA:g}, "
         "Adam with cosine decay, C = 1. Learning rates are tuned on a fifth of the training "
         "images, in the same way with and without privacy. ε does not include the tuning.",
         "",
         table,
         "",
-        f"Features were ready after {computed:.0f} seconds. {date.today().isoformat()}.",
+        "The last block starts from a private probe that spends ε / 2. ε is that of both runs.",
+        "",
+        f"The weights, data and features took {computed:.0f} seconds, from the cache where it has "
+        f"them. Date: {max(run['date'] for _, row in named for run in row.runs)}.",
     ]
     if stated is not None:
-        lines += ["", "```text", stated, "```"]
+        lines += ["", "The guarantee of a probe at the largest ε:", "", "```text", stated, "```"]
     return "\n".join(lines) + "\n"
 
 
