@@ -58,6 +58,7 @@ def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> I
             for start in range(0, len(split["labels"]), _PART)
         ]
         splits.append({"inputs": np.concatenate(parts), "labels": split["labels"]})
+    assert data.num_classes is not None
     train, test = splits
     return ImageProblem(train, test, data.num_classes)
 
