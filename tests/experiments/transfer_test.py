@@ -177,7 +177,7 @@ def test_recipe_trains_probe_and_last_block_within_epsilon(images):
         seeds=2,
         batch=10,
         steps=3,
-        rates=(0.1,),
+        rates=(0.1, 0.2),
         block_epsilons=(8.0,),
         block_batch=10,
         block_steps=2,
