@@ -67,11 +67,11 @@ class ImagesArguments:
     batch: int = 4096
     steps: int = 100
     rates: tuple[float, ...] = (0.07, 0.2, 0.6)
-    block_epsilons: tuple[float, ...] = ()
+    block_epsilons: tuple[float, ...] = (3.0, 8.0)
     block_seeds: int = 1
     block_batch: int = 1000
-    block_steps: int = 40
-    block_rates: tuple[float, ...] = (1e-4, 3e-4)
+    block_steps: int = 60
+    block_rates: tuple[float, ...] = (5e-4,)
     output: Path | None = None
 
 
@@ -247,9 +247,14 @@ def _page(
         f"Data: {given.dataset}, {counts[0]:,} training and {counts[1]:,} test images, scaled to "
         f"{given.size} × {given.size} pixels. The features are those of {mirrored}. δ = {DELTA:g}, "
         "Adam with cosine decay, C = 1. Learning rates are tuned on a fifth of the training "
-        "images, in the same way with and without privacy. ε does not include the tuning.",
+        "images, in the same way with and without privacy, unless only one is given. ε does not "
+        "include the tuning.",
         "",
         table,
+        "",
+        f"Rates given: {given.rates} for the probe, {given.block_rates} for the last block.",
+        "",
+        "Command: `uv run python -m experiments images --data-dir DIR`, with settings as above.",
         "",
         "The last block starts from a private probe that spends ε / 2. ε is that of both runs.",
         "",

@@ -187,7 +187,7 @@ def test_recipe_trains_probe_and_last_block_within_epsilon(images):
     page = image_recipe.run_images(given)
     records = [json.loads(line) for line in (workdir / "runs.jsonl").read_text().splitlines()]
     private = [record for record in records if record["settings"]["epsilon"] is not None]
-    assert len(records) == 8
+    assert len(records) == 9
     assert len(private) == 5
     assert all("1e-05)-differentially private" in record["guarantee"] for record in private)
     block = next(record for record in private if record["settings"]["arm"] == "block")
@@ -197,5 +197,5 @@ def test_recipe_trains_probe_and_last_block_within_epsilon(images):
     assert "not private" in page
     # A second call repeats nothing and writes the same table.
     again = image_recipe.run_images(given)
-    assert len((workdir / "runs.jsonl").read_text().splitlines()) == 8
+    assert len((workdir / "runs.jsonl").read_text().splitlines()) == 9
     assert again.split("Features were")[0] == page.split("Features were")[0]
