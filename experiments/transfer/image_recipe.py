@@ -54,7 +54,8 @@ class ImagesArguments:
         block_batch: B of the last block.
         block_steps: T of the last block.
         block_rates: Learning rates of the last block to try.
-        output: A Markdown file for the page of results.
+        remark: A sentence on the data for the page of results.
+        output: A Markdown file for the page.
     """
 
     data_dir: Path
@@ -72,6 +73,7 @@ class ImagesArguments:
     block_batch: int = 1000
     block_steps: int = 60
     block_rates: tuple[float, ...] = (5e-4,)
+    remark: str = ""
     output: Path | None = None
 
 
@@ -248,7 +250,7 @@ def _page(
         f"{given.size} × {given.size} pixels. The features are those of {mirrored}. δ = {DELTA:g}, "
         "Adam with cosine decay, C = 1. Learning rates are tuned on a fifth of the training "
         "images, in the same way with and without privacy, unless only one is given. ε does not "
-        "include the tuning.",
+        f"include the tuning. {given.remark}".rstrip(),
         "",
         table,
         "",
