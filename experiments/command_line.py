@@ -42,6 +42,9 @@ commands:
         models with its update rules and with tuned optimizers
   digits NAME --output FILE
         a table measured on digits; NAME is `batches` or `public`
+  images --data-dir DIR [--epsilons E...] [--block-epsilons E...]
+        EfficientNet-Lite0 with published weights on CIFAR-10: a private probe,
+        and a private last block
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials
@@ -295,6 +298,13 @@ def _digits(arguments: list[str]) -> int:
     return 0
 
 
+def _images(arguments: list[str]) -> int:
+    from experiments.transfer.image_recipe import ImagesArguments, run_images
+
+    print(run_images(_parse("images", ImagesArguments, arguments)))
+    return 0
+
+
 def _number_of_trials(arguments: list[str]) -> int:
     from experiments.reports.number_of_trials import NumberOfTrialsArguments, table
 
@@ -334,6 +344,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "record": _record,
     "released-code": _released_code,
     "digits": _digits,
+    "images": _images,
     "number-of-trials": _number_of_trials,
     "savings": _savings,
     "image-benchmark": _image_benchmark,

@@ -1,0 +1,65 @@
+"""Computes features of images with a network of published weights."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax.training import ConfigError
+from experiments.data.features import in_chunks
+from experiments.models import efficientnet_lite
+from experiments.models.torch_weights import read_torch_weights
+
+_TOGETHER = 8
+"""Images that are computed at once, few enough to stay in the processor's cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFeatures:
+    """Features of a scaled image that enter a block of EfficientNet-Lite0.
+
+    They depend on one image and on public constants only.
+
+    Attributes:
+        weights: The published file.
+        size: Height and width to which images are scaled.
+        end: Number of blocks that run.
+        mirror: Whether to also compute the features of the mirror image.
+    """
+
+    weights: Path = dataclasses.field(repr=False)  # the name in the cache does not depend on it
+    size: int
+    end: int
+    mirror: bool
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "efficientnet_lite0"
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape (1 or 2, height, width, channels) of the features of an image.
+
+        Raises:
+            ConfigError: The image has no three colors.
+        """
+        if len(shape) != 3 or shape[-1] != 3:
+            raise ConfigError(f"`inputs` must be images with three colors, got shape {shape}.")
+        found = jax.eval_shape(self.transform(shape), jax.ShapeDtypeStruct((1, *shape), "float32"))
+        return tuple(found.shape[1:])
+
+    def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+        """Returns the compiled map from images (N, *shape), with colors in [-2, 2], to features."""
+        network = efficientnet_lite.fold(read_torch_weights(self.weights))
+
+        def together(images: jax.Array) -> jax.Array:
+            scaled = (len(images), self.size, self.size, 3)
+            images = jax.image.resize(images / 2, scaled, "bicubic")
+            copies = [images, images[:, :, ::-1]] if self.mirror else [images]
+            return jnp.stack(
+                [efficientnet_lite.trunk(network, copy, self.end) for copy in copies], 1
+            )
+
+        return jax.jit(lambda images: in_chunks(together, images, _TOGETHER))
