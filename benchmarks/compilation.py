@@ -44,7 +44,7 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Holds what the compilation of one step takes.
+    """Holds the cost of compiling one step.
 
     Attributes:
       trace: processor seconds to trace and lower the step.

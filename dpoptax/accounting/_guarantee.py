@@ -328,7 +328,7 @@ class Guarantee:
     ) -> str:
         """Returns sections for readers without mathematics, and the table for experts.
 
-        The sections name what the statement is about, the unit of protection, its strength with an
+        The sections name the subject of the statement, the unit of protection, its strength with an
         example of an attack, and all assumptions. The arguments fill blanks that dpoptax cannot
         fill. `fit` with a `workdir`, `dpoptax train` and `dpoptax sweep` write the text to
         statement.txt.

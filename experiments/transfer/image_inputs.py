@@ -42,7 +42,7 @@ class ImageProblem(NamedTuple):
 def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> ImageProblem:
     """Returns the activations of all images, from the cache of features where it has them.
 
-    Each 10,000 images have a file of their own, so that an interrupted computation continues.
+    Each 10,000 images have their own file, so that an interrupted computation continues.
     """
     data = load_published(dataset, data_dir, progress=True)
     splits = []

@@ -129,7 +129,7 @@ def sealed(
 
 
 def remember_parts(clipped: ClippedSum) -> ClippedSum:
-    """Notes what a sum consists of that was sealed just now, for `is_intact`.
+    """Notes the arrays and terms of a sum that was sealed just now, for `is_intact`.
 
     Only the object itself has the note. Transformations of pytrees make another one.
     """
@@ -138,7 +138,7 @@ def remember_parts(clipped: ClippedSum) -> ClippedSum:
 
 
 def _parts_of(clipped: ClippedSum) -> tuple[list[jax.Array], object]:
-    """Returns the arrays of a sum, and what the seal covers besides them."""
+    """Returns the arrays of a sum, and the other values that its seal covers."""
     arrays, structure = jax.tree.flatten((clipped.sum, clipped.reference))
     clip = clipped.clip
     return arrays, (structure, type(clip), repr(clip), clipped.grid, clipped.examples)
