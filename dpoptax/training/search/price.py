@@ -125,9 +125,9 @@ def price(
             accountant = "pld"
         return dpoptax.accounting.Guarantee(event, relation, accountant, stated_delta=delta)
 
-    def priced(trials: list[Any], relation: str) -> float:
+    def price_of(guarantee: dpoptax.accounting.Guarantee) -> float:
         try:
-            return selected(trials, relation).stated_epsilon
+            return guarantee.stated_epsilon
         except ValueError as error:
             if sweep.repetitions == "fixed":
                 raise
@@ -137,22 +137,22 @@ def price(
                 "trials, a smaller `epsilon`, or another kind of repetitions."
             ) from error
 
-    epsilon = priced(events, first.neighboring_relation)
+    whole = selected(events, first.neighboring_relation)
+    epsilon = price_of(whole)
     # A record that is added, removed or replaced changes the number of correct predictions by at
     # most 1.
     stddev = dpoptax.accounting.calibrate_noise_multiplier(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
     scores = [GaussianDpEvent(stddev)] * len(events)
-    while priced(scores, "add-or-remove-one") > epsilon:
+    while price_of(selected(scores, "add-or-remove-one")) > epsilon:
         stddev *= 1.02
         scores = [GaussianDpEvent(stddev)] * len(events)
     noise = tuple(
         (p.noise_multiplier, repr(p.strategy), p.permitted_steps, p.sampler.dataset_size)
         for p in plans
     )
-    cost = Price(epsilon, max(singles), delta, stddev, noise=noise)
-    return cost, selected(events, first.neighboring_relation)
+    return Price(epsilon, max(singles), delta, stddev, noise=noise), whole
 
 
 def describe_choice(sweep: Sweep) -> str:
