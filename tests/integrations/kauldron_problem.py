@@ -1,5 +1,7 @@
 """Small models for Kauldron, their data, and the plan of a private run."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,12 @@ from kauldron import kd
 
 import dpoptax
 from dpoptax.integrations import kauldron as private
+from tests.integrations import shared
 
 WORDS, LENGTH, CLASSES = 20, 6, 3
 STEPS = 4
-KEY = jax.random.key(3)
+make_plan = functools.partial(shared.make_plan, steps=STEPS)
+make_chain = shared.make_chain
 
 
 class Classifier(nn.Module):
@@ -65,11 +69,6 @@ def make_gemma():
     return gm.nn.LoRA(rank=2, model=network, dtype=jnp.float32)
 
 
-def make_plan(**options):
-    run = {"dataset_size": 100, "batch_size": 10, "steps": STEPS, "noise_multiplier": 1.0}
-    return dpoptax.PrivacyPlan(**{"seed": 5, **run, **options})
-
-
 def make_rows(size=100):
     rng = np.random.default_rng(0)
     text = rng.integers(1, WORDS, (size, LENGTH))
@@ -78,10 +77,6 @@ def make_rows(size=100):
         "label": rng.integers(0, CLASSES, (size, 1)),
         "next": np.roll(text, -1, axis=1)[..., None],
     }
-
-
-def make_chain(plan, *, key=KEY, methods=()):
-    return optax.chain(plan.noise(key), *methods, optax.adam(1e-2))
 
 
 def make_losses(kind="full"):

@@ -2,10 +2,6 @@
 
 import itertools
 import logging
-import os
-import struct
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -24,6 +20,7 @@ from kauldron.utils.config_util import ROOT_CFG_REF
 
 import dpoptax
 from dpoptax.integrations import kauldron as private
+from tests.devices import check_on_eight_devices
 from tests.integrations.kauldron_problem import (
     STEPS,
     Classifier,
@@ -36,6 +33,7 @@ from tests.integrations.kauldron_problem import (
     train_by_hand,
     trained,
 )
+from tests.integrations.shared import CountedRows, assert_equal, occurrences
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -48,10 +46,6 @@ def train(plan, folder, *args, **options):
     """Returns a trainer that has trained, and its last state."""
     trainer = make_trainer(plan, folder, *args, **options)
     return trainer, trainer.train()[0]
-
-
-def assert_equal(got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 METHODS = {"adam": (), "disk": (dpoptax.disk(),), "doppler": (dpoptax.doppler(),)}
@@ -84,17 +78,6 @@ def test_correlated_noise_equals_loop_by_hand(tmp_path):
     trainer, state = train(plan, tmp_path)
     want = train_by_hand(plan, make_chain(plan), trainer.init_state().params)
     assert_equal(state.params, want)
-
-
-class CountedRows:
-    """Counts how often each row was read."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.dtype, self.reads = array, array.shape, array.dtype, []
-
-    def __getitem__(self, indices):
-        self.reads.append(np.asarray(indices))
-        return self.array[indices]
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -145,17 +128,6 @@ def private_values(plan, trainer):
 
     loss, grads = jax.value_and_grad(loss_fn)(params)
     return [float(loss), float(jnp.linalg.norm(grads["Dense_0"]["kernel"]))]
-
-
-def occurrences(numbers, folder, text):
-    """Returns where numbers occur in files or in a text, in binary or with six digits."""
-    found = []
-    files = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for name, content in {**files, "the log": text.encode()}.items():
-        for x in numbers:
-            forms = struct.pack("<f", x), struct.pack("<d", x), f"{x:.7g}"[:7].encode()
-            found += [name for form in forms if form in content]
-    return found
 
 
 def outputs(**options):
@@ -522,14 +494,4 @@ def test_refuses_state_of_another_run(tmp_path):
 
 @pytest.mark.slow
 def test_on_eight_virtual_devices():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
-    finished = subprocess.run(
-        [*command, "-m", "slow and not optimized", "tests/integrations/kauldron_devices.py"],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    check_on_eight_devices("slow and not optimized", "tests/integrations/kauldron_devices.py")

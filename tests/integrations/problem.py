@@ -1,5 +1,7 @@
 """A tiny language model for tunix, its texts, and the plan of a private run."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,12 @@ from tunix.sft import peft_trainer, utils
 
 import dpoptax
 from dpoptax.integrations import tunix as private
+from tests.integrations import shared
 
 WORDS, WIDTH, LENGTH = 20, 8, 6
 STEPS = 6
-KEY = jax.random.key(3)
+make_plan = functools.partial(shared.make_plan, steps=STEPS)
+make_chain = shared.make_chain
 
 
 class Decoder(nnx.Module):
@@ -47,11 +51,6 @@ def make_model(kind="full", dropout=0.0):
     return qwix.apply_lora_to_model(model, provider, text, text, None, mask, rngs=nnx.Rngs(1))
 
 
-def make_plan(**options):
-    run = {"dataset_size": 100, "batch_size": 10, "steps": STEPS, "noise_multiplier": 1.0}
-    return dpoptax.PrivacyPlan(**{"seed": 5, **run, **options})
-
-
 def make_rows(size=100):
     rng = np.random.default_rng(0)
     lengths = rng.integers(3, LENGTH + 1, size=(size, 1))
@@ -69,10 +68,6 @@ def make_inputs(texts):
         "positions": utils.build_positions_from_mask(mask),
         "attention_mask": utils.make_causal_attn_mask(mask),
     }
-
-
-def make_chain(plan, *, key=KEY, methods=()):
-    return optax.chain(plan.noise(key), *methods, optax.adam(1e-2))
 
 
 def make_config(**options):

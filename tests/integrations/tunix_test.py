@@ -1,10 +1,6 @@
 """Tests private fine-tuning with tunix. They need tunix."""
 
 import logging
-import os
-import struct
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -23,8 +19,8 @@ from tunix.sft import hooks, peft_trainer
 
 import dpoptax
 from dpoptax.integrations import tunix as private
+from tests.devices import check_on_eight_devices
 from tests.integrations.problem import (
-    KEY,
     STEPS,
     make_chain,
     make_config,
@@ -36,6 +32,7 @@ from tests.integrations.problem import (
     train_by_hand,
     trained,
 )
+from tests.integrations.shared import KEY, CountedRows, assert_equal, occurrences
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -50,10 +47,6 @@ def train(plan, model=None, chain=None, rows=None, **options):
     trainer = make_trainer(plan, model, chain, **options)
     trainer.train(private.plan_batches(plan, make_rows() if rows is None else rows))
     return trainer
-
-
-def assert_equal(got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 METHODS = {
@@ -103,17 +96,6 @@ def test_lora_leaves_other_parameters():
     assert_equal(nnx.as_pure(nnx.split(model, nnx.LoRAParam, ...)[2]), before)
 
 
-class CountedRows:
-    """Counts how often each row was read."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.reads = array, array.shape, []
-
-    def __getitem__(self, indices):
-        self.reads.append(np.asarray(indices))
-        return self.array[indices]
-
-
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_goes_on_from_checkpoint_of_tunix(kind, tmp_path):
     plan, folder = make_plan(), str(tmp_path / "run")
@@ -145,17 +127,6 @@ def private_losses(plan):
     model = make_model()
     loss = peft_trainer._default_loss_fn(model, **make_inputs(batch.examples))
     return [float(np.float32(loss)), float(np.exp(np.float32(loss)))]
-
-
-def occurrences(numbers, folder, text):
-    """Returns where numbers occur in files or in a text, in binary or with six digits."""
-    found = []
-    files = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for name, content in {**files, "the log": text.encode()}.items():
-        for x in numbers:
-            forms = struct.pack("<f", x), struct.pack("<d", x), f"{x:.7g}"[:7].encode()
-            found += [name for form in forms if form in content]
-    return found
 
 
 class Recorder(hooks.TrainingHooks):
@@ -424,14 +395,4 @@ def test_batches_of_plan_need_private_trainer():
 
 @pytest.mark.slow
 def test_on_eight_virtual_devices():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
-    finished = subprocess.run(
-        [*command, "-m", "slow and not optimized", "tests/integrations/tunix_devices.py"],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    check_on_eight_devices("slow and not optimized", "tests/integrations/tunix_devices.py")
