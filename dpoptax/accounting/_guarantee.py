@@ -387,11 +387,11 @@ class Guarantee:
 
 def _selections(event: Any) -> list[dict[str, Any]]:
     """Returns the random numbers of trials whose best one is a part of an event."""
-    from dpoptax.accounting.selection import SHAPES
-
     if not isinstance(event, dp_event.RepeatAndSelectDpEvent):
         parts = getattr(event, "events", None) or [getattr(event, "event", None)]
         return [found for part in parts if part is not None for found in _selections(part)]
+    from dpoptax.accounting.selection import SHAPES  # a guarantee without a selection imports less
+
     names = {shape: name for name, shape in SHAPES.items()}
     return [{"mean": event.mean, "distribution": names.get(event.shape, "negative binomial")}]
 
