@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -11,6 +11,8 @@ from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
 
 # Functions import the accounting, so that help stays fast.
+if TYPE_CHECKING:
+    from dpoptax.accounting import Guarantee
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,7 @@ def price(
     plans: list[RunPlan],
     sweep: Sweep,
     chosen: list[int],
-) -> tuple[Price, dpoptax.accounting.Guarantee | None]:
+) -> "tuple[Price, Guarantee | None]":
     """Computes the privacy cost of the result of a sweep, and returns its guarantee.
 
     A record is either trained on or held out. The noisy gradients of each trial protect training
@@ -114,7 +116,7 @@ def price(
     events = [guarantee.event.dp_event for guarantee in guarantees]
     singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
-    def selected(trials: list[Any], relation: str) -> dpoptax.accounting.Guarantee:
+    def selected(trials: list[Any], relation: str) -> "Guarantee":
         if sweep.repetitions == "fixed":
             event = dpoptax.accounting.selection.all_of([trials[which] for which in chosen])
             accountant = first.accountant
@@ -125,7 +127,7 @@ def price(
             accountant = "pld"
         return dpoptax.accounting.Guarantee(event, relation, accountant, stated_delta=delta)
 
-    def price_of(guarantee: dpoptax.accounting.Guarantee) -> float:
+    def price_of(guarantee: "Guarantee") -> float:
         try:
             return guarantee.stated_epsilon
         except ValueError as error:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import secrets
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -28,6 +28,9 @@ from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
+
+if TYPE_CHECKING:
+    from dpoptax.accounting import Guarantee
 
 
 def run_sweep(
@@ -89,7 +92,7 @@ def _run(
     candidates: list[settings.Candidate],
     chosen: list[int],
     cost: Price,
-    guarantee: dpoptax.accounting.Guarantee | None,
+    guarantee: "Guarantee | None",
     *,
     progress: bool,
 ) -> SweepResult:
@@ -144,7 +147,7 @@ def _run(
 
 def prepare(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
-) -> tuple[list[settings.Candidate], list[int], Price, dpoptax.accounting.Guarantee | None]:
+) -> "tuple[list[settings.Candidate], list[int], Price, Guarantee | None]":
     """Returns the settings, the index of each trial's setting, the price, and the guarantee.
 
     Nothing is trained. Pricing takes seconds per setting; `progress` shows a bar.
