@@ -1,4 +1,4 @@
-"""The plan of a private run inside of a trainer, and checks of what the trainer did."""
+"""The plan of a private run inside of a trainer, and checks of its rows and files."""
 
 import struct
 
