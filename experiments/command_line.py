@@ -42,6 +42,9 @@ commands:
         models with its update rules and with tuned optimizers
   digits NAME --output FILE
         a table measured on digits; NAME is `batches` or `public`
+  language --data-dir DIR --output FILE
+        perplexity and a membership report of Gemma 3 270M, fine-tuned on news
+        with tunix, with and without privacy
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials
@@ -295,6 +298,22 @@ def _digits(arguments: list[str]) -> int:
     return 0
 
 
+def _language(arguments: list[str]) -> int:
+    try:
+        from experiments.gemma import fine_tuning
+    except ImportError as error:
+        from experiments.gemma.weights import INSTALL
+
+        raise ConfigError(
+            f"`language` needs tunix: {error}. In an environment with Python 3.11, run `{INSTALL}`."
+        ) from error
+
+    given = _parse("language", fine_tuning.LanguageArguments, arguments)
+    fine_tuning.measure(given)
+    print(f"Written to {given.output}")
+    return 0
+
+
 def _number_of_trials(arguments: list[str]) -> int:
     from experiments.reports.number_of_trials import NumberOfTrialsArguments, table
 
@@ -334,6 +353,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "record": _record,
     "released-code": _released_code,
     "digits": _digits,
+    "language": _language,
     "number-of-trials": _number_of_trials,
     "savings": _savings,
     "image-benchmark": _image_benchmark,
