@@ -48,6 +48,7 @@ class LanguageArguments:
         layers: Number of the last layers that have LoRA.
         learning_rate: Learning rate of Adam.
         clip: Bound of the norm of an example's gradient.
+        microbatch_size: Number of texts of which gradients are computed at once, with privacy.
         delta: δ of the guarantee.
         dtype: Dtype of parameters and activations.
         seed: Seed of the model, the canaries and, without privacy, of the batches.
@@ -66,6 +67,7 @@ class LanguageArguments:
     layers: int = 18
     learning_rate: float = 1e-3
     clip: float = 1.0
+    microbatch_size: int | None = None
     delta: float = 1e-5
     dtype: str = "float32"
     seed: int = 0
@@ -212,7 +214,9 @@ def fine_tune(
         return None, 0.0
     plan = dpoptax.PrivacyPlan(**run, epsilon=epsilon, delta=given.delta).new_run()
     chain = optax.chain(plan.noise(dpoptax.random_key_from_os(), clip=given.clip), adam)
-    private = PrivateTrainer(model, chain, config, plan=plan, clip=given.clip)
+    private = PrivateTrainer(
+        model, chain, config, plan=plan, clip=given.clip, microbatch_size=given.microbatch_size
+    )
     private.with_gen_model_input_fn(make_inputs).train(plan_batches(plan, rows))
     return guarantee(private), plan.noise_multiplier
 
@@ -228,7 +232,6 @@ def measure(given: LanguageArguments) -> str:
     """Trains at each ε, and returns the page."""
     reader = weights.open_file()
     tokenizer = weights.read_tokenizer(reader)
-    parameters = weights.read_weights(reader)
     canaries, planted = make_canaries(given.canaries, given.seed)
     texts = read_news(given.data_dir, _SEEN)[: given.examples]
     texts += [text for text, chosen in zip(canaries, planted, strict=True) if chosen]
@@ -236,13 +239,15 @@ def measure(given: LanguageArguments) -> str:
     news = read_news(given.data_dir, _HELD_OUT)[: given.held_out]
     held_out = make_rows(tokenizer, news, given.length)
     canary_rows = make_rows(tokenizer, canaries, given.length)
-    model = make_model(given, parameters)
+    model = make_model(given, weights.read_weights(reader))
+    untrained = jax.tree.map(np.asarray, nnx.state(model, nnx.LoRAParam))
     scores = Scores(model)
     before = scores.perplexity(model, held_out)
     _say(f"before: perplexity {before:.2f}")
     outcomes = {}
     for epsilon in given.epsilons:
-        model, start = make_model(given, parameters), time.monotonic()
+        nnx.update(model, jax.tree.map(jnp.asarray, untrained))
+        start = time.monotonic()
         found, noise = fine_tune(given, model, rows, epsilon)
         minutes = (time.monotonic() - start) / 60
         losses = scores.losses(model, canary_rows)
@@ -250,7 +255,7 @@ def measure(given: LanguageArguments) -> str:
         perplexity = scores.perplexity(model, held_out)
         outcomes[epsilon] = Outcome(perplexity, report, found, noise, minutes)
         _say(f"ε = {epsilon or '∞'}: perplexity {perplexity:.2f}, AUC {report.auc:.3f}")
-        trained = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.LoRAParam)))
+        trained = sum(x.size for x in jax.tree.leaves(untrained))
         given.output.write_text(_page(given, before, outcomes, trained), encoding="utf-8")
     return given.output.read_text(encoding="utf-8")
 
