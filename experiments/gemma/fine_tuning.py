@@ -169,7 +169,7 @@ class Scores:
         size: Number of texts that are scored together.
     """
 
-    def __init__(self, model: nnx.Module, size: int = 16) -> None:
+    def __init__(self, model: nnx.Module, size: int = 4) -> None:
         graph = nnx.graphdef(model)
         self._size = size
 
