@@ -108,7 +108,7 @@ def test_equals_loop_by_hand(make_config):
     [
         ({"packing": "true"}, "`packing` must be off, got True"),
         ({"gradient_clipping_threshold": 1.0}, "`gradient_clipping_threshold` must be off"),
-        ({"num_experts": 2}, "`num_experts` must be off, got 2"),
+        ({"num_experts": 2, "base_moe_mlp_dim": 64}, "`num_experts` must be off, got 2"),
     ],
 )
 def test_refuses(make_config, changes, message):
