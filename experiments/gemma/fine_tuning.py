@@ -206,7 +206,11 @@ def fine_tune(
     config = peft_trainer.TrainingConfig(eval_every_n_steps=10**9, max_steps=given.steps)
     size = len(rows.input_tokens)
     adam = optax.adam(given.learning_rate)
-    run = {"dataset_size": size, "batch_size": given.batch_size, "steps": given.steps}
+    run: dict[str, Any] = {
+        "dataset_size": size,
+        "batch_size": given.batch_size,
+        "steps": given.steps,
+    }
     if not epsilon:
         plan = dpoptax.PrivacyPlan(**run, noise_multiplier=1.0, seed=given.seed)
         trainer = peft_trainer.PeftTrainer(model, adam, config)
@@ -218,6 +222,7 @@ def fine_tune(
         model, chain, config, plan=plan, clip=given.clip, microbatch_size=given.microbatch_size
     )
     private.with_gen_model_input_fn(make_inputs).train(plan_batches(plan, rows))
+    assert isinstance(plan.noise_multiplier, float)
     return guarantee(private), plan.noise_multiplier
 
 
