@@ -5,7 +5,7 @@ config of MaxText, and trains them with `PrivateTrainer` instead:
 
     config = pyconfig.initialize_pydantic(["", "sft.yml", "packing=false", …])
     trainer, mesh = make_trainer(config, plan, key)
-    train(config, trainer, mesh, make_rows(tokens, is_completion))
+    train(config, trainer, mesh, plan_batches(plan, make_rows(tokens, is_completion)))
     print(guarantee(trainer))
 
 `tests/integrations/maxtext.txt` is the environment. MaxText's hooks are not used: they log the
@@ -24,7 +24,7 @@ from maxtext.trainers.post_train.sft import train_sft
 from maxtext.utils import lora_utils, maxtext_utils, model_creation_utils
 
 import dpoptax
-from dpoptax.integrations.tunix import PrivateTrainer, plan_batches
+from dpoptax.integrations.tunix import PrivateTrainer
 
 
 class UnhookedTrainer(PrivateTrainer):
@@ -102,9 +102,7 @@ def make_rows(tokens: np.ndarray, is_completion: np.ndarray) -> dict[str, np.nda
     }
 
 
-def train(
-    config: Any, trainer: PrivateTrainer, mesh: jax.sharding.Mesh, rows: dict[str, np.ndarray]
-) -> None:
-    """Trains on the plan's batches."""
+def train(config: Any, trainer: PrivateTrainer, mesh: jax.sharding.Mesh, batches: Any) -> None:
+    """Trains on batches, `plan_batches(plan, make_rows(…))`."""
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        trainer.train(plan_batches(trainer._given_plan, rows))
+        trainer.train(batches)

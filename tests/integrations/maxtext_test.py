@@ -19,7 +19,7 @@ from maxtext.trainers.post_train.sft import train_sft
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 import dpoptax
-from dpoptax.integrations.tunix import guarantee
+from dpoptax.integrations.tunix import guarantee, plan_batches
 from experiments import maxtext_sft
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -92,7 +92,7 @@ def test_equals_loop_by_hand(make_config):
     config, plan, key = make_config(), make_plan(), jax.random.key(0)
     trainer, mesh = maxtext_sft.make_trainer(config, plan, key)
     first = jax.tree.map(np.asarray, nnx.as_pure(nnx.state(trainer.model, nnx.Param)))
-    maxtext_sft.train(config, trainer, mesh, make_rows())
+    maxtext_sft.train(config, trainer, mesh, plan_batches(plan, make_rows()))
     got = nnx.as_pure(nnx.state(trainer.model, nnx.Param))
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), got, first)
     assert all(jax.tree.leaves(moved))
