@@ -248,8 +248,13 @@ def measure(given: LanguageArguments) -> str:
     untrained = jax.tree.map(np.asarray, nnx.state(model, nnx.LoRAParam))
     scores = Scores(model)
     before = scores.perplexity(model, held_out)
-    _say(f"before: perplexity {before:.2f}")
-    outcomes = {}
+    losses = scores.losses(model, canary_rows)
+    chance = membership_report(losses[planted], losses[~planted]).auc
+    _say(f"before: perplexity {before:.2f}, AUC {chance:.3f}")
+    first = ["before", f"{before:.2f}", f"{chance:.3f}", "", ""]
+    trained = sum(x.size for x in jax.tree.leaves(untrained))
+    outcomes: dict[float, Outcome] = {}
+    given.output.write_text(_page(given, first, outcomes, trained), encoding="utf-8")
     for epsilon in given.epsilons:
         nnx.update(model, jax.tree.map(jnp.asarray, untrained))
         start = time.monotonic()
@@ -260,20 +265,19 @@ def measure(given: LanguageArguments) -> str:
         perplexity = scores.perplexity(model, held_out)
         outcomes[epsilon] = Outcome(perplexity, report, found, noise, minutes)
         _say(f"ε = {epsilon or '∞'}: perplexity {perplexity:.2f}, AUC {report.auc:.3f}")
-        trained = sum(x.size for x in jax.tree.leaves(untrained))
-        given.output.write_text(_page(given, before, outcomes, trained), encoding="utf-8")
+        given.output.write_text(_page(given, first, outcomes, trained), encoding="utf-8")
     return given.output.read_text(encoding="utf-8")
 
 
 def _page(
-    given: LanguageArguments, before: float, outcomes: dict[float, Outcome], trained: int
+    given: LanguageArguments, first: list[str], outcomes: dict[float, Outcome], trained: int
 ) -> str:
     options = " ".join(
         f"--{field.name.replace('_', '-')} {_option(getattr(given, field.name))}"
         for field in dataclasses.fields(given)
         if field.name not in ("data_dir", "output") and getattr(given, field.name) != field.default
     )
-    rows = [["before", f"{before:.2f}", "", "", ""]]
+    rows = [first]
     rows += [
         [f"ε = {epsilon:g}" if epsilon else "not private", f"{x.perplexity:.2f}",
          f"{x.report.auc:.3f}", f"{x.noise_multiplier:.3f}", f"{x.minutes:.1f}"]
