@@ -45,6 +45,9 @@ commands:
   images --data-dir DIR [--epsilons E...] [--block-epsilons E...]
         EfficientNet-Lite0 with published weights on CIFAR-10: a private probe,
         and a private last block
+  language --data-dir DIR --output FILE
+        perplexity and a membership report of Gemma 3 270M, fine-tuned on news
+        with tunix, with and without privacy
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials
@@ -305,6 +308,20 @@ def _images(arguments: list[str]) -> int:
     return 0
 
 
+def _language(arguments: list[str]) -> int:
+    try:
+        from experiments.gemma import fine_tuning
+    except ImportError as error:
+        from experiments.gemma.weights import COMMAND
+
+        raise ConfigError(f"`language` needs tunix: {error}. Run `{COMMAND}`.") from error
+
+    given = _parse("language", fine_tuning.LanguageArguments, arguments)
+    fine_tuning.measure(given)
+    print(f"Written to {given.output}")
+    return 0
+
+
 def _number_of_trials(arguments: list[str]) -> int:
     from experiments.reports.number_of_trials import NumberOfTrialsArguments, table
 
@@ -345,6 +362,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "released-code": _released_code,
     "digits": _digits,
     "images": _images,
+    "language": _language,
     "number-of-trials": _number_of_trials,
     "savings": _savings,
     "image-benchmark": _image_benchmark,

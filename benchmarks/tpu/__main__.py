@@ -54,17 +54,23 @@ class Measured:
 
 def measure(case: Case, options: Options, step: str, mesh: Mesh) -> Measured:
     """Compiles the "plain" or "private" step of a case and returns its numbers."""
-    model, start = case.model(), time.process_time()
+    model = case.model()
     if step == "plain":
         function, state = cases.plain_step(case, model)
     else:
         function, state = cases.private_step(case, model, options, mesh)
     args = cases.place(case, model, state, mesh)
+    with cases.context(case, mesh):
+        return compile_step(function, args, mesh)
+
+
+def compile_step(function: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh) -> Measured:
+    """Compiles a step that donates its first two arguments, and returns its numbers."""
+    start = time.process_time()
+    platform = mesh.devices.flat[0].platform.replace("gpu", "cuda")
     try:
-        with cases.context(case, mesh):
-            traced = jax.jit(function, donate_argnums=(0, 1)).trace(*args)
-            platform = mesh.devices.flat[0].platform.replace("gpu", "cuda")
-            compiled = traced.lower(lowering_platforms=(platform,)).compile()
+        traced = jax.jit(function, donate_argnums=(0, 1)).trace(*args)
+        compiled = traced.lower(lowering_platforms=(platform,)).compile()
     except jax.errors.JaxRuntimeError as error:
         return Measured(compile_s=time.process_time() - start, error=_reason(str(error)))
     seconds, cost = time.process_time() - start, hlo.cost(compiled.as_text())

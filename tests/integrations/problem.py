@@ -12,6 +12,7 @@ pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers
 
 import qwix
 from flax import nnx
+from tunix.models.gemma3 import model as gemma3
 from tunix.sft import peft_trainer, utils
 
 import dpoptax
@@ -48,6 +49,23 @@ def make_model(kind="full", dropout=0.0):
     provider = qwix.LoraProvider(module_path="inner|outer", rank=2, alpha=2.0)
     text = jnp.zeros((1, LENGTH), int)
     mask = jnp.ones((1, LENGTH, LENGTH))
+    return qwix.apply_lora_to_model(model, provider, text, text, None, mask, rngs=nnx.Rngs(1))
+
+
+def make_gemma(kind="lora", remat="NONE", *, sharded=False):
+    """Returns a tiny Gemma 3 in float32 of `kind` "full" or "lora"."""
+    sharding = gemma3.ShardingConfig.get_default_sharding()
+    config = gemma3.ModelConfig(
+        num_layers=2, num_embed=32, embed_dim=16, hidden_dim=32, num_heads=2, head_dim=8,
+        num_kv_heads=1, sliding_window_size=4, param_dtype=jnp.float32,
+        remat_config=gemma3.RematConfig[remat],
+        **({"shd_config": sharding} if sharded else {}),
+    )  # fmt: skip
+    model = gemma3.Gemma3(config, rngs=nnx.Rngs(0))
+    if kind == "full":
+        return model
+    text, mask = jnp.zeros((1, LENGTH), int), jnp.ones((1, LENGTH, LENGTH), bool)
+    provider = qwix.LoraProvider(module_path=".*q_einsum|.*_proj", rank=2, alpha=2.0)
     return qwix.apply_lora_to_model(model, provider, text, text, None, mask, rngs=nnx.Rngs(1))
 
 
@@ -99,12 +117,14 @@ def train_by_hand(plan, model, chain, kind, clip=1.0):
     def step(params, rest, opt_state, batch, mask):
         def loss_fn(params, text):
             tokens, real = text.input_tokens, text.input_mask
-            seen = jnp.tri(LENGTH) * real
+            seen = jnp.tri(LENGTH, dtype=bool) & real
             positions = jnp.cumsum(real) - 1
             logits, _ = nnx.merge(graph, params, rest)(
                 tokens[None], positions[None], None, seen[None]
             )
-            found = jax.nn.log_softmax(logits[0, :-1]) * jax.nn.one_hot(tokens[1:], WORDS)
+            found = jax.nn.log_softmax(logits[0, :-1]) * jax.nn.one_hot(
+                tokens[1:], logits.shape[-1]
+            )
             losses = -jnp.sum(found * real[1:, None])
             return losses / (jnp.sum(real[1:]) + 1e-8)
 

@@ -1,21 +1,19 @@
 """Checks of private fine-tuning with tunix on eight virtual devices; see `tunix_test.py`."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers/testing.md")
 
-import qwix
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tunix.models.gemma3 import model as gemma3
 
 import dpoptax
 from dpoptax.integrations import tunix as private
 from tests.integrations.problem import (
+    make_gemma,
     make_model,
     make_plan,
     make_rows,
@@ -25,7 +23,13 @@ from tests.integrations.problem import (
 from tests.multidevice.problem import assert_close
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-SHAPES = {"data": ((8,), ("fsdp",)), "data and tensors": ((4, 2), ("fsdp", "tp"))}
+SHAPES = {
+    "data": ((8,), ("fsdp",)),
+    "data and tensors": ((4, 2), ("fsdp", "tp")),
+    "all axes": ((2, 2, 2), ("data", "fsdp", "tp")),
+}
+# The settings of tunix that name the axes of examples, if not its default.
+DATA_AXES = {"data and tensors": {}, "all axes": {"data_sharding_axis": ("data",)}}
 
 
 def make_mesh(name):
@@ -108,35 +112,26 @@ def test_refuses_batches_that_devices_cannot_share():
         train(plan, make_model(), mesh)
 
 
-def test_gemma3_with_lora():
-    config = gemma3.ModelConfig(
-        num_layers=1, num_embed=32, embed_dim=16, hidden_dim=32, num_heads=2, head_dim=8,
-        num_kv_heads=1, sliding_window_size=4,
-        shd_config=gemma3.ShardingConfig.get_default_sharding(),
-    )  # fmt: skip
-    plan, mesh = make_devices_plan(), make_mesh("data and tensors")
-    text = jnp.zeros((1, 6), int)
-
-    def make():
-        model = gemma3.Gemma3(config, rngs=nnx.Rngs(0))
-        provider = qwix.LoraProvider(module_path=".*q_einsum|.*_proj", rank=2, alpha=2.0)
-        return qwix.apply_lora_to_model(
-            model, provider, text, text, None, jnp.ones((1, 6, 6), bool), rngs=nnx.Rngs(1)
-        )
-
-    want = trained(train(plan, make()))
+@pytest.mark.parametrize(
+    ("name", "kind", "remat"),
+    [
+        ("data and tensors", "lora", "NONE"),
+        ("data and tensors", "full", "BLOCK"),
+        ("all axes", "lora", "BLOCK"),
+    ],
+)
+def test_gemma3_with_its_own_shardings(name, kind, remat):
+    plan, mesh = make_devices_plan(), make_mesh(name)
+    want = trained(train(plan, make_gemma(kind, remat, sharded=True)))
     with mesh:
-        model = make()
-        specs = nnx.get_partition_spec(nnx.state(model))
-        nnx.update(
-            model,
-            jax.tree.map(
-                lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), nnx.state(model), specs
-            ),
+        model = make_gemma(kind, remat, sharded=True)
+        state = nnx.state(model)
+        specs = nnx.get_partition_spec(state)
+        placed = jax.tree.map(
+            lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), state, specs
         )
-    got = trained(train(plan, model, mesh))
-    errors = jax.tree.map(
-        lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), got, want
-    )
-    assert len(jax.tree.leaves(errors)) >= 8
-    assert max(jax.tree.leaves(errors)) < 1e-5
+        nnx.update(model, placed)
+    got = trained(train(plan, model, mesh, **DATA_AXES[name]))
+    assert_close(got, want, atol=1e-5)
+    axes = {axis for x in jax.tree.leaves(got) for axis in x.sharding.spec}
+    assert axes >= set(mesh.axis_names) - {"data"}

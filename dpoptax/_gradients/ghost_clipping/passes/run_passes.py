@@ -81,10 +81,12 @@ def run_passes(
     inputs: Arrays,
     *,
     factor_dtype: DTypeLike | None = None,
+    formed_uses: Sequence[Use] = (),
 ) -> Passes:
     """Runs a program forward and backward at all gradient points.
 
-    `inputs` are the flattened examples (and keys), each with a leading batch axis.
+    `inputs` are the flattened examples (and keys), each with a leading batch axis. `formed_uses`
+    are the uses whose gradients will be formed; see `run_pass`.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
     # At several points, factors are rounded later, since differences of rounded numbers would be
@@ -92,7 +94,9 @@ def run_passes(
     single = len(leaves) == 1 and points.tangent is None
     record_dtype = factor_dtype if single else None
 
-    run_at = functools.partial(run_pass, program, inputs=inputs, record_dtype=record_dtype)
+    run_at = functools.partial(
+        run_pass, program, inputs=inputs, record_dtype=record_dtype, formed_uses=formed_uses
+    )
     first, *others = leaves
     if points.tangent is None:
         at_first, tangent = run_at(first), None
@@ -107,6 +111,7 @@ def run_pass(
     leaves: Arrays,
     inputs: Arrays,
     record_dtype: DTypeLike | None = None,
+    formed_uses: Sequence[Use] = (),
 ) -> PassResult:
     """Runs a program forward and backward on a batch of examples at one point.
 
@@ -116,6 +121,8 @@ def run_pass(
       inputs: the flattened examples (and keys), each with a leading batch axis.
       record_dtype: the dtype in which float32 operands and cotangents are recorded; `None` for
         float32.
+      formed_uses: uses whose gradients will be formed. Their factors are read only once, so the
+        compiler may form each gradient during the backward pass and drop the factors.
     """
     run_use = functools.partial(_record, frozenset(program.opaque), record_dtype)
     zeros = {
@@ -132,7 +139,17 @@ def run_pass(
     # No other derivatives are taken, so gradients of used parameters are not formed.
     by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
     (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
-    return PassResult(outputs, *materialize((operands, cotangents, gradients)))
+    formed = {use.index for use in formed_uses}
+    kept, passing = zip(*(_split(x, formed) for x in (operands, cotangents)), strict=True)
+    kept, gradients = materialize((kept, gradients))
+    operands, cotangents = (own | other for own, other in zip(kept, passing, strict=True))
+    return PassResult(outputs, operands, cotangents, gradients)
+
+
+def _split(arrays: ByIndex, formed: set[int]) -> tuple[ByIndex, ByIndex]:
+    """Returns the arrays of uses that are not in `formed`, and the others."""
+    kept = {use: x for use, x in arrays.items() if use not in formed}
+    return kept, {use: x for use, x in arrays.items() if use in formed}
 
 
 def run_block(

@@ -1,0 +1,43 @@
+"""Splits text into the tokens of Gemma 3, by merging pairs of pieces."""
+
+import dataclasses
+from collections.abc import Mapping
+
+PADDING, START = 0, 2
+_SPACE = "▁"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """Splits text by the pieces and scores that are in a file of weights.
+
+    Attributes:
+        numbers: The number of each piece.
+        scores: The score of each piece, by number. The pair whose piece scores highest is merged
+            first.
+    """
+
+    numbers: Mapping[str, int]
+    scores: Mapping[int, float]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text, after the token that starts every text."""
+        pieces = list(text.replace(" ", _SPACE))
+        while (place := self._next_merge(pieces)) is not None:
+            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+        return [START, *(number for piece in pieces for number in self._numbers(piece))]
+
+    def _next_merge(self, pieces: list[str]) -> int | None:
+        """Returns the place of the pair to merge, the first of those that score highest."""
+        found = [
+            (-self.scores[self.numbers[pair]], i)
+            for i in range(len(pieces) - 1)
+            if (pair := pieces[i] + pieces[i + 1]) in self.numbers
+        ]
+        return min(found)[1] if found else None
+
+    def _numbers(self, piece: str) -> list[int]:
+        """Returns the number of a piece, or those of its bytes."""
+        if piece in self.numbers:
+            return [self.numbers[piece]]
+        return [self.numbers[f"<0x{byte:02X}>"] for byte in piece.encode()]
