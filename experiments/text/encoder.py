@@ -101,7 +101,9 @@ class Features:
     pooled: np.ndarray
 
 
-def features(encoder: BertEncoder, variables: Variables, tokens: np.ndarray, first: int) -> Features:
+def features(
+    encoder: BertEncoder, variables: Variables, tokens: np.ndarray, first: int
+) -> Features:
     """Computes features with the published weights; LoRA's corrections must be zero."""
     padded = np.pad(tokens, ((0, -len(tokens) % _CHUNK), (0, 0)))
     hidden = np.empty((len(padded), tokens.shape[1], encoder.width), np.float16)
