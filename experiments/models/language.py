@@ -142,8 +142,13 @@ class BertEncoder(nn.Module):
             hidden = Norm(frozen, self.epsilon, name="embeddings_norm")(hidden)
         assert used is not None
         hidden, _ = run_layers(self, hidden, used, norm_first=False, first=self.first)
-        total = jnp.sum(hidden * used[:, None], axis=0)
-        return total * jax.lax.rsqrt(jnp.maximum(jnp.sum(total**2), 1e-12))
+        return mean_of_tokens(hidden, used)
+
+
+def mean_of_tokens(hidden: jax.Array, used: jax.Array) -> jax.Array:
+    """Returns the mean of the features (length, width) of used tokens, with norm 1."""
+    total = jnp.sum(hidden * used[:, None], axis=0)
+    return total * jax.lax.rsqrt(jnp.maximum(jnp.sum(total**2), 1e-12))
 
 
 class Gpt2(nn.Module):

@@ -13,13 +13,13 @@ import optax
 
 import dpoptax
 from dpoptax.users import UserTable
-from experiments.models.language import BertEncoder
+from experiments.text.encoder import LastProjection
 from experiments.text.gauge import gauge_free
 
 Params = dict[str, Any]
 Columns = dict[str, np.ndarray]
 _CHUNK = 200  # texts that are evaluated at once
-_PART = 64  # texts whose gradients are computed at once
+_PART = 256  # texts whose gradients are computed at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Problem:
     """Training and held-out texts as features.
 
     Attributes:
-        train: Columns of the training texts: "inputs", "labels", and "used" for LoRA.
+        train: Columns of the training texts: "inputs" and "labels"; for LoRA also "sums" and "used".
         owners: The owner of each training text.
         test: Columns of the held-out texts.
         classes: Number of classes.
-        encoder: The layers that LoRA corrects. None: inputs are the encoder's output.
+        encoder: The projection that LoRA corrects. None: inputs are the encoder's output.
         frozen: The published weights of the encoder.
     """
 
@@ -39,7 +39,7 @@ class Problem:
     owners: np.ndarray
     test: Columns
     classes: int
-    encoder: BertEncoder | None = None
+    encoder: LastProjection | None = None
     frozen: Any = ()
 
     def holding_out(self, share: float) -> "Problem":
@@ -110,13 +110,14 @@ def start_head(width: int, classes: int) -> Params:
 
 
 def logits(
-    encoder: BertEncoder | None, params: Params, example: Mapping[str, Any], frozen: Any
+    encoder: LastProjection | None, params: Params, example: Mapping[str, Any], frozen: Any
 ) -> jax.Array:
     """Returns the logits (classes,) of one text."""
     hidden = jnp.asarray(example["inputs"], jnp.float32)
     if encoder is not None:
         variables = {"params": params["lora"], "frozen": frozen}
-        hidden = jnp.asarray(encoder.apply(variables, hidden, example["used"]))
+        given = hidden, example["sums"], example["used"]
+        hidden = jnp.asarray(encoder.apply(variables, *given))
     return hidden @ params["head"]["kernel"] + params["head"]["bias"]
 
 
@@ -195,7 +196,7 @@ def accuracy(problem: Problem, params: Params) -> float:
 
 @functools.cache
 def _gradient(
-    encoder: BertEncoder | None, clip: float, lora_clip: float, private: bool
+    encoder: LastProjection | None, clip: float, lora_clip: float, private: bool
 ) -> Callable[..., Any]:
     """Returns the compiled gradient of a part of a batch: a clipped sum, or a mean."""
     clips: Any = clip if encoder is None else _clips(clip, lora_clip)
