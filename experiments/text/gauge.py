@@ -69,7 +69,7 @@ def gauge_free(inner: optax.GradientTransformation) -> optax.GradientTransformat
 
 
 def gauge_factors(params: Params) -> Any:
-    """Returns a factor of the linear map for each parameter; 1 for all except "lora_a", "lora_b"."""
+    """Returns a factor of the linear map for each parameter; it is 1 except for LoRA's A and B."""
 
     def visit(tree: Any) -> Any:
         if not isinstance(tree, dict):

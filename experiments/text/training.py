@@ -27,7 +27,7 @@ class Problem:
     """Training and held-out texts as features.
 
     Attributes:
-        train: Columns of the training texts: "inputs" and "labels"; for LoRA also "sums" and "used".
+        train: Columns of the training texts: "inputs" and "labels", and for LoRA "sums" and "used".
         owners: The owner of each training text.
         test: Columns of the held-out texts.
         classes: Number of classes.

@@ -1,6 +1,8 @@
 """Tests of text classification with a published encoder, at toy size."""
 
+import dataclasses
 import importlib.util
+import json
 import zipfile
 from pathlib import Path
 
@@ -11,11 +13,20 @@ import optax
 import pytest
 
 import dpoptax
+from experiments.command_line import main
 from experiments.models.language import BertEncoder
+from experiments.models.pretrained import save_model
 from experiments.models.transformer import Lora
-from experiments.text import texts
-from experiments.text.encoder import load_encoder, tokenize
+from experiments.text import recipe, texts
+from experiments.text.encoder import (
+    LastProjection,
+    features,
+    fetch_minilm,
+    load_encoder,
+    tokenize,
+)
 from experiments.text.gauge import gauge_factors, gauge_free, split_start
+from experiments.text.training import Settings
 
 pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
@@ -43,6 +54,24 @@ def test_upper_layers_continue_lower_ones():
     np.testing.assert_allclose(upper.apply(variables, hidden, row != 0), whole, atol=1e-6)
     longer = encoder.apply(variables, jnp.pad(row, (0, 3)))
     np.testing.assert_allclose(longer, whole, atol=1e-6)
+
+
+def test_last_projection_continues_cached_features():
+    encoder = BertEncoder(20, 8, 2, 2, 16, 10, lora=Lora(3, 3.0, ("output",)))
+    tokens = np.array([[1, 5, 7, 2, 0, 0], [1, 4, 2, 0, 0, 0]])
+    variables = encoder.init(jax.random.key(0), tokens[0])
+    a, b = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(16, 3), (3, 8)])
+    )
+    cached = features(encoder, variables, tokens, a)
+    variables["params"]["layer_1"]["output"] = {"lora_a": a, "lora_b": b}
+    frozen = {"output_norm": variables["frozen"]["layer_1"]["output_norm"]}
+    last = LastProjection(3, frozen_a=True, width=8)
+    for row, inputs, sums, used in zip(tokens, *cached[:3], strict=True):
+        found = last.apply({"params": {"lora_b": b}, "frozen": frozen}, inputs, sums, used)
+        np.testing.assert_allclose(found, encoder.apply(variables, row), atol=5e-3)
+        start = last.apply({"params": {"lora_b": 0 * b}, "frozen": frozen}, inputs, sums, used)
+        assert np.abs(start - found).max() > 0.1
 
 
 PHRASES = [
@@ -150,3 +179,80 @@ def test_start_with_full_factors_computes_the_same():
     assert all(jnp.abs(x).max() > 0.01 for x in jax.tree.leaves(lora))
     found = encoder.apply({"params": lora, "frozen": frozen}, row)
     np.testing.assert_allclose(found, encoder.apply(variables, row), atol=1e-5)
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "plot", "goal", "the", "a"]
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Returns folders of toy texts and of a toy encoder, with short settings."""
+    model = fetch_minilm_folder(tmp_path)
+    encoder = BertEncoder(len(WORDS), 8, 2, 2, 16, 64)
+    save_model(model, encoder, encoder.init(jax.random.key(0), jnp.zeros(4, int)))
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = [(name, WORDS.index(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=special
+    )
+    tokenizer.save(str(model / "tokenizer.json"))
+    news = "".join(f'the match {i}\tSports\n"a ""plot"" {i}"\tWorld\n' for i in range(30))
+    for split in ("dev", "test"):
+        (tmp_path / f"agnews_{split}.tsv").write_text(news, encoding="utf-8")
+    phrases = "".join(
+        f"a good film {i} .\t1\ngood film {i}\t1\nbad plot {i}\t0\n" for i in range(30)
+    )
+    for split in ("train", "dev", "test"):
+        text = f"sentence\tlabel\n{phrases}"
+        (tmp_path / f"SST-2_{split}.tsv").write_text(text, encoding="utf-8")
+    short = recipe.Recipe(Settings(4, 10, 0.1), Settings(3, 10, 0.1, lora_rate=0.1))
+    monkeypatch.setattr(recipe, "recipe_of", lambda *_: short)
+    monkeypatch.setattr(recipe, "RANK", 4)
+    return tmp_path
+
+
+def fetch_minilm_folder(folder):
+    """Returns the folder where `fetch_minilm` looks for weights."""
+    made = folder / "cache" / "all-minilm-l6-v2"
+    made.mkdir(parents=True)
+    (made / "model.safetensors").touch()
+    assert fetch_minilm(folder / "cache") == made
+    return made
+
+
+def test_recipe_prints_guarantees_and_accuracies(toy, capsys):
+    output = toy / "runs.jsonl"
+    command = ["text", "--data-dir", str(toy), "--cache-dir", str(toy / "cache"), "--output"]
+    command += [str(output), "--epsilons", "3", "--seeds", "2"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "for one user with all of its records" in printed
+    assert "90 texts of 60 owners" in printed.replace("\n", " ")
+    assert "ε = 3" in printed
+    runs = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(runs) == 16
+    private = [run for run in runs if run["epsilon"]]
+    assert all(2.9 < run["spent"] <= 3.0 for run in private)
+    assert {run["spent"] for run in runs if not run["epsilon"]} == {None}
+    assert main(command) == 0  # finds all runs in the file
+    assert len(output.read_text().splitlines()) == 16
+
+
+def test_lora_is_trained_with_and_without_privacy(toy):
+    read = texts.read_texts("sst2", toy)
+    head, lora = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    settings = recipe.recipe_of("sst2", 60, 3.0)
+    for epsilon in (3.0, None):
+        trained = recipe.train_both(head, lora, settings, epsilon, seed=0)
+        assert jnp.abs(trained.params["lora"]["lora_b"]).max() > 0.01
+    kept = dataclasses.replace(settings, lora=dataclasses.replace(settings.lora, steps=1))
+    released = recipe.train_both(head, lora, kept, 3.0, seed=0).guarantee.releases
+    assert sorted(stage.number for stage in released) == [1, 4]
+
+
+def test_missing_texts_are_named(tmp_path):
+    with pytest.raises(texts.ConfigError, match="agnews_dev.tsv or agnews_dev.tsv.xz"):
+        texts.read_texts("agnews", tmp_path)
