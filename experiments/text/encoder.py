@@ -156,7 +156,7 @@ def last_layer(variables: Variables) -> str:
 
 
 def features(
-    encoder: BertEncoder, variables: Variables, tokens: np.ndarray, a: np.ndarray
+    encoder: BertEncoder, variables: Variables, tokens: np.ndarray, a: np.ndarray, kept: int
 ) -> Features:
     """Computes features with the published weights; LoRA's corrections must be zero.
 
@@ -165,21 +165,24 @@ def features(
         variables: Its variables.
         tokens: Rows of tokens, (texts, length).
         a: The frozen factor A, (hidden, rank).
+        kept: The number of tokens whose inputs and sums are kept.
     """
-    count, length = tokens.shape
+    count = len(tokens)
     padded = np.pad(tokens, ((0, -count % _CHUNK), (0, 0)))
-    shape = len(padded), length
+    shape = len(padded), kept
     inputs = np.empty((*shape, a.shape[1]), np.float16)
     sums = np.empty((*shape, encoder.width), np.float16)
     pooled = np.empty((len(padded), encoder.width), np.float32)
     for start in tqdm(range(0, len(padded), _CHUNK), unit="batch", leave=False):
         rows = slice(start, start + _CHUNK)
-        inputs[rows], sums[rows], pooled[rows] = _encode(encoder)(variables, padded[rows], a)
-    return Features(inputs[:count], sums[:count], tokens != encoder.padding, pooled[:count])
+        found = _encode(encoder, kept)(variables, padded[rows], a)
+        inputs[rows], sums[rows], pooled[rows] = found
+    used = tokens[:, :kept] != encoder.padding
+    return Features(inputs[:count], sums[:count], used, pooled[:count])
 
 
 @functools.cache
-def _encode(encoder: BertEncoder) -> Any:
+def _encode(encoder: BertEncoder, kept: int) -> Any:
     last = f"layer_{encoder.depth - 1}"
 
     def one(variables: Variables, row: jax.Array, a: jax.Array) -> tuple[jax.Array, ...]:
@@ -193,6 +196,6 @@ def _encode(encoder: BertEncoder) -> Any:
             sown["intermediates"][last][name]["__call__"][0] for name in _CAPTURED
         )
         inputs, sums = ACTIVATIONS[encoder.activation](raised) @ a, middle + projected
-        return inputs.astype(jnp.float16), sums.astype(jnp.float16), pooled
+        return inputs[:kept].astype(jnp.float16), sums[:kept].astype(jnp.float16), pooled
 
     return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))

@@ -27,11 +27,13 @@ from experiments.text.encoder import (
 )
 from experiments.text.texts import LENGTHS, Texts, read_texts
 from experiments.text.training import (
+    DELTA,
     Problem,
     Settings,
     Trained,
     accuracy,
     make_plan,
+    noise_multipliers,
     start_head,
     train,
 )
@@ -105,8 +107,9 @@ def run(given: TextArguments) -> str:
 
 def problems(model: Path, texts: Texts, name: str, cache_dir: Path) -> tuple[Problem, Problem]:
     """Returns the problems of a head alone, and of a head with LoRA below it."""
-    train_features = _cached(model, texts.texts, LENGTHS[name], cache_dir)
-    test_features = _cached(model, texts.test_texts, LENGTHS[name], cache_dir)
+    length, trained = LENGTHS[name]
+    train_features = _cached(model, texts.texts, (length, trained), cache_dir)
+    test_features = _cached(model, texts.test_texts, (length, length), cache_dir)
     _, variables = load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))
     layer = variables["frozen"][last_layer(variables)]
 
@@ -135,25 +138,32 @@ def train_both(
     probe: Problem, lora: Problem, recipe: Recipe, epsilon: float | None, *, seed: int
 ) -> Trained:
     """Trains the head, then head and LoRA, with one guarantee for both; None: not private."""
-    start: dict[str, Any] = {"head": start_head(probe.train["inputs"].shape[1], probe.classes)}
-    seeds = 2 * seed, 2 * seed + 1
     plan = None
     if epsilon is not None:
-        plan = make_plan(probe, recipe.probe, recipe.share * epsilon, seed=seeds[0])
-    first = train(probe, recipe.probe, start, seed=seeds[0], plan=plan)
+        parts = (recipe.probe, recipe.share * epsilon), (recipe.lora, epsilon)
+        noise = noise_multipliers(len(np.unique(probe.owners)), parts)
+        plan = make_plan(probe, recipe.probe, noise[0], seed=2 * seed)
+    first = train(probe, recipe.probe, _start(probe), seed=2 * seed, plan=plan)
     if epsilon is not None:
-        plan = make_plan(lora, recipe.lora, epsilon, seed=seeds[1], also=[first.guarantee])
+        also = [first.guarantee]
+        plan = make_plan(lora, recipe.lora, noise[1], seed=2 * seed + 1, also=also)
     assert lora.encoder is not None
     b = jnp.zeros((lora.encoder.rank, lora.encoder.width))
     begun = {"head": first.params["head"], "lora": {"lora_b": b}}
-    return train(lora, recipe.lora, begun, seed=seeds[1], plan=plan)
+    return train(lora, recipe.lora, begun, seed=2 * seed + 1, plan=plan)
 
 
 def train_head(probe: Problem, recipe: Recipe, epsilon: float | None, *, seed: int) -> Trained:
     """Trains the head alone; None: not private."""
-    start = {"head": start_head(probe.train["inputs"].shape[1], probe.classes)}
-    plan = None if epsilon is None else make_plan(probe, recipe.probe, epsilon, seed=seed)
-    return train(probe, recipe.probe, start, seed=seed, plan=plan)
+    plan = None
+    if epsilon is not None:
+        (noise,) = noise_multipliers(len(np.unique(probe.owners)), ((recipe.probe, epsilon),))
+        plan = make_plan(probe, recipe.probe, noise, seed=2 * seed)
+    return train(probe, recipe.probe, _start(probe), seed=2 * seed, plan=plan)
+
+
+def _start(probe: Problem) -> dict[str, Any]:
+    return {"head": start_head(probe.train["inputs"].shape[1], probe.classes)}
 
 
 def _runs(
@@ -164,7 +174,7 @@ def _runs(
     if given.output.is_file():
         lines = given.output.read_text(encoding="utf-8").splitlines()
         known = {_key(record): record for record in map(json.loads, lines)}
-    for epsilon, arm, seed in itertools.product((*given.epsilons, None), ARMS, range(given.seeds)):
+    for seed, epsilon, arm in itertools.product(range(given.seeds), (*given.epsilons, None), ARMS):
         recipe = recipe_of(name, owners, epsilon)
         record = {"data": name, "arm": arm, "epsilon": epsilon, "seed": seed}
         if (found := known.get(_key(record))) is None:
@@ -174,7 +184,7 @@ def _runs(
             else:
                 trained = train_both(probe, lora, recipe, epsilon, seed=seed)
                 problem = lora
-            spent = None if trained.guarantee is None else trained.guarantee.epsilon(1e-5)
+            spent = None if trained.guarantee is None else trained.guarantee.epsilon(DELTA)
             found = {
                 **record,
                 "accuracy": accuracy(problem, trained.params),
@@ -218,15 +228,16 @@ def _described(probe: Problem, rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _cached(model: Path, texts: Any, length: int, folder: Path) -> Features:
-    """Returns features of texts, kept in `folder`."""
-    digest = hashlib.sha256("\n".join((str(length), str(RANK), *texts)).encode()).hexdigest()
+def _cached(model: Path, texts: Any, lengths: tuple[int, int], folder: Path) -> Features:
+    """Returns features of texts, kept in `folder`, of the first `lengths[1]` tokens."""
+    parts = (*map(str, lengths), str(RANK), *texts)
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     path = folder / f"features-{digest[:16]}.npz"
     if path.is_file():
         with np.load(path) as stored:
             return Features(**stored)
     encoder, variables = load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))
     a = public_directions(variables, RANK)
-    found = features(encoder, variables, tokenize(model, texts, length), a)
+    found = features(encoder, variables, tokenize(model, texts, lengths[0]), a, lengths[1])
     np.savez(path, **found._asdict())
     return found

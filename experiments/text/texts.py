@@ -17,8 +17,8 @@ _FILES = {
     "agnews": (("agnews_dev",), "agnews_test"),
     "sst2": (("SST-2_train", "SST-2_dev"), "SST-2_test"),
 }
-LENGTHS = {"agnews": 48, "sst2": 32}
-"""Tokens per text. Longer texts are cut."""
+LENGTHS = {"agnews": (48, 32), "sst2": (32, 24)}
+"""Tokens per text, and how many of them LoRA sees in training. Longer texts are cut."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Texts:
     unit: str
 
 
-def read_texts(name: str, folder: Path, *, per_owner: int = 4) -> Texts:
+def read_texts(name: str, folder: Path, *, per_owner: int = 2) -> Texts:
     """Reads the files of "agnews" or "sst2" in `folder`, compressed or not.
 
     A news item of AG News owns itself. A sentence of SST-2 owns its phrases; see `phrase_owners`.

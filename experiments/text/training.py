@@ -18,6 +18,7 @@ from experiments.text.gauge import gauge_free
 
 Params = dict[str, Any]
 Columns = dict[str, np.ndarray]
+DELTA = 1e-5
 _CHUNK = 200  # texts that are evaluated at once
 _PART = 256  # texts whose gradients are computed at once
 
@@ -165,18 +166,44 @@ def train(
 
 
 def make_plan(
-    problem: Problem, settings: Settings, epsilon: float, *, seed: int, also: Any = ()
+    problem: Problem, settings: Settings, noise_multiplier: float, *, seed: int, also: Any = ()
 ) -> dpoptax.PrivacyPlan:
-    """Returns a plan for Poisson samples of owners that spends `epsilon`, with `also`."""
+    """Returns a plan for Poisson samples of owners, after other releases."""
     table = UserTable(problem.owners, records_per_user=1, seed=seed)
-    sampler = table.sampler(
-        dpoptax.sampling.PoissonSampler,
-        batch_size=settings.batch,
-        seed=seed,
-    )
+    kind = dpoptax.sampling.PoissonSampler
+    sampler = table.sampler(kind, batch_size=settings.batch, seed=seed)
     return dpoptax.PrivacyPlan(
-        sampler=sampler, steps=settings.steps, epsilon=epsilon, delta=1e-5, also=also
+        sampler=sampler,
+        steps=settings.steps,
+        noise_multiplier=noise_multiplier,
+        delta=DELTA,
+        also=also,
     )
+
+
+@functools.cache
+def noise_multipliers(owners: int, parts: tuple[tuple[Settings, float], ...]) -> tuple[float, ...]:
+    """Returns σ of several runs one after the other.
+
+    Args:
+        owners: Number of owners.
+        parts: The settings of each run, and the ε that all runs up to it may spend together.
+    """
+    found: list[float] = []
+    also: list[Any] = []
+    for settings, epsilon in parts:
+        plan = dpoptax.PrivacyPlan(
+            dataset_size=owners,
+            batch_size=settings.batch,
+            steps=settings.steps,
+            epsilon=epsilon,
+            delta=DELTA,
+            also=also,
+        )
+        noise: Any = plan.noise_multiplier
+        found.append(noise)
+        also = [plan.guarantee()]
+    return tuple(found)
 
 
 def accuracy(problem: Problem, params: Params) -> float:

@@ -63,7 +63,7 @@ def test_last_projection_continues_cached_features():
     a, b = (
         jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(16, 3), (3, 8)])
     )
-    cached = features(encoder, variables, tokens, a)
+    cached = features(encoder, variables, tokens, a, 6)
     variables["params"]["layer_1"]["output"] = {"lora_a": a, "lora_b": b}
     frozen = {"output_norm": variables["frozen"]["layer_1"]["output_norm"]}
     last = LastProjection(3, frozen_a=True, width=8)
