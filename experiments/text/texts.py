@@ -1,6 +1,5 @@
 """Reads AG News and SST-2, and the sentence that owns each phrase of SST-2."""
 
-import collections
 import csv
 import dataclasses
 import io
@@ -33,7 +32,6 @@ class Texts:
         test_texts: The texts of the published test split.
         test_labels: Their classes.
         classes: Number of classes.
-        unit: An owner, in words.
     """
 
     texts: Sequence[str]
@@ -42,7 +40,6 @@ class Texts:
     test_texts: Sequence[str]
     test_labels: np.ndarray
     classes: int
-    unit: str
 
 
 def read_texts(name: str, folder: Path, *, per_owner: int = 2) -> Texts:
@@ -66,13 +63,13 @@ def read_texts(name: str, folder: Path, *, per_owner: int = 2) -> Texts:
     test_texts, test_labels = zip(*read(_text(folder, test_file)), strict=True)
     test = np.array(test_labels, np.int32)
     if name == "agnews":
-        texts, labels = zip(*rows, strict=True)
+        texts, topics = zip(*rows, strict=True)
         owners = np.arange(len(texts))
-        return Texts(texts, np.array(labels, np.int32), owners, test_texts, test, 4, "news item")
+        return Texts(texts, np.array(topics, np.int32), owners, test_texts, test, len(TOPICS))
     found = dict(rows)  # a phrase that is listed twice has one label
     phrases, owners = phrase_owners(list(found), per_owner)
     labels = np.array([found[phrase] for phrase in phrases], np.int32)
-    return Texts(phrases, labels, owners, test_texts, test, 2, "sentence with its phrases")
+    return Texts(phrases, labels, owners, test_texts, test, 2)
 
 
 def phrase_owners(phrases: Sequence[str], per_owner: int) -> tuple[list[str], np.ndarray]:
@@ -100,11 +97,6 @@ def phrase_owners(phrases: Sequence[str], per_owner: int) -> tuple[list[str], np
         texts += [words[phrase] for phrase in kept]
         owners += [number] * len(kept)
     return texts, np.array(owners)
-
-
-def owner_counts(owners: np.ndarray) -> dict[int, int]:
-    """Returns the number of owners by their number of texts."""
-    return dict(sorted(collections.Counter(np.unique(owners, return_counts=True)[1]).items()))
 
 
 def _read_news(text: str) -> list[tuple[str, int]]:
