@@ -47,7 +47,7 @@ class Recipe:
     """The tuned settings of a data set at one ε.
 
     Attributes:
-        probe: Steps that train the head alone.
+        probe: Steps that train only the head.
         lora: Steps that then train head and LoRA.
         share: The ε of the head, as a share of the whole ε, if LoRA follows.
     """
@@ -57,7 +57,7 @@ class Recipe:
     share: float = 0.5
 
 
-ARMS = {"head": "head alone", "lora": "head, then LoRA with frozen A"}
+ARMS = {"head": "head", "lora": "head, then LoRA with frozen A"}
 """The ways to train, and their names in the table."""
 
 
@@ -67,9 +67,10 @@ def recipe_of(name: str, owners: int, epsilon: float | None) -> Recipe:
         rate = {"agnews": 0.05, "sst2": 0.02}[name]
     else:
         rate = 0.2 if name == "agnews" and epsilon > 2 else 0.1
+    lora_rate = 0.003 if epsilon is not None and epsilon < 2 else 0.01
     return Recipe(
         probe=Settings(100, owners // 4, rate, clip=0.3),
-        lora=Settings(40, min(512, owners // 4), 0.02, clip=0.3, lora_rate=0.01, lora_clip=0.3),
+        lora=Settings(40, min(512, owners // 4), 0.02, 0.3, lora_rate, lora_clip=0.3),
     )
 
 
@@ -110,7 +111,7 @@ def run(given: TextArguments) -> str:
 
 
 def problems(model: Path, texts: Texts, name: str, cache_dir: Path) -> tuple[Problem, Problem]:
-    """Returns the problems of a head alone, and of a head with LoRA below it."""
+    """Returns the problems of a head, and of a head with LoRA below it."""
     length, trained = LENGTHS[name]
     train_features = _cached(model, texts.texts, (length, trained), cache_dir)
     test_features = _cached(model, texts.test_texts, (length, length), cache_dir)
@@ -141,7 +142,7 @@ def problems(model: Path, texts: Texts, name: str, cache_dir: Path) -> tuple[Pro
 def train_both(
     probe: Problem, lora: Problem, recipe: Recipe, epsilon: float | None, *, seed: int
 ) -> Trained:
-    """Trains the head, then head and LoRA, with one guarantee for both; None: not private."""
+    """Trains the head, then head and LoRA, with one guarantee for both."""
     plan = None
     if epsilon is not None:
         parts = (recipe.probe, recipe.share * epsilon), (recipe.lora, epsilon)
@@ -158,7 +159,7 @@ def train_both(
 
 
 def train_head(probe: Problem, recipe: Recipe, epsilon: float | None, *, seed: int) -> Trained:
-    """Trains the head alone; None: not private."""
+    """Trains only the head; without privacy if `epsilon` is None."""
     plan = None
     if epsilon is not None:
         (noise,) = noise_multipliers(len(np.unique(probe.owners)), ((recipe.probe, epsilon),))

@@ -316,7 +316,7 @@ def _batches(
 
 
 def _split_factors(params: Params) -> tuple[Params, Params]:
-    """Returns the parameters without LoRA's A, and A alone."""
+    """Returns the parameters without LoRA's A, and those of A."""
     if not isinstance(params, dict):
         return params, {}
     kept, fixed = {}, {}
