@@ -67,10 +67,18 @@ def recipe_of(name: str, owners: int, epsilon: float | None) -> Recipe:
         rate = {"agnews": 0.05, "sst2": 0.02}[name]
     else:
         rate = 0.2 if name == "agnews" and epsilon > 2 else 0.1
-    lora_rate = 0.003 if epsilon is not None and epsilon < 2 else 0.01
+    small = epsilon is not None and epsilon < 2
     return Recipe(
         probe=Settings(100, owners // 4, rate, clip=0.3),
-        lora=Settings(40, min(512, owners // 4), 0.02, 0.3, lora_rate, lora_clip=0.3),
+        lora=Settings(
+            steps=40,
+            batch=min(512, owners // 4),
+            rate=0.005 if small else 0.02,
+            clip=0.3,
+            lora_rate=0.001 if small else 0.01,
+            lora_clip=0.3,
+        ),
+        share=0.8 if small else 0.5,
     )
 
 
