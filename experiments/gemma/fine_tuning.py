@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import lzma
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,10 @@ import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing import MembershipReport, membership_report
 from dpoptax.integrations.tunix import PrivateTrainer, guarantee, plan_batches
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.run.records import markdown_table
 from experiments.gemma import weights
 from experiments.gemma.tokenizer import PADDING, Tokenizer
-
-_SEEN, _HELD_OUT = "agnews_dev", "agnews_test"
+from experiments.text.texts import read_texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +87,6 @@ class Outcome:
     guarantee: Guarantee | None
     noise_multiplier: float
     minutes: float
-
-
-def read_news(folder: Path, name: str) -> list[str]:
-    """Returns the texts of a file of AG News, without their topics."""
-    plain, packed = folder / f"{name}.tsv", folder / f"{name}.tsv.xz"
-    if plain.is_file():
-        text = plain.read_text(encoding="utf-8")
-    elif packed.is_file():
-        text = lzma.decompress(packed.read_bytes()).decode("utf-8")
-    else:
-        raise ConfigError(
-            f"`data_dir` must contain {plain.name} or {packed.name}, got {str(folder)!r}."
-        )
-    return [line.partition("\t")[0] for line in text.splitlines() if line]
 
 
 def make_canaries(number: int, seed: int) -> tuple[list[str], np.ndarray]:
@@ -238,11 +221,11 @@ def measure(given: LanguageArguments) -> str:
     reader = weights.open_file()
     tokenizer = weights.read_tokenizer(reader)
     canaries, planted = make_canaries(given.canaries, given.seed)
-    texts = read_news(given.data_dir, _SEEN)[: given.examples]
+    news = read_texts("agnews", given.data_dir)
+    texts = list(news.texts[: given.examples])
     texts += [text for text, chosen in zip(canaries, planted, strict=True) if chosen]
     rows = make_rows(tokenizer, texts, given.length)
-    news = read_news(given.data_dir, _HELD_OUT)[: given.held_out]
-    held_out = make_rows(tokenizer, news, given.length)
+    held_out = make_rows(tokenizer, news.test_texts[: given.held_out], given.length)
     canary_rows = make_rows(tokenizer, canaries, given.length)
     model = make_model(given, weights.read_weights(reader))
     untrained = jax.tree.map(np.asarray, nnx.state(model, nnx.LoRAParam))
@@ -288,7 +271,7 @@ def _page(
     )
     parts = [
         "# Gemma 3 270M on news",
-        f"    python -m experiments language --data-dir DATA --output FILE {options}".rstrip(),
+        f"    {weights.COMMAND} --data-dir DATA --output FILE {options}".rstrip(),
         f"Computed on {datetime.date.today()}, with JAX {jax.__version__} on "
         f"{jax.devices()[0].device_kind}. One run for each row: {given.steps} steps of "
         f"{given.batch_size} texts on average, out of {given.examples} news items and "

@@ -166,6 +166,7 @@ def run_layers(
     joint: bool = False,
     past: tuple[Past, ...] | None = None,
     position: Any = 0,
+    first: int = 0,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """Runs the layers of a model from within its call, and sows inputs and outputs.
 
@@ -179,6 +180,7 @@ def run_layers(
         past: Keys and values of earlier tokens for each layer, with room for those of `hidden`.
             None: no earlier tokens.
         position: Number of the first row of `hidden` in `past`.
+        first: Number of the first layer. Layers below it are left out.
 
     Returns:
         The features after the last layer, and `past` with the new keys and values.
@@ -186,7 +188,8 @@ def run_layers(
     model.sow("intermediates", "hidden", hidden)
     fields = (model.heads, model.hidden, model.epsilon, model.activation, model.lora)
     grown = []
-    for i, before in enumerate(past or (None,) * model.depth):
+    for i in range(first, model.depth):
+        before = None if past is None else past[i]
         layer = _Layer(*fields, norm_first, joint, name=f"layer_{i}")
         hidden, after = layer(hidden, seen, before, position)
         model.sow("intermediates", "hidden", hidden)

@@ -5,7 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from experiments.models.language import Gpt2, RobertaClassifier
+from experiments.models.language import BertEncoder, Gpt2, RobertaClassifier
 from experiments.models.vision import VitClassifier
 
 
@@ -81,6 +81,34 @@ FORMATS: dict[type[nn.Module], Format] = {
         prefix="roberta.",
         head="classifier.",
         unused=r"lm_head\..*|(roberta\.)?(pooler\..*|embeddings\.position_ids)",
+        transposed=True,
+    ),
+    BertEncoder: Format(
+        model_type="bert",
+        architecture="BertModel",
+        fields={
+            **_BERT_FIELDS,
+            "vocab_size": "vocab_size",
+            "positions": "max_position_embeddings",
+            "types": "type_vocab_size",
+            "padding": "pad_token_id",
+        },
+        fixed={"position_embedding_type": "absolute"},
+        names={
+            **_BERT_NAMES,
+            "word_embeddings": "embeddings.word_embeddings",
+            "position_embeddings": "embeddings.position_embeddings",
+            "token_type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+            "query": "attention.self.query",
+            "key": "attention.self.key",
+            "value": "attention.self.value",
+            "attention_norm": "attention.output.LayerNorm",
+            "output_norm": "output.LayerNorm",
+        },
+        prefix="bert.",
+        head=None,
+        unused=r"(bert\.)?(pooler\..*|embeddings\.position_ids)",
         transposed=True,
     ),
     Gpt2: Format(

@@ -1,0 +1,1 @@
+"""Classifies texts privately with a published sentence encoder."""

