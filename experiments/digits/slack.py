@@ -108,8 +108,8 @@ def split_mnist(data_dir: Path) -> Split:
     data = load_mnist(data_dir, "mnist", ("mnist", "MNIST/raw"))
     columns = []
     for part in (data.train, data.test):
-        images = np.asarray(part.inputs).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4))
-        columns.append((images.reshape(-1, 196), np.asarray(part.labels, np.int32)))
+        images = np.asarray(part["inputs"]).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4))
+        columns.append((images.reshape(-1, 196), np.asarray(part["labels"], np.int32)))
     (inputs, labels), test = columns
     pieces = [(inputs[s], labels[s]) for s in map(slice, (0, 0, 55_000), (0, 55_000, None))]
     return Split(*pieces, test)
