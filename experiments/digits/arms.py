@@ -41,6 +41,7 @@ class Arm:
         optimizer: Returns the optax chain after the noise for the settings.
         start: Changes the initial parameters before the private steps.
         clip: The clip of each example's gradient.
+        grad_fn: Returns the clipped sum of `loss_fn`; by default by `clipped_grad`.
     """
 
     ranges: Mapping[str, tuple[float, float]]
@@ -48,6 +49,7 @@ class Arm:
     optimizer: Callable[[Settings], optax.GradientTransformation]
     start: Callable[[Params, Settings], Params] = lambda params, _: params
     clip: dpoptax.Clip = dpoptax.l2_clip(1.0)
+    grad_fn: Callable[..., Any] | None = None
 
 
 class Result(NamedTuple):
@@ -115,7 +117,7 @@ def measure(arm: Arm, split: Split, *, trials: int, seeds: int) -> Result:
 
 def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[np.ndarray, ...]]:
     """Returns a function from settings and seeds to accuracies in percent."""
-    grad_fn = dpoptax.clipped_grad(loss_fn, arm.clip)
+    grad_fn = arm.grad_fn or dpoptax.clipped_grad(loss_fn, arm.clip)
     noise = None if arm.plan is None else arm.plan.noise(jax.random.key(0), clip=arm.clip)
 
     def run(settings: Settings, params: Params, state: Any, samples: Any, data: Split) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import dpoptax
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
 from experiments.digits import slack
+from experiments.digits.arms import initial_params, loss_fn, split_digits
 
 CLIP = slack.slack_clip(1.0)
 LOW, HIGH = 0.125, 0.75
@@ -97,3 +98,16 @@ def test_release_costs_as_much_as_that_of_a_fixed_bound():
     ]
     assert ledgers[0].mechanism == ledgers[1].mechanism
     assert CLIP.sensitivity == 1.0
+
+
+@pytest.mark.parametrize("bound", [3.0, 36.0])
+def test_sum_by_hand_is_that_of_clipped_grad(bound):
+    inputs, labels = split_digits().private
+    rows, mask = (inputs[:40], labels[:40]), np.arange(40) < 33
+    params, reference = initial_params(jax.random.key(0)), jnp.float32(bound)
+    points = dpoptax.GradientPoints((params,), (1.0,), reference=reference)
+    found = slack.slack_sum(CLIP, points, rows, mask).sum
+    want = dpoptax.clipped_grad(loss_fn, CLIP)(points, rows, mask).sum
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    assert np.all(found.count > 0) == (bound > 30)
