@@ -19,14 +19,15 @@ def _candidates(library, batch_size):
     return sizes if library.startswith("dpoptax") else sizes[1:] or [batch_size]
 
 
-def _problem(name, options):
+def problem_named(name, options):
+    """Returns a model of `benchmarks` or of `tests/models`."""
     ours = MODELS | NETWORKS
     return ours[name](**options) if name in ours else third_party_problem(name)
 
 
 def build(request):
     """Returns the step and its compile seconds, or the tuned micro-batch size only."""
-    problem = _problem(request["model"], request["options"])
+    problem = problem_named(request["model"], request["options"])
     batch_size = request["batch_size"]
     batch = jax.block_until_ready(problem.make_batch(batch_size))
 

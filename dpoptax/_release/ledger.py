@@ -172,7 +172,7 @@ def check_state(state: LedgerState, mechanism: Mechanism) -> None:
         )
 
 
-def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
+def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array | np.bool_) -> jax.Array:
     """Returns the reasons to refuse a release, including earlier reasons.
 
     The reasons are bits of a uint32; 0 for none.
@@ -195,7 +195,11 @@ def refusals_so_far(state: LedgerState) -> int:
 
 
 def _refusals(
-    count: jax.Array, key: jax.Array, imprint: Imprint, values: np.ndarray, intact: jax.Array
+    count: jax.Array,
+    key: jax.Array,
+    imprint: Imprint,
+    values: np.ndarray,
+    intact: jax.Array | np.bool_,
 ) -> jax.Array:
     sound = {
         CHANGED_SUM: intact,

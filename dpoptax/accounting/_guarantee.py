@@ -320,12 +320,15 @@ class Guarantee:
         settings: str = BLANK,
         publications: str = BLANK,
         batches: str = BLANK,
+        model: str = BLANK,
+        signature: str = BLANK,
     ) -> str:
-        """Returns three paragraphs for readers without mathematics, and the table for experts.
+        """Returns sections for readers without mathematics, and the table for experts.
 
-        The paragraphs describe the unit of protection, its strength with an example of an attack,
-        and all assumptions. The arguments fill blanks that dpoptax cannot fill. `fit` with a
-        `workdir` and `dpoptax train` write the text to statement.txt.
+        The sections name what the statement is about, the unit of protection, its strength with an
+        example of an attack, and all assumptions. The arguments fill blanks that dpoptax cannot
+        fill. `fit` with a `workdir`, `dpoptax train` and `dpoptax sweep` write the text to
+        statement.txt.
 
         Args:
           owners: the largest number of examples of one person; for users, what a user is.
@@ -333,11 +336,13 @@ class Guarantee:
           settings: how the settings of the training were chosen.
           publications: all other results from the same data that somebody has seen.
           batches: who confirms that the sampler drew the batches. Unused if `drawn`.
+          model: name, file and checksum of the published model.
+          signature: date, name and signature of the person who filled in the blanks.
 
         >>> import dp_accounting
         >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
-        >>> print(Guarantee(event).statement(owners="1").splitlines()[0][:47])
-        This is the plan of a training, not its result.
+        >>> print(Guarantee(event).statement(owners="1").splitlines()[0])
+        What this statement is about
         """
         from dpoptax.accounting._plain_statement import plain_statement
 
@@ -349,6 +354,8 @@ class Guarantee:
             settings=settings,
             publications=publications,
             batches=batches,
+            model=model,
+            signature=signature,
         )
         return f"{plain}\n\nFor experts:\n\n{_statement.statement_text(values)}\n"
 

@@ -3,7 +3,7 @@
 import decimal
 import fractions
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up
@@ -48,52 +48,68 @@ def plain_statement(
     settings: str,
     publications: str,
     batches: str,
+    model: str,
+    signature: str,
 ) -> str:
-    """Returns three paragraphs on `Guarantee.to_dict()`: the unit, the strength, the assumptions.
+    """Returns sections on `Guarantee.to_dict()`: the unit, the strength, the assumptions.
 
     Numbers are rounded against the claim, as in the statement for experts.
     """
     unit, relation, records = (values[k] for k in ("unit", "neighboring_relation", "records"))
-    protects, noun = _UNITS[unit], unit
-    if records > 1:
-        noun = f"group of {records} {unit}s"
-        protects = f"any {noun}, such as all rows of one person. Rows of one person, at most: "
-    planned = all(stage["generator"] is None for stage in values["releases"])
-    protected = (
-        ("This is the plan of a training, not its result. " if planned else "")
-        + f"What is protected. The unit of protection is {protects}{owners}. The training used "
-        "random numbers, so a repetition would give other results. The guarantee limits how much "
-        f"the chance of any result can depend on {_CHANGES[relation].format(noun)}. It covers "
-        "everything that can be computed from the published results, by anyone, with any other "
-        "knowledge and at any later time. It does not prevent conclusions that the data of others "
-        "allow."
-    )
     if not math.isfinite(values["epsilon"]):
         return (
             f"There is no protection. A guarantee would be about {unit}s, but no strength can be "
             "stated for this run: it added no noise, or noise without a proof. Its results may "
             "reveal the training data, and must not be published as private."
         )
-    return "\n\n".join(
-        [
-            protected,
-            _strength(values["epsilon"], values["delta"], values["attack_success"], noun, relation),
-            " ".join(
-                [
-                    "What it assumes.",
-                    _secrets(values["releases"]),
-                    _batches(values, batches),
-                    _arithmetic(values["releases"]),
-                    _others(values["other_events"], publications),
-                    "If settings of the training were chosen by comparing results on the protected "
-                    "data, this choice can reveal more, and the numbers above do not include it. "
-                    f"How the settings were chosen: {settings}.",
-                    "Data that were treated as public are not protected, such as those behind an "
-                    f"earlier model, or those used for tests. These data: {public_data}.",
-                ]
-            ),
-        ]
+    protects, noun = _UNITS[unit], unit
+    if records > 1:
+        noun = f"group of {records} {unit}s"
+        protects = f"any {noun}, such as all rows of one person. Rows of one person, at most: "
+    assumed = (
+        _secrets(values["releases"]),
+        _batches(values, batches),
+        _arithmetic(values["releases"]),
+        _others(values["other_events"], publications),
+        "Choosing settings by comparing results on the protected data can reveal more. The numbers "
+        f"above do not include this, unless it is said here. How they were chosen: {settings}.",
+        "Data that were treated as public are not protected, such as those behind an earlier "
+        f"model, or those used for tests. These data: {public_data}.",
     )
+    sections = {
+        "What this statement is about": (
+            f"{_subject(values['releases'])}\n\n"
+            + _listed((f"Model, with its file: {model}", f"Date, name, signature: {signature}"))
+        ),
+        "What is protected": (
+            f"The unit of protection is {protects}{owners}.\n\n"
+            "The training used random numbers, so a repetition would give other results. The "
+            "guarantee limits how much the chance of any result can depend on "
+            f"{_CHANGES[relation].format(noun)}. It covers everything that can be computed from "
+            "the published results, by anyone, with any other knowledge and at any later time. It "
+            "does not prevent conclusions that the data of others allow."
+        ),
+        "How strong the protection is": _strength(
+            values["epsilon"], values["delta"], values["attack_success"], noun, relation
+        ),
+        "What it assumes": _listed(filter(None, assumed)),
+    }
+    return "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items())
+
+
+def _subject(releases: Sequence[Mapping[str, Any]]) -> str:
+    if not releases:
+        return (
+            "It is about one or several uses of the data together. It does not describe each of "
+            "them."
+        )
+    if all(stage["generator"] is None for stage in releases):
+        return "It is about the plan of a training, not about its result."
+    return "It is about a finished training."
+
+
+def _listed(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
 
 
 def _strength(epsilon: float, delta: float, success: float, noun: str, relation: str) -> str:
@@ -102,15 +118,15 @@ def _strength(epsilon: float, delta: float, success: float, noun: str, relation:
     wrong = round(_ATTACKED * FALSE_POSITIVE_RATE)
     right = min(_ATTACKED, math.ceil(_ATTACKED * success))
     text = (
-        f"How strong the protection is. Two numbers measure it, ε (epsilon) = {round_up(epsilon)} "
-        f"and δ (delta) = {_delta_text(delta)}; smaller is stronger. Whatever somebody concludes "
-        f"from the results, the chance of this conclusion is at most {_factor(epsilon)} times as "
-        f"large {_COMPARED[relation].format(noun)}, and the other way round, plus at most "
-        f"{_delta_text(delta)}. For example, an attacker knows all other data, may use any method, "
-        f"and wants to find {plural} that were {inside}. Of {_ATTACKED:,} that were {outside}, the "
-        f"attacker wrongly names {wrong} on average. Then of {_ATTACKED:,} that were {inside}, the "
-        f"attacker names at most {right:,} on average. Guessing without the results would name "
-        f"{wrong}."
+        f"Two numbers measure it, ε (epsilon) = {round_up(epsilon)} and δ (delta) = "
+        f"{_delta_text(delta)}; smaller is stronger. Whatever somebody concludes from the results, "
+        f"the chance of this conclusion is at most {_factor(epsilon)} times as large "
+        f"{_COMPARED[relation].format(noun)}, and the other way round, plus at most "
+        f"{_delta_text(delta)}.\n\n"
+        "For example, an attacker knows all other data, may use any method, and wants to find "
+        f"{plural} that were {inside}. Of {_ATTACKED:,} that were {outside}, the attacker wrongly "
+        f"names {wrong} on average. Then of {_ATTACKED:,} that were {inside}, the attacker names "
+        f"at most {right:,} on average. Guessing without the results would name {wrong}."
     )
     if right == _ATTACKED:
         text += " So in this example, the guarantee excludes nothing."

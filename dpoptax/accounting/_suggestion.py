@@ -106,6 +106,12 @@ class PlanSuggestion:
             f"Suggested: B = {chosen.batch_size:,} and T = {chosen.steps:,}, {reason}.",
             f"More compute would reduce the noise of as many steps by at most {gain:g} %.",
         ]
+        epochs = chosen.batch_size * chosen.steps / self.dataset_size
+        if epochs < 1:
+            lines.append(
+                f"The budget uses an example {epochs:.2g} times on average. The guarantee covers "
+                "all of them, but a run learns from few."
+            )
         return "\n".join(lines)
 
 

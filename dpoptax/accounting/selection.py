@@ -126,6 +126,25 @@ def draw_number(mean: float, distribution: str, seed: int) -> int:
     return int(stats.logser.rvs(1 - NumberOfTrials(float(mean), 0.0).gamma, random_state=rng))
 
 
+def likely_number(mean: float, distribution: str, probability: float = 0.95) -> int:
+    """Returns the number of trials that a draw does not exceed with a given probability.
+
+    Args:
+      mean: as for `draw_number`.
+      distribution: as for `best_of_random`.
+      probability: above 0 and below 1.
+
+    >>> likely_number(20.0, "geometric"), likely_number(20.0, "poisson")
+    (59, 28)
+    """
+    _check(mean, distribution)
+    if distribution == "poisson":
+        return int(stats.poisson.ppf(probability, mean))
+    if distribution == "geometric" or mean == 1:
+        return int(stats.geom.ppf(probability, 1 / mean))
+    return int(stats.logser.ppf(probability, 1 - NumberOfTrials(float(mean), 0.0).gamma))
+
+
 def _given(events: Sequence[Composable]) -> list[PrivacyEvent]:
     """Returns the events of trials or candidates."""
     if isinstance(events, dpa.DpEvent | PrivacyEvent):

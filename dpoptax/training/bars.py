@@ -12,6 +12,9 @@ PAUSE = 10.0
 SHORT = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 """Format of a bar that leaves most of 80 columns to its postfix."""
 
+HIDDEN = "{desc}: a secret number of {unit}s [{elapsed}]"
+"""Format of a bar, and of lines, that do not show how much is done."""
+
 _LINE = "{desc}: {n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}]{postfix}\n"
 
 
@@ -54,7 +57,8 @@ class Bar(tqdm):
 
     def _write_line(self) -> None:
         name = self.desc.removesuffix(": ") or "dpoptax"  # set_description adds the colon
-        as_line = {**self.format_dict, "bar_format": _LINE, "ncols": None, "prefix": name}
+        form = HIDDEN + "\n" if self.bar_format == HIDDEN else _LINE
+        as_line = {**self.format_dict, "bar_format": form, "ncols": None, "prefix": name}
         self.fp.write(self.format_meter(**as_line))
         self.fp.flush()
         self._shown = time.monotonic()

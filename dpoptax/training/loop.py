@@ -146,7 +146,8 @@ def _write(result: RunResult, workdir: Path, phases: Phases) -> None:
         records.save_params(workdir / "params.msgpack", result.params)
         figures.plot_run(result.summary, result.history, workdir / "training.png")
         if result.guarantee is not None:
-            records.write_text(workdir / STATEMENT, result.guarantee.statement())
+            model = f"params.msgpack, SHA-256 {result.summary['params_sha256']}"
+            records.write_text(workdir / STATEMENT, result.guarantee.statement(model=model))
     seeded = result.summary["config"]["seed"] is not None  # the seed reveals the noise
     records.write_json(workdir / "summary.json", result.summary, secret=seeded)
 

@@ -31,22 +31,30 @@ def quick(monkeypatch):
     monkeypatch.setattr(accounting.Guarantee, "gdp_mu", lambda self, delta: 1.0)
 
 
-def paragraphs(guarantee, **answers):
-    """Returns the paragraphs and the table of the statement."""
-    *plain, heading, table = guarantee.statement(**answers).strip().split("\n\n")
-    assert heading == "For experts:"
+def sections(guarantee, **answers):
+    """Returns the sections of the statement by their headings, and checks the table."""
+    plain, table = guarantee.statement(**answers).strip().split("\n\nFor experts:\n\n")
     assert table == str(guarantee)
-    return plain
+    first, *parts = re.split(r"(?m)^(What this .*|What is .*|How strong .*|What it .*)\n\n", plain)
+    assert not first or not parts
+    found = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    return found or {"": first}
 
 
-def test_three_paragraphs_agree_with_the_guarantee():
+def paragraphs(guarantee, **answers):
+    """Returns the sections on the unit, the strength and the assumptions."""
+    found = sections(guarantee, **answers)
+    return [found[k] for k in list(found)[1:]] if len(found) > 1 else list(found.values())
+
+
+def test_sections_agree_with_the_guarantee():
     found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
     unit, strength, assumptions = paragraphs(found)
     assert "one row of the training data" in unit
     assert "depend on whether or not this example was part of the data" in unit
     factor, chance, right = re.search(
-        r"at most ([\d.]+) times as large with this example as without it, and the other way "
-        r"round, plus at most 1 in ([\d,]+)\. .* names at most (\d+) on",
+        r"(?s)at most ([\d.]+) times as large with this example as without it, and the other way "
+        r"round, plus at most 1 in ([\d,]+)\.\s.* names at most (\d+) on",
         strength,
     ).groups()
     assert math.exp(found.stated_epsilon) <= float(factor) <= 1.01 * math.exp(found.stated_epsilon)
@@ -67,11 +75,28 @@ def test_three_paragraphs_agree_with_the_guarantee():
 @pytest.mark.usefixtures("quick")
 def test_blanks_can_be_filled():
     found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
-    assert "\n\n".join(paragraphs(found)).count(_statement.BLANK) == 5
-    answers = ("owners", "public_data", "settings", "publications", "batches")
-    filled = "\n\n".join(paragraphs(found, **{name: f"<{name}>" for name in answers}))
+    answers = ("owners", "public_data", "settings", "publications", "batches", "model", "signature")
+    assert "".join(sections(found).values()).count(_statement.BLANK) == len(answers)
+    filled = "".join(sections(found, **{name: f"<{name}>" for name in answers}).values())
     assert _statement.BLANK not in filled
-    assert all(f": <{name}>." in filled for name in answers)
+    assert all(f": <{name}>" in filled for name in answers)
+
+
+@pytest.mark.usefixtures("quick")
+def test_says_what_it_is_about():
+    name = "What this statement is about"
+    plan = dpoptax.PrivacyPlan(**OPTIONS)
+    assert sections(guarantee_of(plan))[name].startswith("It is about a finished training.")
+    assert sections(plan.guarantee())[name].startswith("It is about the plan of a training")
+    both = accounting.selection.all_of([guarantee_of(plan), dpa.GaussianDpEvent(4.0)])
+    text = sections(accounting.Guarantee(both))[name]
+    assert text.startswith("It is about one or several uses of the data together.")
+
+
+@pytest.mark.usefixtures("quick")
+def test_has_no_wall_of_text():
+    for text in sections(guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))).values():
+        assert max(map(len, text.splitlines())) < 600
 
 
 @pytest.mark.usefixtures("quick")
@@ -112,7 +137,6 @@ def test_says_whether_rounding_is_covered():
     assert "down to the last digit" in paragraphs(exact)[2]
     assert "real numbers" not in paragraphs(exact)[2]
     planned = dpoptax.PrivacyPlan(**OPTIONS).guarantee()
-    assert paragraphs(planned)[0].startswith("This is the plan of a training, not its result.")
     assert "digit" not in paragraphs(planned)[2]
 
 

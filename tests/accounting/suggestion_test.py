@@ -56,6 +56,13 @@ def test_chooses_smallest_batch_near_limit(suggestion):
     assert stricter.chosen.batch_size > suggestion.chosen.batch_size
 
 
+def test_says_that_a_budget_is_below_one_epoch(suggestion):
+    few = accounting.suggest_plan(**GIVEN | {"examples": 2000}, min_steps=10)
+    epochs = few.chosen.batch_size * few.chosen.steps / 5000
+    assert f"uses an example {epochs:.2g} times on average" in str(few)
+    assert "times on average" not in str(suggestion)
+
+
 @pytest.mark.slow
 def test_chooses_least_noise_if_budget_is_small():
     small = accounting.suggest_plan(**GIVEN | {"dataset_size": 1_000_000, "delta": 1e-7})

@@ -273,6 +273,25 @@ def test_refuses_modified_containers():
     assert not is_intact(clipped)
 
 
+@pytest.mark.parametrize("same_object", [True, False])
+def test_only_another_object_is_compared_with_its_seal(same_object):
+    tx, grad_fn = noise(), dpoptax.clipped_grad(loss_fn, CLIP, method="vmap")
+
+    def release(seed, state):
+        clipped = grad_fn(PARAMS, batch(seed))
+        return tx.update(clipped if same_object else jax.tree.map(lambda x: x, clipped), state)
+
+    text = jax.jit(release).lower(0, tx.init(PARAMS)).compile().as_text()
+    assert ("_sum_of_mixed" in text) != same_object
+
+
+def test_numpy_arrays_are_compared_with_the_seal():
+    reference = np.ones(3, np.float32)
+    clipped = dpoptax.extend.trust_clipped(PARAMS, CLIP, reference)
+    reference *= 2
+    assert_refused(*released(clipped))
+
+
 def test_refuses_sums_added_by_hand():
     """Each of two losses or batches has the clipping bound, but their sum does not."""
     both = jax.tree.map(jnp.add, clipped_sum(0), clipped_sum(1))

@@ -22,7 +22,7 @@ from dpoptax.training.cli.main import main
 from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.methods import Doppler, Method, NonPrivate
 from dpoptax.training.roles import Role, field
-from dpoptax.training.run import checkpoints
+from dpoptax.training.run import checkpoints, records
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.price import Sweep
@@ -91,6 +91,31 @@ def test_publishes_parameters_of_best_trial(finished):
     logits = dataset.test["inputs"].reshape(-1, 64) @ dense["kernel"] + dense["bias"]
     right = np.mean(logits.argmax(-1) == dataset.test["labels"])
     assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+def test_result_has_a_statement_of_the_whole_sweep(finished):
+    workdir, results = finished
+    summary = json.loads((workdir / "best" / "summary.json").read_text())
+    assert list(summary)[:2] == ["epsilon", "delta"]
+    assert summary["epsilon_of_one_trial"] == results.price.of_one_trial < summary["epsilon"]
+    assert "epsilon" not in summary["config"]
+    text = (workdir / "best" / "statement.txt").read_text("utf-8")
+    assert f"({records.epsilon_text(summary['epsilon'])[:3]}" in text
+    assert summary["params_sha256"] in text
+    assert "the best of a fixed number of trials, which the numbers include" in text
+
+
+def test_command_shows_no_secret_of_a_random_number_of_trials(tmp_path, capsys, seed):
+    seed["seed"] = 3
+    (tmp_path / "tiny.py").write_text(CONFIG_FILE)
+    options = ["--grid", "learning_rate=1,2", "--trials", "2", "--workdir", str(tmp_path / "out")]
+    assert main(["sweep", str(tmp_path / "tiny.py"), *options]) == 0
+    told = capsys.readouterr()
+    assert "held-out accuracy" not in told.out
+    assert "geometric number of trials with mean 2" in told.out
+    assert "sweep: a secret number of trials" in told.err
+    assert "/" not in told.err.replace(str(tmp_path), "")
+    assert "geometric number" in (tmp_path / "out" / "best" / "statement.txt").read_text("utf-8")
 
 
 def test_only_owner_can_read_seeds_of_trials(finished):
@@ -289,9 +314,9 @@ def test_interrupted_sweep_resumes(finished, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_random_number_of_trials_costs_less(tmp_path):
-    _, _, fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)
+    fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)[2]
     for distribution in selection.SHAPES:
-        _, chosen, random = prepare(
+        _, chosen, random, _ = prepare(
             CONFIGS, sweep(tmp_path, trials=30, repetitions=distribution), 5
         )
         assert len(chosen) == selection.draw_number(30, distribution, sweep_seed(5, "number"))
@@ -327,8 +352,8 @@ def test_sweep_without_guarantee_states_no_epsilon(tmp_path):
     for method, reason in ((NonPrivate(), "without privacy"), (GeoDP(), "not a mean")):
         noise = 1.0 if method.private else None
         config = dataclasses.replace(TINY, method=method, noise_multiplier=noise)
-        _, _, price = prepare({"one": config}, sweep(tmp_path), 0)
-        assert price.epsilon is None
+        _, _, price, guarantee = prepare({"one": config}, sweep(tmp_path), 0)
+        assert (price.epsilon, guarantee) == (None, None)
         assert reason in price.reason
 
 
@@ -533,6 +558,7 @@ def test_dry_run_prints_only_the_price(tmp_path, capsys):
     told = capsys.readouterr()
     assert "including its selection" in told.out
     assert "the best of a geometric number of trials with mean 2" in told.out
+    assert "trains 2 trials on average, and at most 5 with a probability of 95 %" in told.out
     assert told.err.startswith("dpoptax: computing the cost of the sweep ...")
     assert not workdir.exists()
 

@@ -79,7 +79,8 @@ def test_summary_has_every_field_as_strict_json(finished):
 def test_writes_statement_in_plain_language(finished):
     result, workdir = finished
     text = (workdir / "statement.txt").read_text("utf-8")
-    assert text == result.guarantee.statement()
+    model = f"params.msgpack, SHA-256 {result.summary['params_sha256']}"
+    assert text == result.guarantee.statement(model=model)
     assert result.guarantee.stated_epsilon == result.summary["epsilon"]
     assert "chose them itself" in text
 

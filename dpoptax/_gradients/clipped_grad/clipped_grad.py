@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clip_per_example import batch_length, check_mask
-from dpoptax._gradients.clip.clipped_sum import ClippedSum, sealed
+from dpoptax._gradients.clip.clipped_sum import ClippedSum, remember_parts, sealed
 from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._gradients.clip.integer_sums import check_capacity
 from dpoptax._gradients.clipped_grad.engines import Options, choose_engine
@@ -180,7 +180,7 @@ def clipped_grad(
             check_capacity(clip, grid, is_example.shape[0])
         unweighted = is_unweighted(points)
         clipped, aux = total(points, (batch, ids), is_example, key, unweighted=unweighted)
-        clipped = dataclasses.replace(clipped, unmasked=mask is None)
+        clipped = remember_parts(dataclasses.replace(clipped, unmasked=mask is None))
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn

@@ -156,6 +156,7 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         examples=examples,
     )
     print(suggestion)
+    print("This is for Poisson sampling. `dpoptax plan` says if balls_in_bins needs less noise.")
     if given.figure is not None:
         suggestion.plot(given.figure)
     return 0
@@ -194,7 +195,10 @@ def _sweep(arguments: list[str]) -> int:
         print("\n".join(sweep.dry_run(configs, chosen)))
         return 0
     results = sweep.run_sweep(configs, chosen)
-    print(sweep.table(results))
+    if chosen.repetitions == "fixed":
+        print(sweep.table(results))
+    else:  # the table must stay secret, and output is often kept
+        print("\n".join(results.notes))
     if results.result is not None:
         accuracy = 100 * results.result["test_accuracy"]
         print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")

@@ -86,8 +86,8 @@ def price(
     plans: list[RunPlan],
     sweep: Sweep,
     chosen: list[int],
-) -> Price:
-    """Computes the privacy cost of the result of a sweep.
+) -> tuple[Price, dpoptax.accounting.Guarantee | None]:
+    """Computes the privacy cost of the result of a sweep, and returns its guarantee.
 
     A record is either trained on or held out. The noisy gradients of each trial protect training
     records. The noise on scores protects held-out records; it is the least noise whose ε does not
@@ -100,7 +100,7 @@ def price(
         guarantee = plan.guarantee(plan.permitted_steps)
         if guarantee is None:
             why = plan.unproven or f"{candidate.name} trains without privacy"
-            return Price(reason=why)
+            return Price(reason=why), None
         guarantees.append(guarantee)
     first = guarantees[0]
     delta = first.stated_delta
@@ -114,37 +114,52 @@ def price(
     events = [guarantee.event.dp_event for guarantee in guarantees]
     singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
-    def selected(trials: list[Any], relation: str) -> float:
+    def selected(trials: list[Any], relation: str) -> dpoptax.accounting.Guarantee:
         if sweep.repetitions == "fixed":
             event = dpoptax.accounting.selection.all_of([trials[which] for which in chosen])
-            return dpoptax.accounting.Guarantee(event, relation, first.accountant).epsilon(delta)
-        event = dpoptax.accounting.selection.best_of_random(
-            trials, mean=sweep.trials or 1, distribution=sweep.repetitions
-        )
+            accountant = first.accountant
+        else:
+            event = dpoptax.accounting.selection.best_of_random(
+                trials, mean=sweep.trials or 1, distribution=sweep.repetitions
+            )
+            accountant = "pld"
+        return dpoptax.accounting.Guarantee(event, relation, accountant, stated_delta=delta)
+
+    def priced(trials: list[Any], relation: str) -> float:
         try:
-            return dpoptax.accounting.Guarantee(event, relation, "pld").epsilon(delta)
+            return selected(trials, relation).stated_epsilon
         except ValueError as error:
+            if sweep.repetitions == "fixed":
+                raise
             raise ConfigError(
                 f"`repetitions` has no finite ε for {sweep.repetitions!r} with "
                 f"trials={sweep.trials}, because truncated batches alone may exceed δ. Use fewer "
                 "trials, a smaller `epsilon`, or another kind of repetitions."
             ) from error
 
-    epsilon = selected(events, first.neighboring_relation)
+    epsilon = priced(events, first.neighboring_relation)
     # A record that is added, removed or replaced changes the number of correct predictions by at
     # most 1.
     stddev = dpoptax.accounting.calibrate_noise_multiplier(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
     scores = [GaussianDpEvent(stddev)] * len(events)
-    while selected(scores, "add-or-remove-one") > epsilon:
+    while priced(scores, "add-or-remove-one") > epsilon:
         stddev *= 1.02
         scores = [GaussianDpEvent(stddev)] * len(events)
     noise = tuple(
         (p.noise_multiplier, repr(p.strategy), p.permitted_steps, p.sampler.dataset_size)
         for p in plans
     )
-    return Price(epsilon, max(singles), delta, stddev, noise=noise)
+    cost = Price(epsilon, max(singles), delta, stddev, noise=noise)
+    return cost, selected(events, first.neighboring_relation)
+
+
+def describe_choice(sweep: Sweep) -> str:
+    """Returns how the published trial was chosen."""
+    if sweep.repetitions == "fixed":
+        return "the best of a fixed number of trials"
+    return f"the best of a {sweep.repetitions} number of trials with mean {sweep.trials}"
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
@@ -163,9 +178,8 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
         )
     else:
         said.append(
-            f"This holds for best/ alone, the best of a {sweep.repetitions} number of trials with "
-            f"mean {sweep.trials}. All other files, the number of trials and their duration must "
-            "stay secret."
+            f"This holds for best/ alone, {describe_choice(sweep)}. All other files, the number of "
+            "trials and their duration must stay secret."
         )
     said.append(
         f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "

@@ -12,7 +12,7 @@ from flax import serialization
 
 import dpoptax
 from dpoptax.training import cache_folder
-from dpoptax.training.bars import Bar
+from dpoptax.training.bars import HIDDEN, Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
@@ -25,7 +25,7 @@ from dpoptax.training.run.phases import say
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
-from dpoptax.training.search.price import Price, Sweep, notes, price
+from dpoptax.training.search.price import Price, Sweep, describe_choice, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
@@ -44,7 +44,9 @@ def run_sweep(
     with contextlib.ExitStack() as stack:
         let_no_other_in(trials, stack)
         begun = _begun(configs, sweep)
-        candidates, chosen, cost = prepare(configs, sweep, begun["seed"], progress=progress)
+        candidates, chosen, cost, guarantee = prepare(
+            configs, sweep, begun["seed"], progress=progress
+        )
         first = _priced(configs, sweep, candidates)[0].config
         data = fingerprint(dataset_of(first, held_out=False), begun["seed"])
         for name, value in records.plain({"data": data, "price": cost}).items():
@@ -59,7 +61,7 @@ def run_sweep(
         # same seeds.
         if not (sweep.workdir / "sweep.json").is_file():
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
-        return _run(begun, sweep, candidates, chosen, cost, progress=progress)
+        return _run(begun, sweep, candidates, chosen, cost, guarantee, progress=progress)
 
 
 def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
@@ -69,8 +71,14 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
         ConfigError: As for `run_sweep`.
     """
     begun = _begun(configs, sweep)
-    _, _, cost = prepare(configs, sweep, begun["seed"], progress=progress)
+    _, _, cost, _ = prepare(configs, sweep, begun["seed"], progress=progress)
     said = notes(sweep, cost)
+    if sweep.repetitions != "fixed" and sweep.trials:
+        most = dpoptax.accounting.selection.likely_number(sweep.trials, sweep.repetitions)
+        said.append(
+            f"The sweep trains {sweep.trials} trials on average, and at most {most} with a "
+            "probability of 95 %."
+        )
     if "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
             "The settings are drawn when the sweep starts. If their costs differ, this price is "
@@ -85,6 +93,7 @@ def _run(
     candidates: list[settings.Candidate],
     chosen: list[int],
     cost: Price,
+    guarantee: dpoptax.accounting.Guarantee | None,
     *,
     progress: bool,
 ) -> SweepResult:
@@ -103,7 +112,14 @@ def _run(
         for index, one in enumerate(settled)
     ]
     runner = Runner(sweep.workdir / "trials", sweep.processes)
-    with Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar:
+    secret = sweep.repetitions != "fixed"  # the number of trials, and all but the best
+    with Bar(
+        total=len(trials),
+        unit="trial",
+        desc="sweep",
+        bar_format=HIDDEN if secret else None,
+        disable=not progress,
+    ) as bar:
         found = runner.run(trials, bar)
     scores = _scores(found, cost, seed)
     rows = [
@@ -115,9 +131,15 @@ def _run(
     if best is not None:
         params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
         published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
+        if guarantee is not None:
+            text = guarantee.statement(
+                model=f"params.msgpack, SHA-256 {published['params_sha256']}",
+                settings=f"{describe_choice(sweep)}, which the numbers include",
+            )
+            records.write_text(sweep.workdir / "best" / records.STATEMENT, text)
     results = SweepResult(cost, notes(sweep, cost), rows, best, published, records.versions())
     listed = sweep.workdir / "trials.md"
-    if sweep.repetitions != "fixed":  # only the best trial may be published
+    if secret:
         records.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
     records.write_json(sweep.workdir / "sweep.json", begun | vars(results), secret=True)
@@ -126,8 +148,8 @@ def _run(
 
 def prepare(
     configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
-) -> tuple[list[settings.Candidate], list[int], Price]:
-    """Returns the settings, the index of each trial's setting, and the price.
+) -> tuple[list[settings.Candidate], list[int], Price, dpoptax.accounting.Guarantee | None]:
+    """Returns the settings, the index of each trial's setting, the price, and the guarantee.
 
     Nothing is trained. Pricing takes seconds per setting; `progress` shows a bar.
 
@@ -162,7 +184,7 @@ def prepare(
         plans = [make_run_plan(candidate.config, dataset.train_size) for candidate in bar]
     if priced is not candidates:
         _check_each_priced(candidates, plans, dataset.train_size)
-    cost = price(priced, plans, sweep, chosen)
+    cost, guarantee = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
             f"dataset={dataset.name!r} must have one label for each example in a sweep, got a "
@@ -178,7 +200,7 @@ def prepare(
                 "do not count, so one example could change the accuracy by more than "
                 f"1/{size}. Remove these examples."
             )
-    return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
+    return candidates, chosen, dataclasses.replace(cost, held_out_size=size), guarantee
 
 
 def _priced(
@@ -299,13 +321,17 @@ def _publish(
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)
+    described = config.to_dict()
+    del described["seed"], described["epsilon"]  # `epsilon` would be that of a trial
     result = {
-        "config": {name: value for name, value in config.to_dict().items() if name != "seed"},
+        "epsilon": cost.epsilon,
+        "delta": found["delta"],
+        "guarantee_of": describe_choice(sweep),
+        "epsilon_of_one_trial": cost.of_one_trial,
+        "config": described,
         "changes": row.settings,
         "score": row.score,
         **metrics,
-        "epsilon": cost.epsilon,
-        "delta": found["delta"],
         "params_sha256": found["params_sha256"],
     }
     records.write_json(directory / "summary.json", result)
