@@ -137,8 +137,10 @@ def split_mnist(data_dir: Path) -> Split:
         images = np.asarray(part["inputs"]).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4))
         columns.append((images.reshape(-1, 196), np.asarray(part["labels"], np.int32)))
     (inputs, labels), test = columns
-    pieces = [(inputs[s], labels[s]) for s in map(slice, (0, 0, 55_000), (0, 55_000, None))]
-    return Split(*pieces, test)
+    public, private, validation = (
+        (inputs[part], labels[part]) for part in map(slice, (0, 0, 55_000), (0, 55_000, None))
+    )
+    return Split(public, private, validation, test)
 
 
 def _section(
@@ -167,7 +169,7 @@ def _section(
 
 def _rows(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     base = results["automatic"].accuracies
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, result in results.items():
         gap = result.accuracies - base
         spread = stats.t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / math.sqrt(len(gap))

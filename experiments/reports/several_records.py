@@ -5,6 +5,7 @@ users as rows, a user is drawn with the probability with which a record would be
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,7 +85,13 @@ def table(given: SeveralRecordsArguments) -> str:
 def _rows(setting: tuple, noises: dict[int, Noise]) -> Iterator[tuple[str, ...]]:
     """Returns a row for each way of protection."""
     size, batch, steps, epsilon, _ = setting
-    given = (f"{size:,}", f"{batch:,}", f"{steps:,}", f"{epsilon:g}", f"{noises[1].one:.3f}")
+    given: tuple[str, ...] = (
+        f"{size:,}",
+        f"{batch:,}",
+        f"{steps:,}",
+        f"{epsilon:g}",
+        f"{noises[1].one:.3f}",
+    )
     for name, text in NAMES.items():
         yield (*given, text, *(f"{getattr(noises[k], name):.2f}" for k in RECORDS[1:]))
         given = ("",) * len(given)
@@ -97,19 +104,19 @@ def _noises(size: int, batch: int, steps: int, epsilon: float, delta: float) -> 
             noise_multiplier=sigma, sampling_probability=q, steps=steps
         )
 
-    def group(sigma: float, k: int) -> float:
+    def group(k: int, sigma: float) -> float:
         event = accounting.PrivacyEvent(GroupDpEvent(price(sigma).event.dp_event, k))
         return Guarantee(event, accountant="pld").epsilon(delta)
 
-    def several(sigma: float, k: int) -> float:
+    def several(k: int, sigma: float) -> float:
         return price(sigma).for_records(k).epsilon(delta)
 
     one = _least(lambda sigma: price(sigma).epsilon(delta), epsilon, 0.3)
     return {
         k: Noise(
             one,
-            _least(lambda s, k=k: group(s, k), epsilon, one) / one,
-            _least(lambda s, k=k: several(s, k), epsilon, one) / one,
+            _least(functools.partial(group, k), epsilon, one) / one,
+            _least(functools.partial(several, k), epsilon, one) / one,
             float(k),
             math.sqrt(k),
             1.0,
