@@ -1,6 +1,7 @@
 """Implements the command line of the experiments, `python -m experiments COMMAND`."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ commands:
         the true ε of the papers' released code; with data, also trains linear
         models with its update rules and with tuned optimizers
   digits NAME --output FILE
-        a table measured on digits; NAME is `batches` or `public`
+        tables measured on digits; NAME is `batches`, `public` or `slack`
   images --data-dir DIR [--epsilons E...] [--block-epsilons E...]
         EfficientNet-Lite0 with published weights on CIFAR-10: a private probe,
         and a private last block
@@ -56,6 +57,8 @@ commands:
         of trials
   savings [--rows N]
         σ or ε of several settings, by an earlier theorem and by dpoptax
+  several-records [--rows N] [--figure FILE]
+        the noise that protects a person with several records, three ways
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
 
@@ -153,16 +156,19 @@ class DigitsArguments:
     """Trains settings of private training on digits and writes a table.
 
     Attributes:
-        name: The measurement: batch sizes at equal compute, or uses of public examples.
+        name: The measurement: batch sizes at equal compute, uses of public examples, or clipping
+            bounds without a search.
         output: The Markdown file.
         trials: Number of settings tried for each row.
         seeds: Number of runs with the best setting.
+        data_dir: Folder with MNIST, on which `slack` trains instead of digits.
     """
 
-    name: tyro.conf.Positional[Literal["batches", "public"]]
+    name: tyro.conf.Positional[Literal["batches", "public", "slack"]]
     output: Path
     trials: int = 16
     seeds: int = 10
+    data_dir: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,10 +301,14 @@ def _record(arguments: list[str]) -> int:
 
 def _digits(arguments: list[str]) -> int:
     given = _parse("digits", DigitsArguments, arguments)
-    from experiments.digits import batches, public
+    from experiments.digits import batches, public, slack
 
-    page = batches.batches_page if given.name == "batches" else public.public_page
-    text = page(trials=given.trials, seeds=given.seeds)
+    pages: dict[str, Callable[..., str]] = {
+        "batches": batches.batches_page,
+        "public": public.public_page,
+        "slack": functools.partial(slack.slack_page, data_dir=given.data_dir),
+    }
+    text = pages[given.name](trials=given.trials, seeds=given.seeds)
     given.output.write_text(text, encoding="utf-8")
     print(f"Written to {given.output}")
     return 0
@@ -346,6 +356,13 @@ def _text(arguments: list[str]) -> int:
     return 0
 
 
+def _several_records(arguments: list[str]) -> int:
+    from experiments.reports.several_records import SeveralRecordsArguments, table
+
+    print(table(_parse("several-records", SeveralRecordsArguments, arguments)))
+    return 0
+
+
 def _image_benchmark(arguments: list[str]) -> int:
     from experiments.image_benchmark.page import write_page
 
@@ -376,6 +393,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "number-of-trials": _number_of_trials,
     "savings": _savings,
     "text": _text,
+    "several-records": _several_records,
     "image-benchmark": _image_benchmark,
 }
 """The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attr
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
@@ -22,9 +22,10 @@ from dpoptax._pricing.events import (
     poisson_event,
     without_truncation,
 )
+from dpoptax._pricing.participation_chains import AllocationChain, Chain
 
-if TYPE_CHECKING:
-    from dpoptax._pricing.participation_chains import Chain
+# Of fewer sums, or if batches are cut more often, a banded run is priced without amplification.
+_LEAST_SLOTS, _RARE_OVERFLOW = 4, 1e-12
 
 
 @attr.frozen
@@ -61,12 +62,14 @@ class RandomAllocationDpEvent(OwnDpEvent):
       period: T.
       steps: The number of released sums.
       overflow: An upper bound on the probability that other records fill one of these batches.
+      edge_multiplier: The noise multiplier of two of at least three sums, if it differs.
     """
 
     noise_multiplier: float
     period: int
     steps: int
     overflow: float = 0.0
+    edge_multiplier: float | None = None
 
     def uncut(self) -> Uncut:
         """Returns the event without overflow, which only δ can cover."""
@@ -79,7 +82,7 @@ class RandomAllocationDpEvent(OwnDpEvent):
         fine = interval <= random_allocation.FINE_INTERVAL
         points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
         return random_allocation.pair(
-            self.noise_multiplier, self.period, self.steps, interval, points
+            self.noise_multiplier, self.period, self.steps, interval, points, self.edge_multiplier
         )
 
     def similar(self) -> Event:
@@ -105,7 +108,7 @@ class ParticipationDpEvent(OwnDpEvent):
 
     noise_multiplier: float
     column: tuple[float, ...]
-    chain: "Chain"
+    chain: Chain
     steps: int
     bound: Event
     overflow: float = 0.0
@@ -186,6 +189,47 @@ def allocation_event(
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
 
+def banded_allocation_event(
+    noise_multiplier: float,
+    steps: int,
+    *,
+    column: tuple[float, ...],
+    chain: Chain,
+    overflow: float,
+) -> Event | None:
+    """Returns an event that reveals at least as much as sums with banded noise, if there is one.
+
+    Each record is in one of T steps. If its step modulo b is revealed, with b bands, the columns of
+    A at its possible steps are orthogonal, except those next to the ends of the period.
+
+    Args:
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases, from step 0 on.
+      column: The first column of A, without trailing zeros and negative entries.
+      chain: The law of a record's participations.
+      overflow: The probability that other records fill one step's batch.
+    """
+    if not isinstance(chain, AllocationChain) or chain.participations > 1:
+        return None
+    slots, periods = chain.period // len(column), -(-steps // chain.period)
+    if slots < _LEAST_SLOTS or periods * chain.period * overflow > _RARE_OVERFLOW:
+        return None
+    shifted = [float(np.dot(column[d:], column[: len(column) - d])) for d in range(len(column))]
+    inner = noise_multiplier / math.sqrt(shifted[0])
+    edge = noise_multiplier / math.sqrt(shifted[0] + max(shifted[1:], default=0.0))
+    lowest, highest = random_allocation.MULTIPLIERS
+    if not lowest <= edge <= inner <= highest:
+        return None
+    event = RandomAllocationDpEvent(
+        noise_multiplier=inner,
+        period=slots,
+        steps=slots,
+        overflow=chain.period * overflow,
+        edge_multiplier=edge if periods > 1 else None,
+    )
+    return dpa.SelfComposedDpEvent(event, periods)
+
+
 def separated_event(
     noise_multiplier: float, steps: int, *, probability: float, separation: int, overflow: float
 ) -> Event:
@@ -218,7 +262,7 @@ def participation_event(
     steps: int,
     *,
     column: tuple[float, ...],
-    chain: "Chain",
+    chain: Chain,
     bound: Event,
     overflow: float,
 ) -> Event:

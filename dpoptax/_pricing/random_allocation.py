@@ -61,23 +61,36 @@ class Law(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> Law:
-    """Returns the law of T L of a pair that dominates the first `steps` sums."""
+def ratio_law(
+    sigma: float, period: int, steps: int, points: int = POINTS, edge: float | None = None
+) -> Law:
+    """Returns the law of T L of a pair that dominates the first `steps` sums.
+
+    Two of the sums have the noise multiplier `edge`, if it is given.
+    """
     single = _single(sigma, points)
     total = single
-    for bit in bin(steps)[3:]:
+    for bit in bin(steps if edge is None else steps - 2)[3:]:
         total = _sum(total, total, points)
         if bit == "1":
             total = _sum(total, single, points)
+    if edge is not None:
+        outer = _single(edge, points)
+        total = _sum(_sum(total, outer, points), outer, points)
     # The terms of the remaining steps are 1, without noise.
     return Law(total.values + (period - steps), total.masses)
 
 
 def pair(
-    sigma: float, period: int, steps: int, interval: float, points: int = POINTS
+    sigma: float,
+    period: int,
+    steps: int,
+    interval: float,
+    points: int = POINTS,
+    edge: float | None = None,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """Returns the privacy losses of the dominating pair on a grid."""
-    values, masses = ratio_law(sigma, period, steps, points)
+    values, masses = ratio_law(sigma, period, steps, points, edge)
     logs = np.log(values / period)
     # Moves each likelihood ratio to the two grid points around it, keeping the mean.
     below = np.floor(logs / interval).astype(int)
@@ -93,7 +106,7 @@ def pair(
     )
 
 
-def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
+def log_moments(sigma: float, period: int, steps: int, edge: float | None = None) -> np.ndarray:
     """Returns log E_Q[L^a] for a = 0, 1, …, 512, exactly.
 
     E_Q[w^j] = exp(j (j − 1)/(2σ²)), and E[(c + Σ w_i)^a]/a! is the coefficient of z^a in e^{cz}
@@ -102,7 +115,7 @@ def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
     order = np.arange(_MOST_ORDER + 1)
     log_factorials = special.gammaln(order + 1)
     single = order * (order - 1) / (2 * sigma**2) - log_factorials
-    rest = period - steps
+    rest, steps = period - steps, steps if edge is None else steps - 2
     total = np.where(order == 0, 0.0, -np.inf)
     if rest:
         total = order * math.log(rest) - log_factorials
@@ -113,12 +126,19 @@ def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
         steps //= 2
         if steps:
             power = _log_product(power, power)
+    if edge is not None:
+        outer = order * (order - 1) / (2 * edge**2) - log_factorials
+        total = _log_product(_log_product(total, outer), outer)
     return total + log_factorials - order * math.log(period)
 
 
 @functools.lru_cache(maxsize=64)
 def renyi_divergences(
-    sigma: float, period: int, steps: int, orders: tuple[float, ...]
+    sigma: float,
+    period: int,
+    steps: int,
+    orders: tuple[float, ...],
+    edge: float | None = None,
 ) -> np.ndarray:
     """Returns bounds on max(D_α(P‖Q), D_α(Q‖P)), infinite above order 512.
 
@@ -126,32 +146,34 @@ def renyi_divergences(
     is convex in α. D_α(Q‖P) is that of the dominating pair.
     """
     alphas = np.asarray(orders, float)
-    exact = log_moments(sigma, period, steps)
+    exact = log_moments(sigma, period, steps, edge)
     found = np.full(len(alphas), np.inf)
     for i, alpha in enumerate(alphas):
         if 1 < alpha <= _MOST_ORDER:
             remove = float(np.interp(alpha, np.arange(_MOST_ORDER + 1), exact))
-            add = _log_negative_moment(sigma, period, steps, alpha - 1)
+            add = _log_negative_moment(sigma, period, steps, alpha - 1, edge)
             found[i] = (max(remove, add, 0.0) + float(renyi.rounding(alpha))) / (alpha - 1)
     found.flags.writeable = False
     return found
 
 
-def _log_negative_moment(sigma: float, period: int, steps: int, order: float) -> float:
+def _log_negative_moment(
+    sigma: float, period: int, steps: int, order: float, edge: float | None = None
+) -> float:
     """Returns a bound on log E_Q[L^−s], infinite beyond double precision.
 
     The lower tail of the law is known for masses above 10^-290. The rest is assumed to be at the
     least value. If this matters, as for large s, L is split into averages A_j of T_j terms. By
     Jensen's inequality L is at least their geometric mean, so E[L^−s] ≤ Π_j E[A_j^(−s T_j/T)].
     """
-    for pieces in (1, 2, 4, 8) if steps == period else (1,):
+    for pieces in (1, 2, 4, 8) if steps == period and edge is None else (1,):
         if pieces > period:
             break
         bound = 0.0
         for j in range(pieces):
             terms = period * (j + 1) // pieces - period * j // pieces
             share, released = order * terms / period, terms if pieces > 1 else steps
-            values, masses = ratio_law(sigma, terms, released, COARSE_POINTS)
+            values, masses = ratio_law(sigma, terms, released, COARSE_POINTS, edge)
             with np.errstate(divide="ignore"):
                 logs = np.log(masses) - share * np.log(values / terms)
             known = float(special.logsumexp(logs))

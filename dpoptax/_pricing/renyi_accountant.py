@@ -66,7 +66,7 @@ class _RdpAccountant(rdp.RdpAccountant):
             refused = refused_allocation(event, relation)
             if do_compose and refused is None:
                 self._rdp += count * random_allocation.renyi_divergences(
-                    event.noise_multiplier, event.period, event.steps, orders
+                    event.noise_multiplier, event.period, event.steps, orders, event.edge_multiplier
                 )
             return refused
         if not isinstance(event, WorstOfDpEvent):

@@ -1,7 +1,7 @@
 """The privacy cost of a strategy of correlated noise with a sampler."""
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -154,13 +154,14 @@ class Participation:
         )
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
+        run: dict[str, Any] = {
+            "column": own_events.shortest(self.strategy.column(steps).tolist()),
+            "chain": self.sampler.chain,
+            "overflow": self.sampler.full_probability,
+        }
+        amplified = own_events.banded_allocation_event(noise_multiplier, steps, **run)
         return own_events.participation_event(
-            noise_multiplier,
-            steps,
-            column=own_events.shortest(self.strategy.column(steps).tolist()),
-            chain=self.sampler.chain,
-            bound=unamplified,
-            overflow=self.sampler.full_probability,
+            noise_multiplier, steps, **run, bound=amplified or unamplified
         )
 
 

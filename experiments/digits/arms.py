@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,12 +40,16 @@ class Arm:
         plan: The private steps; None without any.
         optimizer: Returns the optax chain after the noise for the settings.
         start: Changes the initial parameters before the private steps.
+        clip: The clip of each example's gradient.
+        grad_fn: Returns the clipped sum of `loss_fn`; by default by `clipped_grad`.
     """
 
     ranges: Mapping[str, tuple[float, float]]
     plan: dpoptax.PrivacyPlan | None
     optimizer: Callable[[Settings], optax.GradientTransformation]
     start: Callable[[Params, Settings], Params] = lambda params, _: params
+    clip: dpoptax.Clip = dpoptax.l2_clip(1.0)
+    grad_fn: Callable[..., Any] | None = None
 
 
 class Result(NamedTuple):
@@ -73,11 +78,11 @@ def split_digits(public: int = 0) -> Split:
     return Split(*((inputs[part], labels[part]) for part in parts))
 
 
-def initial_params(key: jax.Array) -> Params:
+def initial_params(key: jax.Array, inputs: int = 64) -> Params:
     """Returns the parameters of a network with 64 hidden units."""
     first, second = jax.random.split(key)
     return {
-        "hidden": jax.random.normal(first, (64, 64)) / 8,
+        "hidden": jax.random.normal(first, (inputs, 64)) / math.sqrt(inputs),
         "hidden_bias": jnp.zeros(64),
         "head": jax.random.normal(second, (64, 10)) / 8,
         "head_bias": jnp.zeros(10),
@@ -112,8 +117,8 @@ def measure(arm: Arm, split: Split, *, trials: int, seeds: int) -> Result:
 
 def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[np.ndarray, ...]]:
     """Returns a function from settings and seeds to accuracies in percent."""
-    grad_fn = dpoptax.clipped_grad(loss_fn, 1.0)
-    noise = None if arm.plan is None else arm.plan.noise(jax.random.key(0))
+    grad_fn = arm.grad_fn or dpoptax.clipped_grad(loss_fn, arm.clip)
+    noise = None if arm.plan is None else arm.plan.noise(jax.random.key(0), clip=arm.clip)
 
     def run(settings: Settings, params: Params, state: Any, samples: Any, data: Split) -> Any:
         params = arm.start(params, settings)
@@ -123,7 +128,8 @@ def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[n
             params, state, rest = carry
             rows = jax.tree.map(lambda column: column[sample.indices], data.private)
             assert noise is not None
-            released, state = noise.update(grad_fn(params, rows, sample.mask), state, params)
+            points = dpoptax.gradient_points(state, params)
+            released, state = noise.update(grad_fn(points, rows, sample.mask), state, params)
             updates, rest = optimizer.update(released, rest, params)
             return (optax.apply_updates(params, updates), state, rest), None
 
@@ -139,10 +145,10 @@ def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[n
     @functools.cache
     def drawn(seed: int) -> Any:
         """Returns start, noise state and batches of a seed, shared by all settings."""
-        params = initial_params(jax.random.key(seed))
+        params = initial_params(jax.random.key(seed), split.private[0].shape[1])
         if arm.plan is None or noise is None:
             return params, (), ()
-        state = arm.plan.noise(jax.random.key(1000 + seed)).init(params)
+        state = arm.plan.noise(jax.random.key(1000 + seed), clip=arm.clip).init(params)
         sampler = dataclasses.replace(arm.plan.sampler, seed=seed)
         samples = jax.tree.map(lambda *rows: np.stack(rows), *sampler.samples(0, arm.plan.steps))
         return params, state, samples

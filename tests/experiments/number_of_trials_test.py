@@ -26,9 +26,25 @@ def test_geometric_number_needs_least_noise(capsys):
     assert min(noise, key=noise.get) == "geometric"
 
 
+RECORD = Path(__file__).parents[2] / "experiments/results/accounting.md"
+
+
 @pytest.mark.slow
 def test_savings_are_recorded(capsys):
     assert main(["savings", "--rows", "1"]) == 0
     (row,) = capsys.readouterr().out.splitlines()[2:]
-    record = (Path(__file__).parents[2] / "experiments/results/accounting.md").read_text("utf-8")
-    assert re.sub(" +", " ", row) in record
+    assert re.sub(" +", " ", row) in RECORD.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_several_records_are_recorded(capsys, tmp_path):
+    """Users with related records need the most noise in the first setting, unrelated ones less."""
+    figure = tmp_path / "noise.png"
+    assert main(["several-records", "--rows", "1", "--figure", str(figure)]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert all(re.sub(" +", " ", row) in RECORD.read_text("utf-8") for row in rows)
+    noise = np.array([[float(cell) for cell in row.split("|")[7:-1]] for row in rows])
+    group, records, alike, unrelated, few = noise
+    assert np.all((few < unrelated) & (unrelated < records) & (records < alike))
+    assert np.all(records <= group)
+    assert figure.stat().st_size > 0
