@@ -10,7 +10,6 @@ import numpy as np
 
 import dpoptax
 from dpoptax.accounting import Guarantee, selection
-from dpoptax.accounting._statement import round_up
 from dpoptax.training.data import streaming
 from dpoptax.training.fitting import FitResult, fit
 
@@ -52,16 +51,16 @@ class FitRuns:
         )
 
     def __str__(self) -> str:
-        one, every = self.guarantee_of_one, self.guarantee
-        rows = [f"{name:9} {mean:.4g} ± {std:.2g}" for name, (mean, std) in self.metrics.items()]
-        rows += [
-            f"one run   ε = {round_up(one.stated_epsilon)} at δ = {one.stated_delta:g}, if nothing "
-            "about the others is published",
-            f"all runs  ε = {round_up(every.stated_epsilon)}, also for means over runs and for the "
-            "best run",
-        ]
-        head = f"{len(self.results)} runs, mean ± standard deviation after the last step"
-        return "\n  ".join([head, *rows])
+        rows = [f"  {name} {mean:.4g} ± {std:.2g}" for name, (mean, std) in self.metrics.items()]
+        one, every = (str(g).splitlines()[0] for g in (self.guarantee_of_one, self.guarantee))
+        return "\n".join(
+            [
+                f"{len(self.results)} runs, mean ± standard deviation after the last step",
+                *rows,
+                f"One run, if nothing about the others is published: {one}",
+                f"All runs, also for means over runs and for the best run: {every}",
+            ]
+        )
 
 
 def fit_runs(
