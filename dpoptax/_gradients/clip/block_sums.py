@@ -46,6 +46,9 @@ It is relative to the rounded sum.
 # `_CACHED_ENTRIES` entries, so that the results stay in a cache.
 _MINIMUM_TERMS = 128
 _CACHED_ENTRIES = 2**16
+# The largest results of all blocks, in entries, that a GPU stores instead of starting the kernels
+# of a block again for each block.
+_GPU_ENTRIES = 2**24
 # The sums above blocks that include an example have at most 3 B examples together.
 #
 # In pairs, on H levels, the last sum has B examples. The sum h levels before it has at most
@@ -199,7 +202,7 @@ def sum_in_blocks(
     """Sums over the leading axis: each block with `block_sum`, then their results.
 
     Small results are added in pairs. Large ones are added to a total in a loop over blocks, which
-    needs memory for one of them.
+    needs memory for one of them. A GPU adds larger ones in pairs than other devices.
 
     Args:
       block_sum: maps arrays (b, …) to the sum over the first axis; rows of zeros add nothing.
@@ -221,11 +224,29 @@ def sum_in_blocks(
     blocks = [cut(x) for x in terms]
     count = blocks[0].shape[0]
     result = jax.eval_shape(block_sum, *(x[0] for x in blocks))
-    if count * result.size <= _CACHED_ENTRIES:
+
+    def in_pairs(*blocks: jax.Array) -> jax.Array:
         return _sum_in_pairs(jax.vmap(block_sum)(*blocks))
+
+    def in_turn(*blocks: jax.Array) -> jax.Array:
+        return _sum_in_turn(block_sum, blocks, jnp.zeros(result.shape, result.dtype))
+
+    if count * result.size <= _CACHED_ENTRIES:
+        return in_pairs(*blocks)
+    if count * result.size > _GPU_ENTRIES:
+        return in_turn(*blocks)
+    found: jax.Array = lax.platform_dependent(
+        *blocks, cuda=in_pairs, rocm=in_pairs, default=in_turn
+    )
+    return found
+
+
+def _sum_in_turn(
+    block_sum: Callable[..., jax.Array], blocks: list[jax.Array], zeros: jax.Array
+) -> jax.Array:
+    count = blocks[0].shape[0]
     if count == 2:  # a loop would read and write the total twice
         return block_sum(*(x[0] for x in blocks)) + block_sum(*(x[1] for x in blocks))
-    zeros = jnp.zeros(result.shape, result.dtype)
     if count <= _PLAIN_SUMS:
         total, _ = lax.scan(lambda total, each: (total + block_sum(*each), None), zeros, blocks)
         return total
