@@ -251,11 +251,16 @@ def _sum_in_chunks(
         return _sum_in_pairs(jax.vmap(block_sum)(*chunk))
 
     count = blocks[0].shape[0]
-    chunks = -(-count // max(1, _GPU_ENTRIES // zeros.size))
-    if chunks == 1:
+    length = _chunk_length(count, zeros.size)
+    if length == count:
         return chunk_sum(*blocks)
-    length = -(-count // chunks)
     return _sum_in_turn(chunk_sum, zeros, 2, *(_cut(x, length) for x in blocks))
+
+
+def _chunk_length(count: int, entries: int) -> int:
+    """Returns the number of blocks in each of the fewest chunks that a GPU can store."""
+    chunks = -(-count // max(1, _GPU_ENTRIES // entries))
+    return -(-count // chunks)
 
 
 def _sum_in_turn(
