@@ -239,7 +239,7 @@ def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> st
 
 
 def compiled_step(
-    step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
+    training_step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
 ) -> CompiledStep:
     """Returns `compiled(state, batch, mask, frozen)`, which equal steps and shapes share.
 
@@ -247,25 +247,26 @@ def compiled_step(
     loss, it runs operation by operation and donates nothing.
 
     Args:
-        step: The step. Its optimizer state contains the noise key and the learning rate, so runs
-            that differ only in these share a program.
+        training_step: The step. Its optimizer state contains the noise key and the learning rate,
+            so runs that differ only in these share a program.
         args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
             shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
 
-    def run(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
-        return step(*state, *rest, mesh=mesh)
+    def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
+        return training_step(*state, *rest, mesh=mesh)
 
     config: Any = jax.config
     if config.jax_disable_jit:  # it does not support lowered programs
-        return run
-    if step.key is not None:  # equal keys make equal programs, which need not be traced again
+        return step
+    # Equal keys make equal programs, which need not be traced again.
+    if training_step.key is not None:
         leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
         shapes = jax.tree.unflatten(structure, leaves)
-        lower = lambda: _trace(run, shapes, mesh).lower()  # noqa: E731
-        return _compile(_Program((step, tuple(leaves), structure, mesh), lower))
-    traced = _trace(run, args, mesh)
+        lower = lambda: _trace(step, shapes, mesh).lower()  # noqa: E731
+        return _compile(_Program((training_step, tuple(leaves), structure, mesh), lower))
+    traced = _trace(step, args, mesh)
     lowered = traced.lower()
     placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     identity = _identity(traced, lowered, placed)
@@ -274,11 +275,11 @@ def compiled_step(
     return _compile(_Program(identity, lambda: lowered))
 
 
-def _trace(run: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None) -> jax.stages.Traced:
+def _trace(step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None) -> jax.stages.Traced:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         rows = NamedSharding(mesh, P("data"))
         whole = NamedSharding(mesh, P())
         state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[3]))
         shardings = {"in_shardings": (state, rows, rows, frozen), "out_shardings": state}
-    return jax.jit(run, donate_argnums=0, **shardings).trace(*args)
+    return jax.jit(step, donate_argnums=0, **shardings).trace(*args)
