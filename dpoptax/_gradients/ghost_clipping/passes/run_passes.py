@@ -139,17 +139,10 @@ def run_pass(
     # No other derivatives are taken, so gradients of used parameters are not formed.
     by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
     (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
-    formed = {use.index for use in formed_uses}
-    kept, passing = zip(*(_split(x, formed) for x in (operands, cotangents)), strict=True)
-    kept, gradients = materialize((kept, gradients))
-    operands, cotangents = (own | other for own, other in zip(kept, passing, strict=True))
-    return PassResult(outputs, operands, cotangents, gradients)
-
-
-def _split(arrays: ByIndex, formed: set[int]) -> tuple[ByIndex, ByIndex]:
-    """Returns the arrays of uses that are not in `formed`, and the others."""
-    kept = {use: x for use, x in arrays.items() if use not in formed}
-    return kept, {use: x for use, x in arrays.items() if use in formed}
+    formed = [use.index for use in formed_uses]
+    passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
+    operands, cotangents, gradients = materialize((operands, cotangents, gradients))
+    return PassResult(outputs, operands | passing[0], cotangents | passing[1], gradients)
 
 
 def run_block(
@@ -258,11 +251,11 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
     With `differences`, operands of further points are replaced by their differences from the first
     point. Weights that are large and cancel then multiply small numbers.
     """
-    weights, u = passes.points.weights, use.index
     pairs = pairs_by_point(use, passes)
     if len(pairs) == 1 and passes.tangent is None:
         return pairs
     # Several points, or a tangent.
+    weights, u = passes.points.weights, use.index
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):

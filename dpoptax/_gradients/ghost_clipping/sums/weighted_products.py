@@ -109,10 +109,3 @@ def merge_examples(factor: jax.Array) -> jax.Array:
     # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
-
-
-def segment_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
-    """Bounds how one example changes the rounding of `sum_segment`."""
-    terms = terms_per_entry(factored.segments[0])
-    block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
-    return block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
