@@ -141,7 +141,15 @@ def _padded(rows: np.ndarray, sharding: NamedSharding) -> np.ndarray:
 
 
 def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
-    """Yields `load(step)` for each step in order, computed in a thread one step ahead."""
+    """Yields `load(step)` for each step in order, computed in a thread one step ahead.
+
+    Args:
+      load: returns the batch of a step, or anything else.
+      steps: the numbers of the steps.
+
+    >>> list(read_ahead(lambda step: step**2, range(3)))
+    [0, 1, 4]
+    """
     from concurrent.futures import ThreadPoolExecutor  # `import dpoptax` needs no threads
 
     with ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:

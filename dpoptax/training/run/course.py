@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from dpoptax import extend
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
 from dpoptax.training.data.fingerprints import tree_digest
@@ -201,7 +202,7 @@ class Course:
                 self._show(wait=True)
             self._report(bar)
             steps = range(self.state.done, self.job.plan.permitted_steps)
-            for batch in streaming.prefetch(self._feed, steps):
+            for batch in extend.read_ahead(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
                 bar.update()
