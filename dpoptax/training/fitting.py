@@ -341,9 +341,10 @@ def _new_or_continued(
     if begun is not None:
         assert workdir is not None
         plan, key = _continued(plan, key, begun, workdir)
-    elif plan.sampler.seed is None:
-        plan = _seeded(plan, devices.fresh_seed(bits=128))
-    return plan, hosts.shared_secrets()[1] if key is None else key
+    seed, drawn = hosts.shared_secrets()
+    if plan.sampler.seed is None:
+        plan = _seeded(plan, seed)
+    return plan, drawn if key is None else key
 
 
 def _continued(
