@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dpoptax._pricing.checks import Accountant, check_accountant, check_delta, integer
+from dpoptax._pricing.checks import Accountant, check_delta, integer
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
 from dpoptax.accounting._run_event import (
@@ -213,7 +213,6 @@ def _guarantee(
     event_after: Callable[[int], PrivacyEvent] | None,
 ) -> Guarantee:
     """Returns the guarantee of an event, at a checked δ."""
-    check_accountant(accountant)
     size = sampling.dataset_size
     if delta is None:
         delta = 1e-5 if size is None else min(1e-5, 10.0 ** -len(str(size)))

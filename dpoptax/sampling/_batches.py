@@ -1,5 +1,6 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -79,9 +80,7 @@ def example_loader(
         check_rows(data, sampler.dataset_size, "example")
     else:
         check_rows(data, users.num_records, "record of `users`, or example")
-
-    def rows_of(indices: np.ndarray) -> PyTree:
-        return _rows(data, indices)
+    rows_of = functools.partial(_rows, data)
 
     def load(step: int) -> Batch:
         if users is None:

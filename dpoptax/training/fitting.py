@@ -258,7 +258,6 @@ def _make_job(
     assert seed is not None
     noise = plan.noise_multiplier
     least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
-    dataset = Dataset("data", data, {}, 0)
     return Job(
         name="training",
         plan=RunPlan(plan.sampler, least_noise, steps, plan),
@@ -272,7 +271,9 @@ def _make_job(
             "seed": seed.hex() if isinstance(seed, bytes) else seed,
             "key": _words(key),
         },
-        fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
+        fingerprint=lambda: fingerprint(
+            Dataset("data", data, {}, 0), seed, frozen={"frozen": frozen}
+        ),
         program=lambda args: {
             "`users`": digest_of(None if users is None else vars(users)),
             "`optimizer`": optimizer_digest(private.optimizer, args[0][0]),
