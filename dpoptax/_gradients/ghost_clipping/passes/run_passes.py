@@ -33,7 +33,7 @@ Arrays: TypeAlias = list[jax.Array]
 # Arrays by the index of their use or parameter.
 ByIndex: TypeAlias = dict[int, Any]
 # Runs a use; see `run_block`.
-RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[jax.Array, Any]]
+RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[Arrays, Any]]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
@@ -154,7 +154,7 @@ def run_block(
       block: the steps.
       inputs: the values of `block.inputs`.
       by_use: arrays for each use, with a leading axis for each scan that is not yet entered.
-      run_use: `run_use(step, operands, by_use[index])` returns the output of a use, and arrays to
+      run_use: `run_use(step, operands, by_use[index])` returns the outputs of a use, and arrays to
         record.
 
     Returns:
@@ -173,8 +173,7 @@ def run_block(
         outputs: Sequence[jax.Array]
         if step.use is not None:
             index = step.use.index
-            output, records[index] = run_use(step, operands, by_use[index])
-            outputs = [output]
+            outputs, records[index] = run_use(step, operands, by_use[index])
         elif step.body is not None:
             from dpoptax._gradients.ghost_clipping.passes.run_loops import run_body
 
@@ -227,8 +226,8 @@ def _record(
     step: Step,
     operands: Arrays,
     zero: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the output of a use plus a zero, and the data operand.
+) -> tuple[Arrays, jax.Array]:
+    """Returns the output of a use plus a zero, in a list, and the data operand.
 
     The derivative with respect to the zero is the cotangent of the output.
     """
@@ -239,10 +238,10 @@ def _record(
         operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
     (output,) = bind(step.eqn, operands)
     if record_dtype is None:
-        return output + zero.astype(output.dtype), operand
+        return [output + zero.astype(output.dtype)], operand
     dtype = recorded_dtype(operand.dtype, record_dtype)
     recorded = operand if dtype == operand.dtype else round_to_dtype(operand, dtype)
-    return output + _widen_zero(zero, output.dtype, zero.dtype), recorded
+    return [output + _widen_zero(zero, output.dtype, zero.dtype)], recorded
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:

@@ -118,11 +118,7 @@ def ghost_clipped_sum(
     mask, finish = program.loss.separate(examples.mask), clip_and_sum or sum_floats
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
-        program,
-        points,
-        examples.inputs,
-        factor_dtype=factor_dtype,
-        formed_uses=plan.formed_uses,
+        program, points, examples.inputs, factor_dtype=factor_dtype, formed_uses=plan.formed_uses
     )
     groups = clip.groups(points.points[0])
 

@@ -90,10 +90,7 @@ def sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Ar
     # Positions t and examples b are summed at once. Both factors keep their order of axes.
     block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
     sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
-
-    def together() -> jax.Array:
-        return block_sums.sum_in_blocks(block_sum, *weighted, block=block)
-
+    together = functools.partial(block_sums.sum_in_blocks, block_sum, *weighted, block=block)
     if not factor_products.has_large_groups(sizes):
         return together()
     from dpoptax._gradients.ghost_clipping.sums.group_sums import sum_by_group
