@@ -1,4 +1,4 @@
-"""The event of a run: of its planned releases, or of those in the ledgers of its state."""
+"""Events of runs: planned, or read from the ledgers of an optimizer state."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
