@@ -22,4 +22,5 @@ from dpoptax._release.information_flow.information_flow import Shown as Shown
 from dpoptax._release.ledger import Mechanism as Mechanism
 from dpoptax._release.read_ledger import Ledger as Ledger
 from dpoptax.filters._lp_adam import scale_by_lp_adam as scale_by_lp_adam
+from dpoptax.sampling._batches import read_ahead as read_ahead
 from dpoptax.sampling._batches import read_sharded as read_sharded

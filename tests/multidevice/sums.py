@@ -15,7 +15,6 @@ import dpoptax
 from dpoptax._gradients.clip import block_sums
 from dpoptax._gradients.clip.clipped_sum import is_intact
 from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax.auditing import _worst_example as adversary
 from tests import programs
 from tests.helpers import floats, no_room, sum_by
@@ -243,7 +242,7 @@ def test_clips_examples_not_whole_shards(batch):
     points = dpoptax.gradient_points((), conv_params())
 
     def local(points, batch, mask):
-        total = sum_by(per_example_sum, conv_loss, CLIP, points, Examples(batch, mask))
+        total = sum_by(per_example_sum, conv_loss, CLIP, points, batch, mask)
         return lax.psum(total, "data")
 
     naive = jax.shard_map(
