@@ -88,8 +88,6 @@ def scale_gradients(
         from dpoptax._gradients.ghost_clipping.sums.formed_gradients import add_gradients
 
         gradients = add_gradients(gradients, plan, passes)
-    if (linear_map := passes.points.linear_map) is not None:
-        gradients = {i: jax.vmap(linear_map.map_leaf(i))(x) for i, x in gradients.items()}
     formed, bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
@@ -107,7 +105,7 @@ def scale_gradients(
         [scale_segment(*use, exponent) for use in uses]
         for uses, exponent in zip(uses_of_products, exponents, strict=False)
     ]
-    if plan.is_transformed:
+    if plan.is_pulled:
         from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import (
             TransformedGradients,
         )

@@ -1,6 +1,6 @@
-"""Scales gradients of parameters that are transformed before use, and maps gradients.
+"""Scales gradients of parameters that are transformed before use.
 
-Pulling back and mapping give the factors any magnitude, so they are divided a second time.
+Pulling back gives the factors any magnitude, so they are divided a second time.
 """
 
 import jax
@@ -15,9 +15,6 @@ from dpoptax._gradients.ghost_clipping.transformed.cotangents import FixedTerm, 
 from dpoptax._gradients.ghost_clipping.transformed.point_differences import pull_back_points
 from dpoptax._gradients.ghost_clipping.transformed.pull_back import FixedArrays
 from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import assemble_gradients
-
-# Gradients, the exponents (B,) of their second divisor, and whether they are finite, (B,).
-_DividedAgain = tuple[FactoredGradients, jax.Array, jax.Array]
 
 
 class TransformedGradients:
@@ -42,37 +39,22 @@ class TransformedGradients:
         """
         products: list[FactoredGradients] = []
         again: list[tuple[int, jax.Array, jax.Array]] = []
+        dtype = self._passes.factor_dtype
         parts = zip(self._plan.products, members, divided, strict=True)
         for i, (product, uses, segments) in enumerate(parts):
-            if product.is_transformed:
-                factored, exponent, finite = self._transform(product, uses, segments)
+            if product.is_pulled:
+                outers, terms = self._pull_back(product, uses, segments)
+                factored, exponent, finite = assemble_gradients(outers, terms, dtype)
                 again.append((i, exponent, finite))
             else:
-                factored = self._factored(product, segments)
+                rounded = [segment.rounded(dtype) for segment in segments]
+                factored = FactoredGradients(rounded, product.layout.sizes)
             products.append(factored)
         indices, second_exponents, kept = zip(*again, strict=True)
         at = np.array(indices)
         exponent = scales.exponent.at[at].add(jnp.stack(second_exponents))
         finite = scales.finite.at[at].min(jnp.stack(kept)[:, None])
         return products, Scales(exponent, finite)
-
-    def _transform(
-        self, product: Product, uses: list[PlannedUse], segments: list[Segment]
-    ) -> _DividedAgain:
-        if product.is_pulled:
-            outers, terms = self._pull_back(product, uses, segments)
-            return assemble_gradients(outers, terms, self._passes.factor_dtype)
-        linear_map, mapping = self._passes.points.linear_map, product.mapping
-        assert linear_map is not None
-        assert mapping is not None
-        factor = linear_map.factors[product.leaf]
-        assert factor is not None
-        segments, exponent, finite = mapping(factor, segments)
-        return self._factored(product, segments), exponent, finite
-
-    def _factored(self, product: Product, segments: list[Segment]) -> FactoredGradients:
-        rounded = [segment.rounded(self._passes.factor_dtype) for segment in segments]
-        return FactoredGradients(rounded, product.layout.sizes)
 
     def _pull_back(
         self, product: Product, uses: list[PlannedUse], divided: list[Segment]
