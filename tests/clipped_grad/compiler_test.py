@@ -105,9 +105,7 @@ def compiled(name, way, turn=0, weights=None, clip=CLIP, **options):
     loss, shapes, _ = EVERY[name]
     params = programs.parameters(shapes)
     count = len(jax.tree.leaves(params))
-    constants = [
-        CONSTANTS[(turn + i) % len(CONSTANTS)] for i in range(len(jax.tree.leaves(params)))
-    ]
+    constants = [CONSTANTS[(turn + i) % len(CONSTANTS)] for i in range(count)]
     # The effective parameters are ordinary.
     params = _times(params, [1 / c for c in constants])
     nearby = jax.tree.map(lambda p: p * 1.001, params)
