@@ -106,13 +106,12 @@ def scale_gradients(
         for uses, exponent in zip(uses_of_products, exponents, strict=False)
     ]
     if plan.is_pulled:
-        from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import (
-            TransformedGradients,
-        )
+        from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import scale_transformed
 
         members = [[use.member for use in uses] for uses in uses_of_products]
-        transform = TransformedGradients(plan, passes, differences)
-        products, scales = transform(members, divided, scales)
+        products, scales = scale_transformed(
+            plan, passes, members, divided, scales, differences=differences
+        )
     else:
         dtype = passes.factor_dtype
         products = [
