@@ -6,7 +6,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -184,31 +183,6 @@ def test_tangent_equals_one_device(kind, batch):
     alone = dpoptax.clipped_grad(conv_loss, CLIP)(points, batch).sum
     total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch).sum
     assert_close(total, alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "each"), [(KINDS[0], "entry"), (KINDS[1], "side")], ids=str)
-def test_linear_map_equals_one_device(kind, each, batch):
-    """Checks scales computed from a release that is sharded like the parameters."""
-    noise = dpoptax.gaussian_noise(noise_multiplier=0.0, batch_size=EXAMPLES, key=KEY)
-    tx = optax.chain(noise, dpoptax.contrib.scale_then_privatize(each=each))
-
-    def two_steps(params, **options):
-        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, **options)
-
-        def step(state):
-            points = dpoptax.gradient_points(state, params)
-            clipped = grad_fn(points, batch, MASK, key=KEY, ids=IDS)
-            return tx.update(clipped, state, params)
-
-        return jax.jit(lambda: step(step(tx.init(params))[1])[0])()
-
-    alone = two_steps(make_params(0))
-    mesh = make_mesh((2, 4), ("model", "data"), kind)
-    given = FSDP if kind == KINDS[0] else None
-    split = put(make_params(0), mesh, FSDP)
-    options = {"mesh": mesh, "axis_name": ("model", "data"), "param_specs": given}
-    assert_close(two_steps(split, **options), alone, atol=1e-5)
 
 
 # Three ways to get a wrong sum or wrong noise without an error. Each test first shows that the

@@ -22,7 +22,7 @@ from jax import lax
 
 from dpoptax._gradients.clip.bounds import UNIT_ROUNDOFF, gamma
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.encoding import statistic
+from dpoptax._gradients.clip.encoding import EncodingClip
 from dpoptax._support.tree import PyTree, widen
 
 BLOCK_LENGTH = 32
@@ -327,7 +327,7 @@ def sum_statistic(
     clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
 ) -> jax.Array | None:
     """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = statistic(clip, norms, reference)
+    value = clip.statistic(norms, reference) if isinstance(clip, EncodingClip) else None
     if value is None:
         return None
     if whole.examples > _STATISTIC_EXAMPLES:

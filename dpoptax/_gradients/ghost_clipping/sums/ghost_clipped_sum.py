@@ -133,11 +133,11 @@ def ghost_clipped_sum(
 
 def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
     count, tangent = len(points.points), points.tangent is not None
-    if points.linear_map is None and (found := plan_whole_uses(program, examples, count + tangent)):
+    if (found := plan_whole_uses(program, examples, count + tangent)) is not None:
         return found
     from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
 
-    return make_plan(program, examples, count, points.linear_map, has_tangent=tangent)
+    return make_plan(program, examples, count, has_tangent=tangent)
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
