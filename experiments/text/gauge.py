@@ -1,5 +1,6 @@
 """Steps of LoRA's factors that depend on their product only."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,8 @@ import optax
 
 from dpoptax._gradients.linear_map import LinearMapState, resolve
 from dpoptax.extend import Sides
+from experiments.text.encoder import LastProjection
+from experiments.text.training import Problem
 
 Params = dict[str, Any]
 _FLOOR = 1e-6  # the smallest eigenvalue of a Gram matrix, relative to their mean
@@ -119,6 +122,27 @@ def split_start(
         return {name: part[0] for name, part in parts.items()}, frozen | weights
 
     return visit(lora, frozen)
+
+
+class SplitProjection(LastProjection):
+    """A `LastProjection` that computes the published features with factors of full rank.
+
+    The collection "frozen" has a "kernel" with minus the product of the first factors.
+    """
+
+    def __call__(self, inputs: jax.Array, sums: jax.Array, used: jax.Array) -> jax.Array:
+        rest = inputs @ self.get_variable("frozen", "kernel")
+        return super().__call__(inputs, jnp.asarray(sums, jnp.float32) + rest, used)
+
+
+def split_projection(problem: Problem, lora: Params, key: jax.Array) -> tuple[Problem, Params]:
+    """Returns a problem and factors from `split_start`, for factors of a `LastProjection`."""
+    assert problem.encoder is not None
+    product = jnp.zeros((lora["lora_a"].shape[0], problem.width))
+    factors, rest = split_start(lora, {"kernel": product}, 1.0, key)
+    encoder = SplitProjection(problem.encoder.rank, width=problem.width)
+    frozen = {**problem.frozen, **rest}
+    return dataclasses.replace(problem, encoder=encoder, frozen=frozen), factors
 
 
 def _orthonormal(key: jax.Array, shape: tuple[int, int]) -> jax.Array:

@@ -14,7 +14,6 @@ import optax
 import dpoptax
 from dpoptax.users import UserTable
 from experiments.text.encoder import LastProjection
-from experiments.text.gauge import gauge_free
 
 Params = dict[str, Any]
 Columns = dict[str, np.ndarray]
@@ -23,7 +22,7 @@ _CHUNK = 200  # texts that are evaluated at once
 _PART = 256  # texts whose gradients are computed at once
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """Training and held-out texts as features.
 
@@ -42,6 +41,16 @@ class Problem:
     classes: int
     encoder: LastProjection | None = None
     frozen: Any = ()
+
+    @property
+    def width(self) -> int:
+        """The width of the last projection's outputs, for LoRA."""
+        return int(self.train["sums"].shape[-1])
+
+    @property
+    def directions(self) -> int:
+        """The number of directions of the last projection's inputs, for LoRA."""
+        return int(self.train["inputs"].shape[-1])
 
     def holding_out(self, share: float) -> "Problem":
         """Returns the problem with a share of the owners as held-out texts."""
@@ -72,8 +81,7 @@ class Settings:
         clip: C of the head.
         lora_rate: Learning rate of LoRA's factors.
         lora_clip: C of LoRA's factors.
-        gauge: Whether the steps of the product do not depend on its factors; see `gauge_free`.
-        freeze_a: Whether A stays at its random start (FFA-LoRA).
+        wrap: Returns the optimizer with changed steps.
         after_noise: Returns a transformation of released gradients for the standard deviation of
             their noise.
     """
@@ -84,8 +92,7 @@ class Settings:
     clip: float = 1.0
     lora_rate: float = 0.0
     lora_clip: float = 1.0
-    gauge: bool = False
-    freeze_a: bool = False
+    wrap: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None
     after_noise: Callable[[float], optax.GradientTransformation] | None = None
 
 
@@ -142,14 +149,14 @@ def train(
             from the operating system.
         plan: The plan from `make_plan`; None for training without privacy.
     """
-    params, fixed = _split_factors(start) if settings.freeze_a else (start, {})
+    params = start
     gradient = _gradient(problem.encoder, settings.clip, settings.lora_clip, plan is not None)
     chain = _chain(problem, settings, plan, seed)
     update = jax.jit(chain.update)
     state, average = chain.init(params), params
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, plan, seed)):
-        sums = [gradient(params, fixed, problem.frozen, state, *part) for part in parts]
+        sums = [gradient(params, problem.frozen, state, *part) for part in parts]
         total = _mean(*sums) if plan is None else _accumulate(*sums)
         updates, state = update(total, state, params)
         params = optax.apply_updates(params, updates)
@@ -162,7 +169,7 @@ def train(
     jax.block_until_ready(params)
     seconds = (time.monotonic() - begun) / max(settings.steps - 1, 1)
     guarantee = None if plan is None else plan.guarantee(state)
-    return Trained(_joined(params, fixed), _joined(average, fixed), guarantee, seconds)
+    return Trained(params, average, guarantee, seconds)
 
 
 def make_plan(
@@ -182,20 +189,20 @@ def make_plan(
 
 
 @functools.cache
-def noise_multipliers(owners: int, parts: tuple[tuple[Settings, float], ...]) -> tuple[float, ...]:
+def noise_multipliers(owners: int, parts: tuple[tuple[int, int, float], ...]) -> tuple[float, ...]:
     """Returns σ of several runs one after the other.
 
     Args:
         owners: Number of owners.
-        parts: The settings of each run, and the ε that all runs up to it may spend together.
+        parts: For each run B, T and the ε that all runs up to it may spend together.
     """
     found: list[float] = []
     also: list[Any] = []
-    for settings, epsilon in parts:
+    for batch, steps, epsilon in parts:
         plan = dpoptax.PrivacyPlan(
             dataset_size=owners,
-            batch_size=settings.batch,
-            steps=settings.steps,
+            batch_size=batch,
+            steps=steps,
             epsilon=epsilon,
             delta=DELTA,
             also=also,
@@ -208,11 +215,7 @@ def noise_multipliers(owners: int, parts: tuple[tuple[Settings, float], ...]) ->
 
 def accuracy(problem: Problem, params: Params) -> float:
     """Returns the share of held-out texts that are classified correctly, in percent."""
-
-    def one(params: Params, example: Any, frozen: Any) -> jax.Array:
-        return logits(problem.encoder, params, example, frozen).argmax(-1)
-
-    predict = jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+    predict = _predict(problem.encoder)
     count = len(problem.test["labels"])
     correct = 0
     for start in range(0, count, _CHUNK):
@@ -222,26 +225,34 @@ def accuracy(problem: Problem, params: Params) -> float:
 
 
 @functools.cache
+def _predict(encoder: LastProjection | None) -> Callable[..., Any]:
+    """Returns the compiled classes of a part of the texts."""
+
+    def one(params: Params, example: Any, frozen: Any) -> jax.Array:
+        return logits(encoder, params, example, frozen).argmax(-1)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+
+
+@functools.cache
 def _gradient(
     encoder: LastProjection | None, clip: float, lora_clip: float, private: bool
 ) -> Callable[..., Any]:
     """Returns the compiled gradient of a part of a batch: a clipped sum, or a mean."""
     clips: Any = clip if encoder is None else _clips(clip, lora_clip)
 
-    def one(params: Params, fixed: Params, frozen: Any, example: Any) -> jax.Array:
-        found = logits(encoder, _joined(params, fixed), example, frozen)
+    def one(params: Params, frozen: Any, example: Any) -> jax.Array:
+        found = logits(encoder, params, example, frozen)
         return optax.softmax_cross_entropy_with_integer_labels(found, example["labels"])
 
-    def clipped(params: Any, fixed: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
-        loss = lambda params, example: one(params, fixed, frozen, example)  # noqa: E731
+    def clipped(params: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
+        loss = lambda params, example: one(params, frozen, example)  # noqa: E731
         points = dpoptax.gradient_points(state, params)
         return dpoptax.clipped_grad(loss, clips)(points, rows, mask)
 
-    def mean(params: Any, fixed: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
+    def mean(params: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
         def total(params: Params) -> jax.Array:
-            return jnp.mean(
-                jax.vmap(one, in_axes=(None, None, None, 0))(params, fixed, frozen, rows)
-            )
+            return jnp.mean(jax.vmap(one, in_axes=(None, None, 0))(params, frozen, rows))
 
         return jax.grad(total)(params)
 
@@ -272,8 +283,8 @@ def _chain(
         }
 
     optimizer = optax.chain(optax.adam(schedule), optax.stateless(scaled))
-    if settings.gauge:
-        optimizer = gauge_free(optimizer)
+    if settings.wrap is not None:
+        optimizer = settings.wrap(optimizer)
     if plan is None:
         return optimizer
     stages = [plan.noise(jax.random.key(seed))]
@@ -313,26 +324,3 @@ def _batches(
             rows = np.pad(part, (0, size - len(part)))
             parts.append(({name: c[rows] for name, c in problem.train.items()}, mask))
         yield parts
-
-
-def _split_factors(params: Params) -> tuple[Params, Params]:
-    """Returns the parameters without LoRA's A, and those of A."""
-    if not isinstance(params, dict):
-        return params, {}
-    kept, fixed = {}, {}
-    for name, child in params.items():
-        if name == "lora_a":
-            fixed[name] = child
-        else:
-            kept[name], inner = _split_factors(child)
-            if inner:
-                fixed[name] = inner
-    return kept, fixed
-
-
-def _joined(params: Params, fixed: Params) -> Params:
-    """Undoes `_split_factors`."""
-    if not isinstance(params, dict) or not fixed:
-        return params
-    both = {name: _joined(child, fixed.get(name, {})) for name, child in params.items()}
-    return {**{name: child for name, child in fixed.items() if name not in both}, **both}

@@ -16,7 +16,8 @@ from experiments.command_line import main
 from experiments.models.language import BertEncoder
 from experiments.models.pretrained import save_model
 from experiments.models.transformer import Lora
-from experiments.text import recipe, texts
+from experiments.text import recipe, texts, trials
+from experiments.text.arms import ARMS, head_settings, lora_settings, train_arm
 from experiments.text.encoder import (
     LastProjection,
     features,
@@ -25,7 +26,7 @@ from experiments.text.encoder import (
     tokenize,
 )
 from experiments.text.gauge import gauge_factors, gauge_free, split_start
-from experiments.text.training import Settings, make_plan, noise_multipliers
+from experiments.text.training import make_plan, noise_multipliers
 
 pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
@@ -183,6 +184,13 @@ def test_start_with_full_factors_computes_the_same():
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "plot", "goal", "the", "a"]
 
 
+HEAD = {"rate": (0.1, 1e-6), "steps": (4,)}
+LORA = {"rate": (0.1,), "lora_rate": (0.1,), "steps": (3,)}
+CHOSEN = {"head": {"rate": 0.1, "steps": 4}} | dict.fromkeys(
+    ARMS.keys() - {"head"}, {"rate": 0.1, "lora_rate": 0.1, "steps": 3}
+)
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """Returns folders of toy texts and of a toy encoder, with short settings."""
@@ -207,9 +215,7 @@ def toy(tmp_path, monkeypatch):
     for split in ("train", "dev", "test"):
         text = f"sentence\tlabel\n{phrases}"
         (tmp_path / f"SST-2_{split}.tsv").write_text(text, encoding="utf-8")
-    short = recipe.Recipe(Settings(4, 10, 0.1), Settings(3, 10, 0.1, lora_rate=0.1))
-    monkeypatch.setattr(recipe, "recipe_of", lambda *_: short)
-    monkeypatch.setattr(recipe, "RANK", 4)
+    monkeypatch.setattr(trials, "GRIDS", dict.fromkeys((True, False), (HEAD, LORA)))
     return tmp_path
 
 
@@ -222,35 +228,81 @@ def fetch_minilm_folder(folder):
     return made
 
 
-def test_recipe_prints_guarantees_and_accuracies(toy, capsys):
-    output = toy / "runs.jsonl"
-    command = ["text", "--data-dir", str(toy), "--cache-dir", str(toy / "cache"), "--output"]
-    command += [str(output), "--epsilons", "3", "--seeds", "2"]
-    assert main(command) == 0
+def command(toy, *options):
+    folders = ["--data-dir", str(toy), "--cache-dir", str(toy / "cache")]
+    files = ["--trials", str(toy / "trials.jsonl"), "--output", str(toy / "runs.jsonl")]
+    return ["text", *folders, *files, "--epsilons", "3", *options]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_recipe_prints_guarantees_and_accuracies(toy, monkeypatch, capsys):
+    monkeypatch.setattr(recipe, "best", lambda path, data, arm, epsilon: CHOSEN[arm])
+    shares = "--shares", "0.5", "1"
+    assert main(command(toy, "--seeds", "2", "--data", "sst2", *shares)) == 0
     printed = capsys.readouterr().out
     assert "for one user with all of its records" in printed
-    assert "90 texts of 60 owners" in printed.replace("\n", " ")
+    for described in ("90 texts of 60 owners", "45 texts of 30 owners"):
+        assert described in printed.replace("\n", " ")
     assert "ε = 3" in printed
-    runs = [json.loads(line) for line in output.read_text().splitlines()]
+    assert "LoRA, frozen A, minus head" in printed
+    runs = lines(toy / "runs.jsonl")
     assert len(runs) == 16
     private = [run for run in runs if run["epsilon"]]
     assert all(2.9 < run["spent"] <= 3.0 for run in private)
     assert {run["spent"] for run in runs if not run["epsilon"]} == {None}
-    assert main(command) == 0  # finds all runs in the file
-    assert len(output.read_text().splitlines()) == 16
+    assert main(command(toy, "--seeds", "2", "--data", "sst2", *shares)) == 0
+    assert len(lines(toy / "runs.jsonl")) == 16  # all runs were in the file
 
 
-def test_lora_is_trained_with_and_without_privacy(toy):
+def test_tuning_records_trials_and_best_settings_are_used(toy, capsys):
+    with pytest.raises(texts.ConfigError, match="the head before LoRA"):
+        main(command(toy, "--seeds", "1", "--data", "agnews"))
+    options = "--tune", "--seeds", "1", "--data", "agnews"
+    assert main(command(toy, *options)) == 0
+    trials_made = lines(toy / "trials.jsonl")
+    places = [(trial["arm"], trial["epsilon"]) for trial in trials_made]
+    assert places == [(a, e) for e in (3.0, None) for a in ("head", "head", "lora")]
+    assert "rate 0.1, steps 4" in capsys.readouterr().out
+    accuracies = {trial["settings"]["rate"]: trial["accuracy"] for trial in trials_made[:2]}
+    assert accuracies[0.1] > accuracies[1e-6]
+    assert main(command(toy, *options)) == 0
+    assert lines(toy / "trials.jsonl") == trials_made
+    assert main(command(toy, "--seeds", "1", "--data", "agnews")) == 0
+    best = trials.best(toy / "trials.jsonl", "agnews", "head", 5.0)
+    assert best == {"rate": 0.1, "steps": 4}
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS.keys() - {"head"}))
+def test_lora_is_trained_with_and_without_privacy(toy, arm):
     read = texts.read_texts("sst2", toy)
-    head, lora = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
-    settings = recipe.recipe_of("sst2", 60, 3.0)
+    both = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    head, lora = head_settings(60, CHOSEN["head"]), lora_settings(60, CHOSEN[arm])
     for epsilon in (None, 3.0):
-        trained = recipe.train_both(head, lora, settings, epsilon, seed=0)
-        assert jnp.abs(trained.params["lora"]["lora_b"]).max() > 0.01
+        _, trained = train_arm(both, arm, CHOSEN, epsilon, seed=0)
+        begun = ARMS[arm].start(both.lora, jax.random.key(0))[1]
+        for name, factor in trained.params["lora"].items():
+            assert jnp.abs(factor - begun[name]).max() > 0.01
     # The guarantee covers the head's steps and those of LoRA.
-    noise = noise_multipliers(60, ((settings.probe, 1.5), (settings.lora, 3.0)))
-    alone = make_plan(lora, settings.lora, noise[1], seed=1).guarantee()
+    parts = (head.batch, head.steps, 1.5), (lora.batch, lora.steps, 3.0)
+    alone = make_plan(both.lora, lora, noise_multipliers(60, parts)[1], seed=1).guarantee()
     assert alone.epsilon(1e-5) < 2.9 < trained.guarantee.epsilon(1e-5) <= 3.0
+
+
+def test_all_arms_begin_with_published_features(toy):
+    read = texts.read_texts("sst2", toy)
+    both = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    for name, arm in ARMS.items():
+        if name == "head":
+            continue
+        problem, factors = arm.start(both.lora, jax.random.key(0))
+        variables = {"params": factors, "frozen": problem.frozen}
+        for row in range(3):
+            given = (problem.train[column][row] for column in ("inputs", "sums", "used"))
+            found = problem.encoder.apply(variables, *given)
+            np.testing.assert_allclose(found, both.head.train["inputs"][row], atol=5e-3)
 
 
 def test_missing_texts_are_named(tmp_path):

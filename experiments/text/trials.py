@@ -1,0 +1,128 @@
+"""Tunes each arm on held-out training owners, and returns the best settings."""
+
+import functools
+import itertools
+import json
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from experiments.text.arms import ARMS, Chosen, Problems, train_arm
+from experiments.text.training import accuracy
+
+HELD_OUT = 0.2  # share of the training owners
+
+Grid = Mapping[str, tuple[float, ...]]
+_LORA_RATES = {"lora_rate": (0.001, 0.003, 0.01), "rate": (0.005, 0.02)}
+GRIDS: Mapping[bool, tuple[Grid, Grid]] = {
+    True: (
+        {"rate": (0.05, 0.1, 0.2, 0.4), "clip": (0.1, 0.3, 1.0)},
+        {**_LORA_RATES, "lora_clip": (0.1, 0.3)},
+    ),
+    False: (
+        {"rate": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4), "steps": (100, 400)},
+        {**_LORA_RATES, "steps": (40, 160)},
+    ),
+}
+"""Settings that are tried for the head and for each arm with LoRA, with and without privacy."""
+
+
+def record_once(
+    path: Path, fields: Mapping[str, Any], run: Callable[[], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Returns the line of a file with these fields; without one, runs and adds it."""
+    for record in _lines(path):
+        if all(record.get(name) == value for name, value in fields.items()):
+            return record
+    begun = time.monotonic()
+    record = {**fields, **run(), "seconds": round(time.monotonic() - begun, 1)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    return record
+
+
+def tune(
+    problems: Problems,
+    data: str,
+    arms: Iterable[str],
+    epsilons: Iterable[float | None],
+    *,
+    seeds: int,
+    path: Path,
+) -> str:
+    """Tries all settings of the arms, adds each trial to a file, and returns a table of the best.
+
+    LoRA follows the best head of the file, so tune the head first.
+    """
+    held = problems.holding_out(HELD_OUT)
+    rows = []
+    for epsilon, arm in itertools.product(epsilons, arms):
+        if ARMS[arm].tuned_as is not None:
+            continue
+        grid = GRIDS[epsilon is not None][arm != "head"]
+        chosen = {} if arm == "head" else {"head": best(path, data, "head", epsilon)}
+        for values, seed in itertools.product(itertools.product(*grid.values()), range(seeds)):
+            settings = dict(zip(grid, values, strict=True))
+            fields = {"data": data, "arm": arm, "epsilon": epsilon, "seed": seed}
+            trial = functools.partial(
+                _trial, held, arm, {**chosen, arm: settings}, epsilon, seed=seed
+            )
+            record_once(path, {**fields, "settings": settings}, trial)
+        found = best(path, data, arm, epsilon)
+        mean = _means(path, data, arm, epsilon)[_key(found)]
+        told = ", ".join(f"{name} {value:g}" for name, value in found.items())
+        rows.append(
+            (arm, "not private" if epsilon is None else f"{epsilon:g}", told, f"{mean:.1f}")
+        )
+    return records.markdown_table(("arm", "ε", "best settings", "held-out accuracy"), rows)
+
+
+def _trial(
+    held: Problems, arm: str, chosen: Chosen, epsilon: float | None, *, seed: int
+) -> dict[str, float]:
+    problem, trained = train_arm(held, arm, chosen, epsilon, seed=seed)
+    return {"accuracy": accuracy(problem, trained.params)}
+
+
+def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, float]:
+    """Returns the settings with the highest mean accuracy, at ε or at the nearest ε tried."""
+    found = _means(path, data, arm, epsilon)
+    if not found:
+        raise ConfigError(
+            f"`trials` must have trials of {data}, {arm}, got {str(path)!r} without them. Run with "
+            "`--tune` first, the head before LoRA."
+        )
+    return dict(max(found, key=lambda settings: found[settings]))
+
+
+def _means(
+    path: Path, data: str, arm: str, epsilon: float | None
+) -> dict[tuple[tuple[str, float], ...], float]:
+    rows = [row for row in _lines(path) if (row["data"], row["arm"]) == (data, arm)]
+    rows = [row for row in rows if (row["epsilon"] is None) == (epsilon is None)]
+    if epsilon is not None and rows:
+        at = epsilon
+        tried = {row["epsilon"] for row in rows}
+        nearest = min(tried, key=lambda value: abs(math.log(value / at)))
+        rows = [row for row in rows if row["epsilon"] == nearest]
+    accuracies = defaultdict(list)
+    for row in rows:
+        accuracies[_key(row["settings"])].append(row["accuracy"])
+    return {settings: statistics.fmean(values) for settings, values in accuracies.items()}
+
+
+def _key(settings: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple(settings.items())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
