@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -149,23 +149,22 @@ def train(
             from the operating system.
         plan: The plan from `make_plan`; None for training without privacy.
     """
-    params = start
     gradient = _gradient(problem.encoder, settings.clip, settings.lora_clip, plan is not None)
-    chain = _chain(problem, settings, plan, seed)
-    update = jax.jit(chain.update)
-    state, average = chain.init(params), params
+    rates = {"head": settings.rate, "lora": settings.lora_rate}
+    stages = [] if plan is None else [plan.noise(jax.random.key(seed))]
+    noise = None if plan is None else float(cast(float, plan.noise_multiplier))
+    state = _chain(stages, settings, rates, problem.encoder, noise).init(start)
+    update = _update(dataclasses.replace(settings, rate=0.0, lora_rate=0.0), problem.encoder, noise)
+    params = average = start
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, plan, seed)):
         sums = [gradient(params, problem.frozen, state, *part) for part in parts]
         total = _mean(*sums) if plan is None else _accumulate(*sums)
-        updates, state = update(total, state, params)
-        params = optax.apply_updates(params, updates)
+        weight = 1 / max(t + 1 - settings.steps // 2, 1)
+        params, state, average = update(rates, total, state, params, average, weight)
         if t == 0:
             jax.block_until_ready(params)
             begun = time.monotonic()
-        count = t + 1 - settings.steps // 2
-        if count >= 1:
-            average = jax.tree.map(lambda a, x, n=count: a + (x - a) / n, average, params)
     jax.block_until_ready(params)
     seconds = (time.monotonic() - begun) / max(settings.steps - 1, 1)
     guarantee = None if plan is None else plan.guarantee(state)
@@ -271,11 +270,39 @@ def _clips(clip: float, lora_clip: float) -> dpoptax.Clip:
     return dpoptax.per_layer_clip({"head": clip, "lora": lora_clip})
 
 
+@functools.cache
+def _update(
+    settings: Settings, encoder: LastProjection | None, noise: float | None
+) -> Callable[..., Any]:
+    """Returns the compiled update of parameters and their average, for runs with any key."""
+    stages = []
+    if noise is not None:
+        # The state of each run has its own key; that of the transform is not read.
+        unread = jax.random.key(0)
+        stages = [
+            dpoptax.gaussian_noise(noise_multiplier=noise, batch_size=settings.batch, key=unread)
+        ]
+
+    def update(
+        rates: Any, total: Any, state: Any, params: Params, average: Params, weight: Any
+    ) -> tuple[Params, Any, Params]:
+        chain = _chain(stages, settings, rates, encoder, noise)
+        updates, state = chain.update(total, state, params)
+        params = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda a, x: a + weight * (x - a), average, params)
+        return params, state, average
+
+    return jax.jit(update)
+
+
 def _chain(
-    problem: Problem, settings: Settings, plan: dpoptax.PrivacyPlan | None, seed: int
+    stages: list[optax.GradientTransformation],
+    settings: Settings,
+    rates: Mapping[str, Any],
+    encoder: LastProjection | None,
+    noise: float | None,
 ) -> optax.GradientTransformation:
     schedule = optax.cosine_decay_schedule(1.0, settings.steps)
-    rates = {"head": settings.rate, "lora": settings.lora_rate}
 
     def scaled(updates: Params, _: Any = None) -> Params:
         return {
@@ -285,18 +312,12 @@ def _chain(
     optimizer = optax.chain(optax.adam(schedule), optax.stateless(scaled))
     if settings.wrap is not None:
         optimizer = settings.wrap(optimizer)
-    if plan is None:
-        return optimizer
-    stages = [plan.noise(jax.random.key(seed))]
-    if settings.after_noise is not None:
-        clip = (
-            settings.clip if problem.encoder is None else _clips(settings.clip, settings.lora_clip)
-        )
-        noise: Any = plan.noise_multiplier
+    if noise is not None and settings.after_noise is not None:
+        clip = settings.clip if encoder is None else _clips(settings.clip, settings.lora_clip)
         stddev = dpoptax.extend.noise_stddev(
             clip, noise_multiplier=noise, batch_size=settings.batch
         )
-        stages.append(settings.after_noise(stddev))
+        stages = [*stages, settings.after_noise(stddev)]
     return optax.chain(*stages, optimizer)
 
 
@@ -304,19 +325,10 @@ def _batches(
     problem: Problem, settings: Settings, plan: dpoptax.PrivacyPlan | None, seed: int
 ) -> Iterator[list[tuple[Columns, np.ndarray]]]:
     """Yields each step's drawn texts, one for each owner, in parts of equal size."""
-    table = UserTable(problem.owners, records_per_user=1, seed=seed)
-    owners = np.unique(problem.owners)
-    first = np.searchsorted(problem.owners, owners)
-    counts = np.diff([*first, len(problem.owners)])
-    rng = np.random.default_rng(seed)
     size = settings.batch if problem.encoder is None else min(_PART, settings.batch)
-    for t in range(settings.steps):
-        if plan is None:
-            drawn = rng.choice(len(owners), settings.batch, replace=False)
-            records = first[drawn] + rng.integers(0, counts[drawn])
-        else:
-            sample = table.sample(plan.sampler, t)
-            records = sample.records[sample.mask, 0]
+    sampler = None if plan is None else plan.sampler
+    owners = problem.owners.tobytes()
+    for records in _drawn_records(owners, settings.batch, settings.steps, sampler, seed):
         parts = []
         for start in range(0, max(len(records), 1), size):
             part = records[start : start + size]
@@ -324,3 +336,23 @@ def _batches(
             rows = np.pad(part, (0, size - len(part)))
             parts.append(({name: c[rows] for name, c in problem.train.items()}, mask))
         yield parts
+
+
+# Settings are compared on the same batches.
+@functools.lru_cache(maxsize=32)
+def _drawn_records(
+    owners: bytes, batch: int, steps: int, sampler: Any, seed: int
+) -> list[np.ndarray]:
+    """Returns the texts of each step: of owners that a sampler draws, or of `batch` owners."""
+    numbers = np.frombuffer(owners, np.int64)
+    if sampler is not None:
+        table = UserTable(numbers, records_per_user=1, seed=seed)
+        samples = (table.sample(sampler, t) for t in range(steps))
+        return [sample.records[sample.mask, 0] for sample in samples]
+    names, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(steps):
+        drawn = rng.choice(len(names), batch, replace=False)
+        found.append(first[drawn] + rng.integers(0, counts[drawn]))
+    return found

@@ -19,18 +19,17 @@ from experiments.text.training import accuracy
 HELD_OUT = 0.2  # share of the training owners
 
 Grid = Mapping[str, tuple[float, ...]]
-_LORA_RATES = {"lora_rate": (0.001, 0.003, 0.01), "rate": (0.005, 0.02)}
 GRIDS: Mapping[bool, tuple[Grid, Grid]] = {
     True: (
-        {"rate": (0.05, 0.1, 0.2, 0.4), "clip": (0.1, 0.3, 1.0)},
-        {**_LORA_RATES, "lora_clip": (0.1, 0.3)},
+        {"rate": (0.05, 0.1, 0.2), "clip": (0.1, 0.3)},
+        {"lora_rate": (0.001, 0.003, 0.01), "lora_clip": (0.1, 0.3), "rate": (0.01,)},
     ),
     False: (
-        {"rate": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4), "steps": (100, 400)},
-        {**_LORA_RATES, "steps": (40, 160)},
+        {"rate": (0.02, 0.05, 0.1), "steps": (100, 400)},
+        {"lora_rate": (0.001, 0.003, 0.01), "steps": (40, 120), "rate": (0.01,)},
     ),
 }
-"""Settings that are tried for the head and for each arm with LoRA, with and without privacy."""
+"""Settings that are tried with and without privacy: for the head, and for each arm with LoRA."""
 
 
 def record_once(
