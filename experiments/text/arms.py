@@ -56,13 +56,13 @@ def frozen_a(problem: Problem, key: jax.Array) -> Start:
     """Returns a problem whose A is the first directions of the inputs, and B = 0."""
     del key
     rank = min(FROZEN_RANK, problem.directions)
-    first = {
-        split: {**columns, "inputs": columns["inputs"][..., :rank]}
-        for split, columns in (("train", problem.train), ("test", problem.test))
-    }
+    seen, held_out = (
+        {**columns, "inputs": columns["inputs"][..., :rank]}
+        for columns in (problem.train, problem.test)
+    )
     encoder = LastProjection(rank, frozen_a=True, width=problem.width)
     start = {"lora_b": jnp.zeros((rank, problem.width))}
-    return dataclasses.replace(problem, encoder=encoder, **first), start
+    return dataclasses.replace(problem, encoder=encoder, train=seen, test=held_out), start
 
 
 def trained_a(problem: Problem, key: jax.Array) -> Start:

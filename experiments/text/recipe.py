@@ -118,7 +118,13 @@ def _runs(
     for seed, epsilon, arm in itertools.product(
         range(given.seeds), (*given.epsilons, None), given.arms
     ):
-        fields = {"data": name, "share": share, "arm": arm, "epsilon": epsilon, "seed": seed}
+        fields: dict[str, Any] = {
+            "data": name,
+            "share": share,
+            "arm": arm,
+            "epsilon": epsilon,
+            "seed": seed,
+        }
         yield record_once(
             given.output, fields, functools.partial(_run, given.trials, problems, **fields)
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -159,7 +160,7 @@ def train(
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, plan, seed)):
         sums = [gradient(params, problem.frozen, state, *part) for part in parts]
-        total = _mean(*sums) if plan is None else _accumulate(*sums)
+        total = _mean(settings.batch, *sums) if plan is None else _accumulate(*sums)
         weight = 1 / max(t + 1 - settings.steps // 2, 1)
         params, state, average = update(rates, total, state, params, average, weight)
         if t == 0:
@@ -237,7 +238,7 @@ def _predict(encoder: LastProjection | None) -> Callable[..., Any]:
 def _gradient(
     encoder: LastProjection | None, clip: float, lora_clip: float, private: bool
 ) -> Callable[..., Any]:
-    """Returns the compiled gradient of a part of a batch: a clipped sum, or a mean."""
+    """Returns the compiled gradient of a part of a batch: a clipped sum, or a sum."""
     clips: Any = clip if encoder is None else _clips(clip, lora_clip)
 
     def one(params: Params, frozen: Any, example: Any) -> jax.Array:
@@ -249,21 +250,30 @@ def _gradient(
         points = dpoptax.gradient_points(state, params)
         return dpoptax.clipped_grad(loss, clips)(points, rows, mask)
 
-    def mean(params: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
-        def total(params: Params) -> jax.Array:
-            return jnp.mean(jax.vmap(one, in_axes=(None, None, 0))(params, frozen, rows))
+    def summed(params: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
+        del state
 
-        return jax.grad(total)(params)
+        def total(params: Params, rows: Any, mask: Any) -> jax.Array:
+            losses = jax.vmap(one, in_axes=(None, None, 0))(params, frozen, rows)
+            return jnp.sum(losses, where=mask)
 
-    return jax.jit(clipped if private else mean)
+        def add(sums: Any, block: Any) -> Any:
+            return jax.tree.map(jnp.add, sums, jax.grad(total)(params, *block)), None
+
+        # Blocks that fit into the cache take a third of the time.
+        size = len(mask) if encoder is None else math.gcd(len(mask), 32)
+        blocks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, mask))
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), blocks)[0]
+
+    return jax.jit(clipped if private else summed)
 
 
 _accumulate = jax.jit(dpoptax.accumulate)
 
 
 @jax.jit
-def _mean(*parts: Params) -> Params:
-    return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
+def _mean(batch: int, *parts: Params) -> Params:
+    return jax.tree.map(lambda *x: sum(x) / batch, *parts)
 
 
 def _clips(clip: float, lora_clip: float) -> dpoptax.Clip:

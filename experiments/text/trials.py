@@ -18,6 +18,7 @@ from experiments.text.training import accuracy
 
 HELD_OUT = 0.2  # share of the training owners
 
+_Key = tuple[tuple[str, float], ...]
 Grid = Mapping[str, tuple[float, ...]]
 GRIDS: Mapping[bool, tuple[Grid, Grid]] = {
     True: (
@@ -98,12 +99,10 @@ def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, fl
             f"`trials` must have trials of {data}, {arm}, got {str(path)!r} without them. Run with "
             "`--tune` first, the head before LoRA."
         )
-    return dict(max(found, key=lambda settings: found[settings]))
+    return dict(max(found, key=found.__getitem__))
 
 
-def _means(
-    path: Path, data: str, arm: str, epsilon: float | None
-) -> dict[tuple[tuple[str, float], ...], float]:
+def _means(path: Path, data: str, arm: str, epsilon: float | None) -> dict[_Key, float]:
     rows = [row for row in _lines(path) if (row["data"], row["arm"]) == (data, arm)]
     rows = [row for row in rows if (row["epsilon"] is None) == (epsilon is None)]
     if epsilon is not None and rows:
@@ -111,13 +110,13 @@ def _means(
         tried = {row["epsilon"] for row in rows}
         nearest = min(tried, key=lambda value: abs(math.log(value / at)))
         rows = [row for row in rows if row["epsilon"] == nearest]
-    accuracies = defaultdict(list)
+    accuracies: defaultdict[_Key, list[float]] = defaultdict(list)
     for row in rows:
         accuracies[_key(row["settings"])].append(row["accuracy"])
     return {settings: statistics.fmean(values) for settings, values in accuracies.items()}
 
 
-def _key(settings: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+def _key(settings: Mapping[str, float]) -> _Key:
     return tuple(settings.items())
 
 
