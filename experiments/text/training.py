@@ -159,7 +159,8 @@ def train(
     params = average = start
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, plan, seed)):
-        sums = [gradient(params, problem.frozen, state, *part) for part in parts]
+        points = params if plan is None else dpoptax.gradient_points(state, params)
+        sums = [gradient(points, problem.frozen, *part) for part in parts]
         total = _mean(settings.batch, *sums) if plan is None else _accumulate(*sums)
         weight = 1 / max(t + 1 - settings.steps // 2, 1)
         params, state, average = update(rates, total, state, params, average, weight)
@@ -245,14 +246,11 @@ def _gradient(
         found = logits(encoder, params, example, frozen)
         return optax.softmax_cross_entropy_with_integer_labels(found, example["labels"])
 
-    def clipped(params: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
+    def clipped(points: Any, frozen: Any, rows: Any, mask: Any) -> Any:
         loss = lambda params, example: one(params, frozen, example)  # noqa: E731
-        points = dpoptax.gradient_points(state, params)
         return dpoptax.clipped_grad(loss, clips)(points, rows, mask)
 
-    def summed(params: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
-        del state
-
+    def summed(params: Any, frozen: Any, rows: Any, mask: Any) -> Any:
         def total(params: Params, rows: Any, mask: Any) -> jax.Array:
             losses = jax.vmap(one, in_axes=(None, None, 0))(params, frozen, rows)
             return jnp.sum(losses, where=mask)

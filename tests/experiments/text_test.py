@@ -303,14 +303,12 @@ def test_non_private_mean_leaves_out_padding():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(6, 3)).astype(np.float32)
     columns = {"inputs": rows, "labels": np.arange(6) % 2}
-    kernel = training.start_head(3, 2)
-    every = training._gradient(None, 1.0, 1.0, False)(
-        {"head": kernel}, (), (), columns, rows[:, 0] < 9
-    )
+    params = {"head": training.start_head(3, 2)}
+    gradient = training._gradient(None, 1.0, 1.0, False)
+    expected = gradient(params, (), columns, np.ones(6, bool))
     padded = {name: np.concatenate([column, column[:4]]) for name, column in columns.items()}
-    mask = np.arange(10) < 6
-    found = training._gradient(None, 1.0, 1.0, False)({"head": kernel}, (), (), padded, mask)
-    np.testing.assert_allclose(found["head"]["kernel"], every["head"]["kernel"], atol=1e-6)
+    found = gradient(params, (), padded, np.arange(10) < 6)
+    np.testing.assert_allclose(found["head"]["kernel"], expected["head"]["kernel"], atol=1e-6)
 
 
 def test_all_arms_begin_with_published_features(toy):
