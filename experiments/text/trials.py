@@ -92,7 +92,11 @@ def _trial(
 
 
 def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, float]:
-    """Returns the settings with the highest mean accuracy, at ε or at the nearest ε tried."""
+    """Returns the settings with the highest mean accuracy.
+
+    They are those of the nearest ε that was tried, and of other data sets if this one was not tried
+    there.
+    """
     found = _means(path, data, arm, epsilon)
     if not found:
         raise ConfigError(
@@ -103,13 +107,15 @@ def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, fl
 
 
 def _means(path: Path, data: str, arm: str, epsilon: float | None) -> dict[_Key, float]:
-    rows = [row for row in _lines(path) if (row["data"], row["arm"]) == (data, arm)]
-    rows = [row for row in rows if (row["epsilon"] is None) == (epsilon is None)]
+    private = epsilon is not None
+    rows = [row for row in _lines(path) if row["arm"] == arm]
+    rows = [row for row in rows if (row["epsilon"] is not None) == private]
     if epsilon is not None and rows:
         at = epsilon
         tried = {row["epsilon"] for row in rows}
         nearest = min(tried, key=lambda value: abs(math.log(value / at)))
         rows = [row for row in rows if row["epsilon"] == nearest]
+    rows = [row for row in rows if row["data"] == data] or rows
     accuracies: defaultdict[_Key, list[float]] = defaultdict(list)
     for row in rows:
         accuracies[_key(row["settings"])].append(row["accuracy"])
