@@ -103,7 +103,8 @@ def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, fl
             f"`trials` must have trials of {data}, {arm}, got {str(path)!r} without them. Run with "
             "`--tune` first, the head before LoRA."
         )
-    return dict(max(found, key=found.__getitem__))
+    top = max(found, key=found.__getitem__)
+    return dict(top)
 
 
 def _means(path: Path, data: str, arm: str, epsilon: float | None) -> dict[_Key, float]:
