@@ -265,14 +265,33 @@ def test_tuning_records_trials_and_best_settings_are_used(toy, capsys):
     trials_made = lines(toy / "trials.jsonl")
     places = [(trial["arm"], trial["epsilon"]) for trial in trials_made]
     assert places == [(a, e) for e in (3.0, None) for a in ("head", "head", "lora")]
-    assert "rate 0.1, steps 4" in capsys.readouterr().out
-    accuracies = {trial["settings"]["rate"]: trial["accuracy"] for trial in trials_made[:2]}
-    assert accuracies[0.1] > accuracies[1e-6]
+    assert "lora_rate 0.1, steps 3" in capsys.readouterr().out
     assert main(command(toy, *options)) == 0
     assert lines(toy / "trials.jsonl") == trials_made
     assert main(command(toy, "--seeds", "1", "--data", "agnews")) == 0
-    best = trials.best(toy / "trials.jsonl", "agnews", "head", 5.0)
-    assert best == {"rate": 0.1, "steps": 4}
+    assert {run["arm"] for run in lines(toy / "runs.jsonl")} == {"head", "lora"}
+
+
+def test_best_settings_are_of_nearest_epsilon_and_of_the_same_data(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    made = [
+        ("sst2", 1.0, 0.1, 80.0),
+        ("sst2", 1.0, 0.2, 81.0),
+        ("sst2", 1.0, 0.2, 78.0),
+        ("sst2", 8.0, 0.3, 70.0),
+        ("agnews", 1.0, 0.4, 60.0),
+        ("sst2", None, 0.5, 90.0),
+    ]
+    names = "data", "epsilon", "rate", "accuracy"
+    rows = [dict(zip(names, row, strict=True)) | {"arm": "head"} for row in made]
+    text = "".join(json.dumps(row | {"settings": {"rate": row["rate"]}}) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
+    found = [
+        trials.best(path, data, "head", epsilon)["rate"]
+        for data in ("sst2", "agnews")
+        for epsilon in (0.5, 3.0, None)
+    ]
+    assert found == [0.1, 0.3, 0.5, 0.4, 0.3, 0.5]
 
 
 @pytest.mark.parametrize("arm", sorted(ARMS.keys() - {"head", "lora-shrinkage"}))
