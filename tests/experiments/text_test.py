@@ -14,7 +14,8 @@ from experiments.command_line import main
 from experiments.models.language import BertEncoder
 from experiments.models.pretrained import save_model
 from experiments.models.transformer import Lora
-from experiments.text import recipe, texts
+from experiments.text import recipe, texts, training, trials
+from experiments.text.arms import ARMS, head_settings, lora_settings, train_arm
 from experiments.text.encoder import (
     LastProjection,
     features,
@@ -22,7 +23,7 @@ from experiments.text.encoder import (
     load_encoder,
     tokenize,
 )
-from experiments.text.training import Settings, make_plan, noise_multipliers
+from experiments.text.training import make_plan, noise_multipliers
 
 pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
@@ -113,6 +114,13 @@ def test_records_of_a_sentence_do_not_depend_on_another():
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "plot", "goal", "the", "a"]
 
 
+HEAD = {"rate": (0.1, 1e-6), "steps": (4,)}
+LORA = {"rate": (0.1,), "lora_rate": (0.1,), "steps": (3,)}
+CHOSEN = {"head": {"rate": 0.1, "steps": 4}} | dict.fromkeys(
+    ARMS.keys() - {"head"}, {"rate": 0.1, "lora_rate": 0.1, "steps": 3}
+)
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """Returns folders of toy texts and of a toy encoder, with short settings."""
@@ -137,9 +145,7 @@ def toy(tmp_path, monkeypatch):
     for split in ("train", "dev", "test"):
         text = f"sentence\tlabel\n{phrases}"
         (tmp_path / f"SST-2_{split}.tsv").write_text(text, encoding="utf-8")
-    short = recipe.Recipe(Settings(4, 10, 0.1), Settings(3, 10, 0.1, lora_rate=0.1))
-    monkeypatch.setattr(recipe, "recipe_of", lambda *_: short)
-    monkeypatch.setattr(recipe, "RANK", 4)
+    monkeypatch.setattr(trials, "GRIDS", dict.fromkeys((True, False), (HEAD, LORA)))
     return tmp_path
 
 
@@ -152,35 +158,120 @@ def fetch_minilm_folder(folder):
     return made
 
 
-def test_recipe_prints_guarantees_and_accuracies(toy, capsys):
-    output = toy / "runs.jsonl"
-    command = ["text", "--data-dir", str(toy), "--cache-dir", str(toy / "cache"), "--output"]
-    command += [str(output), "--epsilons", "3", "--seeds", "2"]
-    assert main(command) == 0
+def command(toy, *options):
+    folders = ["--data-dir", str(toy), "--cache-dir", str(toy / "cache")]
+    files = ["--trials", str(toy / "trials.jsonl"), "--output", str(toy / "runs.jsonl")]
+    return ["text", *folders, *files, "--epsilons", "3", *options]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_recipe_prints_guarantees_and_accuracies(toy, monkeypatch, capsys):
+    monkeypatch.setattr(recipe, "best", lambda path, data, arm, epsilon: CHOSEN[arm])
+    shares = "--shares", "0.5", "1"
+    assert main(command(toy, "--seeds", "2", "--data", "sst2", *shares)) == 0
     printed = capsys.readouterr().out
     assert "for one user with all of its records" in printed
-    assert "90 texts of 60 owners" in printed.replace("\n", " ")
+    assert "90 texts of 60 owners" in printed
+    assert "texts of 30 owners" in printed
     assert "ε = 3" in printed
-    runs = [json.loads(line) for line in output.read_text().splitlines()]
+    assert "LoRA, frozen A, minus head" in printed
+    runs = lines(toy / "runs.jsonl")
     assert len(runs) == 16
     private = [run for run in runs if run["epsilon"]]
     assert all(2.9 < run["spent"] <= 3.0 for run in private)
     assert {run["spent"] for run in runs if not run["epsilon"]} == {None}
-    assert main(command) == 0  # finds all runs in the file
-    assert len(output.read_text().splitlines()) == 16
+    assert main(command(toy, "--seeds", "2", "--data", "sst2", *shares)) == 0
+    assert len(lines(toy / "runs.jsonl")) == 16  # all runs were in the file
 
 
-def test_lora_is_trained_with_and_without_privacy(toy):
+def test_tuning_records_trials_and_best_settings_are_used(toy, capsys):
+    assert main(command(toy, "--seeds", "1", "--data", "agnews")) != 0
+    assert "the head before LoRA" in capsys.readouterr().err
+    options = "--tune", "--seeds", "1", "--data", "agnews"
+    assert main(command(toy, *options)) == 0
+    trials_made = lines(toy / "trials.jsonl")
+    places = [(trial["arm"], trial["epsilon"]) for trial in trials_made]
+    assert places == [(a, e) for e in (3.0, None) for a in ("head", "head", "lora")]
+    assert "lora_rate 0.1, steps 3" in capsys.readouterr().out
+    assert main(command(toy, *options)) == 0
+    assert lines(toy / "trials.jsonl") == trials_made
+    assert main(command(toy, "--seeds", "1", "--data", "agnews")) == 0
+    assert {run["arm"] for run in lines(toy / "runs.jsonl")} == {"head", "lora"}
+
+
+def test_best_settings_are_of_nearest_epsilon_and_of_the_same_data(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    made = [
+        ("sst2", 1.0, 0.1, 80.0),
+        ("sst2", 1.0, 0.2, 81.0),
+        ("sst2", 1.0, 0.2, 78.0),
+        ("sst2", 8.0, 0.3, 70.0),
+        ("agnews", 1.0, 0.4, 60.0),
+        ("sst2", None, 0.5, 90.0),
+    ]
+    names = "data", "epsilon", "rate", "accuracy"
+    rows = [dict(zip(names, row, strict=True)) | {"arm": "head"} for row in made]
+    text = "".join(json.dumps(row | {"settings": {"rate": row["rate"]}}) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
+    found = [
+        trials.best(path, data, "head", epsilon)["rate"]
+        for data in ("sst2", "agnews")
+        for epsilon in (0.5, 3.0, None)
+    ]
+    assert found == [0.1, 0.3, 0.5, 0.4, 0.3, 0.5]
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS.keys() - {"head", "lora-shrinkage"}))
+def test_lora_is_trained_with_and_without_privacy(toy, arm):
     read = texts.read_texts("sst2", toy)
-    head, lora = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
-    settings = recipe.recipe_of("sst2", 60, 3.0)
+    both = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    head, lora = head_settings(60, CHOSEN["head"]), lora_settings(60, CHOSEN[arm])
     for epsilon in (None, 3.0):
-        trained = recipe.train_both(head, lora, settings, epsilon, seed=0)
-        assert jnp.abs(trained.params["lora"]["lora_b"]).max() > 0.01
+        _, trained = train_arm(both, arm, CHOSEN, epsilon, seed=0)
+        begun = ARMS[arm].start(both.lora, jax.random.key(0))[1]
+        for name, factor in trained.params["lora"].items():
+            assert jnp.abs(factor - begun[name]).max() > 0.01
     # The guarantee covers the head's steps and those of LoRA.
-    noise = noise_multipliers(60, ((settings.probe, 1.5), (settings.lora, 3.0)))
-    alone = make_plan(lora, settings.lora, noise[1], seed=1).guarantee()
+    parts = (head.batch, head.steps, 1.5), (lora.batch, lora.steps, 3.0)
+    alone = make_plan(both.lora, lora, noise_multipliers(60, parts)[1], seed=1).guarantee()
     assert alone.epsilon(1e-5) < 2.9 < trained.guarantee.epsilon(1e-5) <= 3.0
+
+
+def test_shrinkage_removes_noise_without_signal(toy):
+    read = texts.read_texts("sst2", toy)
+    both = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    _, trained = train_arm(both, "lora-shrinkage", CHOSEN, 0.1, seed=0)
+    assert jnp.abs(trained.params["lora"]["lora_b"]).max() == 0.0
+    assert jnp.abs(trained.params["head"]["bias"]).max() > 0.01
+
+
+def test_non_private_mean_leaves_out_padding():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(6, 3)).astype(np.float32)
+    columns = {"inputs": rows, "labels": np.arange(6) % 2}
+    params = {"head": training.start_head(3, 2)}
+    gradient = training._gradient(None, 1.0, 1.0, False)
+    expected = gradient(params, (), columns, np.ones(6, bool))
+    padded = {name: np.concatenate([column, column[:4]]) for name, column in columns.items()}
+    found = gradient(params, (), padded, np.arange(10) < 6)
+    np.testing.assert_allclose(found["head"]["kernel"], expected["head"]["kernel"], atol=1e-6)
+
+
+def test_all_arms_begin_with_published_features(toy):
+    read = texts.read_texts("sst2", toy)
+    both = recipe.problems(toy / "cache" / "all-minilm-l6-v2", read, "sst2", toy)
+    for name, arm in ARMS.items():
+        if name == "head":
+            continue
+        problem, factors = arm.start(both.lora, jax.random.key(0))
+        variables = {"params": factors, "frozen": problem.frozen}
+        for row in range(3):
+            given = (problem.train[column][row] for column in ("inputs", "sums", "used"))
+            found = problem.encoder.apply(variables, *given)
+            np.testing.assert_allclose(found, both.head.train["inputs"][row], atol=5e-3)
 
 
 def test_missing_texts_are_named(tmp_path):
