@@ -12,7 +12,6 @@ import optax
 from flax import traverse_util
 from gemma import gm, peft
 from kauldron import kd
-from kauldron.checkpoints import partial_loader
 
 import dpoptax
 from dpoptax.accounting import Guarantee
@@ -23,7 +22,7 @@ from experiments.gemma.tokenizer import PADDING
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Pretrained(partial_loader.InitTransform):
+class _Pretrained(kd.ckpts.InitTransform):
     """Starts a run from given parameters."""
 
     params: Any
@@ -39,7 +38,7 @@ class KauldronNetwork:
     def __init__(self, given: LanguageArguments, parameters: dict[str, np.ndarray]) -> None:
         self._given = given
         dtype = jnp.dtype(given.dtype)
-        network = gm.nn.Gemma3_270M(tokens="batch.tokens", dtype=dtype)
+        network = gm.nn.Transformer(config=make_config(), tokens="batch.tokens", dtype=dtype)
         self._model = gm.nn.LoRA(rank=given.rank, model=network, dtype=jnp.float32)
 
         def start(key: jax.Array) -> Any:
@@ -116,6 +115,33 @@ class KauldronNetwork:
             state, _ = trainer.train()
         self._params = state.params
         return guarantee(trainer, state) if private else None
+
+
+def make_config() -> Any:
+    """Returns the configuration of `gm.nn.Gemma3_270M`.
+
+    That class cannot be imported with kauldron 1.4.2 and gemma 3.3.0, whose `gm.ckpts` asks for
+    `kd.ckpts.AbstractPartialLoader`.
+    """
+    kind = gm.nn.config.AttentionType
+    pattern = (*[kind.LOCAL_SLIDING] * 5, kind.GLOBAL)
+    return gm.nn.config.TransformerConfig(
+        num_embed=262_144,
+        embed_dim=640,
+        hidden_dim=2048,
+        num_heads=weights.HEADS,
+        head_dim=weights.HEAD_SIZE,
+        num_kv_heads=1,
+        final_logit_softcap=None,
+        use_post_attn_norm=True,
+        use_post_ffw_norm=True,
+        use_qk_norm=True,
+        attention_types=pattern * (weights.LAYERS // len(pattern)),
+        sliding_window_size=512,
+        transpose_gating_einsum=True,
+        local_base_frequency=10_000,
+        global_base_frequency=1_000_000,
+    )
 
 
 def make_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
