@@ -82,9 +82,9 @@ def run(given: LanguageArguments) -> str:
 def replace_section(page: str, title: str, section: str) -> str:
     """Returns a page with a section of second level replaced, or added at the end."""
     first, *others = re.split(r"^## ", page, flags=re.MULTILINE)
-    sections = dict(other.split("\n", 1) for other in others)
-    sections[title] = f"\n{section.strip()}\n\n"
-    return "".join([first, *(f"## {k}\n{v}" for k, v in sections.items())]).rstrip() + "\n"
+    sections = dict(other.split("\n", 1) for other in others) | {title: section}
+    parts = (f"## {name}\n\n{text.strip()}\n" for name, text in sections.items())
+    return "\n".join([first.rstrip() + "\n", *parts])
 
 
 def _network_class(trainer: str) -> Any:
@@ -122,10 +122,11 @@ def _write(given: LanguageArguments, outcomes: Mapping[str, Outcome], trained: i
 
 
 def _section(given: LanguageArguments, outcomes: Mapping[str, Outcome], trained: int) -> str:
-    options = " ".join(
-        f"--{field.name.replace('_', '-')} {_option(getattr(given, field.name))}"
+    options = "".join(
+        f" --{field.name.replace('_', '-')} {_option(getattr(given, field.name))}"
         for field in dataclasses.fields(given)
-        if field.name not in ("data_dir", "output") and getattr(given, field.name) != field.default
+        if field.name not in ("data_dir", "output", "trainer")
+        and getattr(given, field.name) != field.default
     )
     rows = [
         [name, f"{x.perplexity:.2f}", f"{x.report.auc:.3f}",
@@ -134,10 +135,10 @@ def _section(given: LanguageArguments, outcomes: Mapping[str, Outcome], trained:
         for name, x in outcomes.items()
     ]  # fmt: skip
     header = ["", "perplexity", "AUC of canaries", "noise multiplier", "minutes"]
-    planted = given.canaries // 2
+    planted, command = given.canaries // 2, weights.command(given.trainer)
     draws = given.steps * given.batch_size / (given.examples + planted)
     parts = [
-        f"    python -m experiments language --data-dir DATA --output FILE {options}".rstrip(),
+        f"```bash\n{command} --data-dir DATA --output FILE{options}\n```",
         f"Computed on {datetime.date.today()}, with JAX {jax.__version__} on "
         f"{jax.devices()[0].device_kind}. One run for each row: {given.steps} steps of "
         f"{given.batch_size} texts on average, out of {given.examples:,} news items and "

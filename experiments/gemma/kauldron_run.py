@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -47,7 +47,8 @@ class KauldronNetwork:
 
         frozen, _ = jax.eval_shape(start, jax.random.key(0))
         lora = jax.jit(lambda key: start(key)[1])(jax.random.key(given.seed))
-        filled = fill(frozen, {path: np.asarray(x, dtype) for path, x in arranged(parameters)})
+        values = {path: jnp.asarray(x, dtype) for path, x in weights.renamed(parameters)}
+        filled = fill(frozen, values)
         self._untrained = peft.merge_params(filled, lora)
         self._params = self._untrained
         numbers = "|".join(map(str, range(weights.LAYERS - given.layers, weights.LAYERS)))
@@ -150,22 +151,7 @@ def make_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
     return {"tokens": tokens[:, :-1], "next": following, "real": following != PADDING}
 
 
-def arranged(parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the parameters of tunix's model by their paths in the model of the package gemma."""
-    for path, x in parameters.items():
-        layer, _, rest = path.removeprefix("layers.").partition(".")
-        if not path.startswith("layers."):
-            yield path.replace(".", "/"), x
-        elif rest == "mlp.down_proj.kernel":
-            yield f"layer_{layer}/mlp/linear", x
-        elif rest == "mlp.gate_proj.kernel":
-            up = parameters[f"layers.{layer}.mlp.up_proj.kernel"]
-            yield f"layer_{layer}/mlp/gating_einsum", np.stack([x.T, up.T])
-        elif rest != "mlp.up_proj.kernel":
-            yield f"layer_{layer}/{rest.replace('.', '/')}", x
-
-
-def fill(shapes: Any, values: Mapping[str, np.ndarray]) -> Any:
+def fill(shapes: Any, values: Mapping[str, jax.Array]) -> Any:
     """Returns a tree with the values, or raises an error if paths or shapes do not match."""
     wanted = {path: x.shape for path, x in traverse_util.flatten_dict(shapes, sep="/").items()}
     found = {path: x.shape for path, x in values.items()}

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 PADDING, START = 0, 2
 _SPACE = "▁"
-# No piece of Gemma has a space after another character, so no merge crosses these words.
-_WORDS = re.compile(f"{_SPACE}*[^{_SPACE}]+|{_SPACE}+$")
+# Words with the spaces in front of them. One piece of Gemma, ">▁</", has a space after another
+# character, so no merge crosses these words.
+_WORDS = re.compile(f"{_SPACE}*(?:>{_SPACE}(?=</)|[^{_SPACE}])+|{_SPACE}+$")
 
 
 @dataclasses.dataclass(frozen=True)

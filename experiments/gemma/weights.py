@@ -1,6 +1,6 @@
 """Reads Gemma 3 270M from packages on the package index."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,22 @@ def read_weights(reader: Any) -> dict[str, np.ndarray]:
 
     found = {each.name: dequantize(each.data, each.tensor_type) for each in reader.tensors}
     return dict(_arranged(found))
+
+
+def renamed(parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the parameters of tunix's model by their paths in that of the package gemma."""
+    for path, x in parameters.items():
+        if not path.startswith("layers."):
+            yield path.replace(".", "/"), x
+            continue
+        _, layer, rest = path.split(".", 2)
+        if rest == "mlp.down_proj.kernel":
+            yield f"layer_{layer}/mlp/linear", x
+        elif rest == "mlp.gate_proj.kernel":
+            up = parameters[f"layers.{layer}.mlp.up_proj.kernel"]
+            yield f"layer_{layer}/mlp/gating_einsum", np.stack([x.T, up.T])
+        elif rest != "mlp.up_proj.kernel":
+            yield f"layer_{layer}/{rest.replace('.', '/')}", x
 
 
 def _arranged(found: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
