@@ -3,6 +3,7 @@
 Subcommands run other benchmarks:
 
 - `python -m benchmarks compilation` times the compiler; see `benchmarks.compilation`.
+- `python -m benchmarks first-seconds` times what a user waits for; see `benchmarks.first_seconds`.
 - `python -m benchmarks startup CONFIG...` times whole commands; see `benchmarks.startup`.
 - `python -m benchmarks noise` times normal numbers by generator; see `benchmarks.noise`.
 - `python -m benchmarks tables` times steps with large tables; see `benchmarks.tables`.
@@ -18,7 +19,16 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import compilation, noise, report, startup, tables, telemetry, third_party
+from benchmarks import (
+    compilation,
+    first_seconds,
+    noise,
+    report,
+    startup,
+    tables,
+    telemetry,
+    third_party,
+)
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (
@@ -101,6 +111,7 @@ def main(config: Config) -> str:
 if __name__ == "__main__":
     others = {
         "compilation": (compilation.main, compilation.Compilation),
+        "first-seconds": (first_seconds.main, first_seconds.FirstSeconds),
         "startup": (startup.main, startup.Startup),
         "models": (third_party.main, third_party.ThirdParty),
         "telemetry": (telemetry.main, telemetry.Telemetry),

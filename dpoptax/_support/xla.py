@@ -95,7 +95,7 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
 
     A norm and the sum that it bounds must read the same numbers. XLA may compute an array again in
     each kernel that reads it, with different rounding. If terms cancel, the two results may have
-    nothing in common. On TPU an optimization barrier prevents this. On CPU and GPU, barriers are
+    nothing in common. On TPU and GPU an optimization barrier prevents this. On CPU, barriers are
     removed before fusion, but the result of a loop is stored. So a loop with zero iterations is
     used there. A barrier hides the zero while XLA simplifies loops.
     """
@@ -104,28 +104,25 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     # Outside of a trace, each operation runs separately and stores its result.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in chosen):
         return tree
-    on_gpu = functools.partial(_after_empty_loop, change=lax.neg)
-    stored = dict(zip(chosen, _store([leaves[i] for i in chosen], on_gpu), strict=True))
+    stored = dict(zip(chosen, _store([leaves[i] for i in chosen]), strict=True))
     found: Tree = jax.tree.unflatten(structure, [stored.get(i, x) for i, x in enumerate(leaves)])
     return found
 
 
 def store_integers(integers: jax.Array) -> jax.Array:
-    """Returns integers that are stored, except on GPU.
+    """Returns integers that are stored.
 
     XLA would otherwise compute them again in each kernel that reads them, and compile that.
     """
-    if not isinstance(integers, jax.core.Tracer):
-        return integers
-    return _store([integers], on_gpu=lax.optimization_barrier)[0]
+    return _store([integers])[0] if isinstance(integers, jax.core.Tracer) else integers
 
 
-def _store(
-    arrays: list[jax.Array], on_gpu: Callable[[list[jax.Array]], list[jax.Array]]
-) -> list[jax.Array]:
+def _store(arrays: list[jax.Array]) -> list[jax.Array]:
+    barriers = dict.fromkeys(("cuda", "rocm", "tpu"), lax.optimization_barrier)
+    elsewhere = functools.partial(_after_empty_loop, change=lax.neg)
     with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
         stored: list[jax.Array] = lax.platform_dependent(
-            arrays, cpu=_after_empty_loop, tpu=lax.optimization_barrier, default=on_gpu
+            arrays, cpu=_after_empty_loop, **barriers, default=elsewhere
         )
     return stored
 

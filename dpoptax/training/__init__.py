@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dpoptax.training.models import register_model as register_model
     from dpoptax.training.search.compare import Comparison as Comparison
     from dpoptax.training.search.compare import compare as compare
+    from dpoptax.training.several_fits import FitRuns as FitRuns
+    from dpoptax.training.several_fits import fit_runs as fit_runs
 else:
     # Imported on first use: the command line does not need orbax, and `fit` needs no config.
     _FILES = {
@@ -37,6 +39,7 @@ else:
         "methods.method": ("Method",),
         "models": ("FunctionModel", "register_model"),
         "search.compare": ("Comparison", "compare"),
+        "several_fits": ("FitRuns", "fit_runs"),
     }
     _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 

@@ -25,6 +25,7 @@ ORDER = (
     "training.hosts",
     "training",
     "training.methods", "training.models", "training.config", "training.run", "training.fitting",
+    "training.several_fits",
     "training.loop", "training.search", "training.audit",
     "training.cli", "integrations",
 )  # fmt: skip

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages whose tables of numbers all have a record.
-OF_RECORDS = ("results/index.md", "developers/tpu-gpu.md")
+OF_RECORDS = ("results/index.md", "results/speed.md", "developers/tpu-gpu.md")
 
 _MARK = re.compile(r"<!-- record: (\S+?\.md)(?:#(\S+))? -->")
 _NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?: ± \d+(?:\.\d+)?)?")

@@ -1,0 +1,117 @@
+"""Trains several times with `fit`, and states spread and guarantees."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dpoptax
+from dpoptax.accounting import Guarantee, selection
+from dpoptax.training.data import streaming
+from dpoptax.training.fitting import FitResult, fit
+
+_NOT_METRICS = ("step", "epsilon", "seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class FitRuns:
+    """Results of `fit_runs`. `print` shows the spread of metrics and both guarantees.
+
+    Attributes:
+      results: the result of each run.
+    """
+
+    results: tuple[FitResult, ...]
+
+    @property
+    def metrics(self) -> dict[str, tuple[float, float]]:
+        """Mean and standard deviation over runs of each metric after the last step."""
+        last = [result.history[-1] for result in self.results]
+        names = [name for name in last[0] if name not in _NOT_METRICS]
+        values = {name: np.array([record[name] for record in last], float) for name in names}
+        return {name: (float(x.mean()), float(x.std(ddof=1))) for name, x in values.items()}
+
+    @property
+    def guarantee_of_one(self) -> Guarantee:
+        """The guarantee if everything about the other runs stays secret."""
+        return self.results[0].guarantee
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of all runs together."""
+        together = selection.all_of([result.guarantee for result in self.results])
+        one = self.guarantee_of_one
+        return dataclasses.replace(
+            Guarantee(together, unit=one.unit),
+            accountant=one.accountant,
+            stated_delta=one.stated_delta,
+        )
+
+    def __str__(self) -> str:
+        rows = [f"  {name} {mean:.4g} ± {std:.2g}" for name, (mean, std) in self.metrics.items()]
+        one, every = (str(g).splitlines()[0] for g in (self.guarantee_of_one, self.guarantee))
+        return "\n".join(
+            [
+                f"{len(self.results)} runs, mean ± standard deviation after the last step",
+                *rows,
+                f"One run, if nothing about the others is published: {one}",
+                f"All runs, also for means over runs and for the best run: {every}",
+            ]
+        )
+
+
+def fit_runs(
+    loss_fn: Callable[..., Any] | None,
+    init: Callable[[int], Any],
+    data: streaming.Source,
+    plan: dpoptax.PrivacyPlan,
+    *,
+    runs: int,
+    workdir: str | Path | None = None,
+    **options: Any,
+) -> FitRuns:
+    """Calls `fit` several times, to measure the spread over batches, noise and initializations.
+
+    Each run draws its own sampler seed and noise key from the operating system. The step is
+    compiled once.
+
+    Privacy: publishing one run that was chosen without looking at the others has the ε of the
+    plan. Means over runs, and a run chosen by its results, have the ε of all runs together.
+
+    Args:
+      loss_fn: as for `fit`.
+      init: `init(i)` returns the initial parameters of run i = 0, …, `runs` − 1. They must not
+        depend on private data.
+      data: as for `fit`.
+      plan: a plan without a seed.
+      runs: number of runs, at least 2.
+      workdir: folder for the folders run_0, run_1, … of the runs, or None. The same call resumes
+        them.
+      **options: further arguments of `fit`, other than `key` and `log`.
+
+    Raises:
+      TypeError: an argument has the wrong type, or `key` or `log` is given.
+      ValueError: `runs` is below 2, the plan has a seed, or as for `fit`.
+    """
+    if runs < 2:
+        raise ValueError(f"`runs` must be at least 2, got {runs}. Use `fit` for one run.")
+    if refused := sorted({"key", "log"} & options.keys()):
+        raise TypeError(
+            f"`{refused[0]}` must not be given to `fit_runs`, because the runs would share it. "
+            "Each result has its own key and history."
+        )
+    if plan.sampler.seed is not None:
+        raise ValueError(
+            "`plan` must not have a seed, because all runs would draw the same batches. Leave out "
+            "`seed`."
+        )
+    folders = [None if workdir is None else Path(workdir) / f"run_{i}" for i in range(runs)]
+    return FitRuns(
+        tuple(
+            fit(loss_fn, init(i), data, plan, workdir=folder, **options)
+            for i, folder in enumerate(folders)
+        )
+    )
