@@ -146,7 +146,7 @@ def make_config() -> Any:
 
 
 def make_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns what the model reads, the next tokens, and which of these are not padding."""
+    """Returns the inputs of the model, the next tokens, and a mask that excludes padding."""
     following = tokens[:, 1:, None]
     return {"tokens": tokens[:, :-1], "next": following, "real": following != PADDING}
 

@@ -82,7 +82,7 @@ def _arranged(found: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         yield f"{path}attn.attn_vec_einsum.w", mixed.reshape(HEADS, HEAD_SIZE, -1)
         for ours, theirs in (("gate", "gate"), ("up", "up"), ("down", "down")):
             yield f"{path}mlp.{ours}_proj.kernel", found[f"{here}ffn_{theirs}.weight"].T
-        # The file stores what multiplies, the model what is added to 1.
+        # The file stores the factor, and the model its difference from 1.
         for ours, theirs in (
             ("attn._query_norm", "attn_q_norm"),
             ("attn._key_norm", "attn_k_norm"),
