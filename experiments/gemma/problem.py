@@ -113,8 +113,10 @@ def make_problem(given: LanguageArguments, tokenizer: Tokenizer, news: Texts) ->
     texts = list(news.texts[: given.examples])
     texts += [text for text, chosen in zip(canaries, planted, strict=True) if chosen]
     held_out = news.test_texts[: given.held_out]
-    made = (make_rows(tokenizer, each, given.length) for each in (texts, held_out, canaries))
-    return Problem(*made, planted)
+    rows, others, invented = (
+        make_rows(tokenizer, each, given.length) for each in (texts, held_out, canaries)
+    )
+    return Problem(rows, others, invented, planted)
 
 
 def make_canaries(number: int, seed: int) -> tuple[list[str], np.ndarray]:
