@@ -13,11 +13,14 @@ from experiments.gemma import weights
 from experiments.gemma.problem import LanguageArguments, Scores, make_rows
 
 TEXTS = [
-    "The committee will meet again on Tuesday to discuss the budget for next year.",
-    "Rain is expected in the north, while the south stays dry and warm.",
+    "It #39;s over. Our relationship just hasn #39;t been working for a while, and now, this is it. "
+    "I #39;m leaving you for another browser.",
+    "Toshiba Corp. announced Tuesday a 80 gigabyte (GB), 1.8-inch hard drive that will set off "
+    "speculation of a new, higher capacity Apple iPod models later in 2005.",
+    "Scientists go back to the drawing board in their battle against poison resistant rats.",
 ]
 # Printed by both models, which agreed in all digits.
-LOSSES = [0.0, 0.0]
+LOSSES = [91.342812, 103.683937, 70.136665]
 pytestmark = pytest.mark.slow
 
 
@@ -27,7 +30,7 @@ def test_losses_of_texts(trainer):
         pytest.skip(f"{trainer} is not installed")
     given = LanguageArguments(Path("."), Path("x.md"), trainer=trainer, rank=1)
     reader = weights.open_file(trainer)
-    rows = make_rows(weights.read_tokenizer(reader), TEXTS, 24)
+    rows = make_rows(weights.read_tokenizer(reader), TEXTS, 32)
     if trainer == "tunix":
         from experiments.gemma.tunix_run import TunixNetwork as Model
     else:
