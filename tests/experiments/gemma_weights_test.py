@@ -13,8 +13,8 @@ from experiments.gemma import weights
 from experiments.gemma.problem import LanguageArguments, Scores, make_rows
 
 TEXTS = [
-    "It #39;s over. Our relationship just hasn #39;t been working for a while, and now, this is it. "
-    "I #39;m leaving you for another browser.",
+    "It #39;s over. Our relationship just hasn #39;t been working for a while, and now, this "
+    "is it. I #39;m leaving you for another browser.",
     "Toshiba Corp. announced Tuesday a 80 gigabyte (GB), 1.8-inch hard drive that will set off "
     "speculation of a new, higher capacity Apple iPod models later in 2005.",
     "Scientists go back to the drawing board in their battle against poison resistant rats.",
