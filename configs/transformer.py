@@ -27,7 +27,7 @@ from dpoptax.training.methods import (
     NonPrivate,
 )
 from experiments import models as models  # registers "transformer"
-from experiments.methods import AdamBC, Muon, ScaleThenPrivatize
+from experiments.methods import AdamBC, Muon
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}
 """Learning rates, which `--factors` multiplies, by optimizer."""
@@ -45,7 +45,6 @@ DRAWN: dict[str, tuple[Method, str]] = {
     "adaptive_kalman": (AdaptiveKalman(), "sgd"),
     "lp_adam": (LPAdam(), "adam"),
     "adam_bc": (AdamBC(), "adam"),
-    "scale_then_privatize": (ScaleThenPrivatize(each="entry"), "adam"),
     "muon": (Muon(), "muon"),
     "non_private": (NonPrivate(), "adam"),
 }

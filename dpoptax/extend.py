@@ -1,4 +1,4 @@
-"""Building blocks for new methods: points, linear maps, clips, a checked chain, and state types.
+"""Building blocks for new methods: points, clips, a checked chain, and state types.
 
 A training loop does not need them. `docs/guides/extend.md` builds a method from them.
 """
@@ -7,10 +7,6 @@ from dpoptax._gradients.clip.clip_per_example import clip_per_example as clip_pe
 from dpoptax._gradients.clip.clipped_sum import trust_clipped as trust_clipped
 from dpoptax._gradients.clipped_grad.microbatches import in_microbatches as in_microbatches
 from dpoptax._gradients.ghost_clipping.explain import Explanation as Explanation
-from dpoptax._gradients.gradient_map import linear_map as linear_map
-from dpoptax._gradients.linear_map import Diagonal as Diagonal
-from dpoptax._gradients.linear_map import LinearMap as LinearMap
-from dpoptax._gradients.linear_map import Sides as Sides
 from dpoptax._gradients.points import track_iterates as track_iterates
 from dpoptax._gradients.track_reference import track_reference as track_reference
 from dpoptax._release.adaptive import CountedGradient as CountedGradient
@@ -22,4 +18,5 @@ from dpoptax._release.information_flow.information_flow import Shown as Shown
 from dpoptax._release.ledger import Mechanism as Mechanism
 from dpoptax._release.read_ledger import Ledger as Ledger
 from dpoptax.filters._lp_adam import scale_by_lp_adam as scale_by_lp_adam
+from dpoptax.sampling._batches import read_ahead as read_ahead
 from dpoptax.sampling._batches import read_sharded as read_sharded

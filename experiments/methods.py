@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import optax
@@ -244,41 +244,6 @@ class Sat(Method):
         """Returns the ascent, which releases pass through."""
         del stddev
         return dpoptax.contrib.dp_sat(self.rho)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleThenPrivatize(Method):
-    """Gradients scaled by second moments of earlier releases (Ganesh et al., 2025).
-
-    Releases are divided by the scales again. The config names the optimizer that follows, such as
-    Adam.
-    """
-
-    name: ClassVar[str] = "Scale then privatize"
-
-    each: Literal["entry", "side", "leaf"] = "side"
-    """Unit with a separate scale: each entry, each row and column of a kernel, or each array."""
-    b2: float = 0.99
-    """Decay of the second moment, in [0, 1)."""
-    eps: float = 0.1
-    """Floor of the root of the second moment, relative to its size over all parameters."""
-    power: float = 0.5
-    """Power of the second moment that gradients are divided by, in (0, 1]."""
-    every: int = 1
-    """Number of steps after which the scales change."""
-    noise_corrected: bool = False
-    """Whether to subtract the known variance of the noise from the second moment."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the scales, which releases pass through."""
-        return dpoptax.contrib.scale_then_privatize(
-            each=self.each,
-            b2=self.b2,
-            eps=self.eps,
-            power=self.power,
-            every=self.every,
-            stddev=stddev if self.noise_corrected else 0.0,
-        )
 
 
 def _kernel_dimensions(params: Any) -> Any:

@@ -6,7 +6,6 @@ costs no privacy.
 
 import dataclasses
 import functools
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import resolve
-from experiments.methods import ScaleThenPrivatize
 
 _SEED = 20
 """Seed of the coordinates, the same for all runs, so that runs of a model are comparable."""
@@ -114,8 +112,7 @@ class Recording(NamedTuple):
 
     Attributes:
         values: Coordinates of the gradients "released" and "filtered", (steps, coordinates) each.
-        stddev: Standard deviation of the noise in each coordinate of a release. NaN if they
-            differ.
+        stddev: Standard deviation of the noise in each coordinate of a release.
         params: Final parameters.
     """
 
@@ -154,5 +151,5 @@ def record_run(
     context = Context(Devices(), Phases(), progress=progress)
     course = Course(*make_job(run, dataset, context), context)
     course.finish()
-    stddev = math.nan if isinstance(method, ScaleThenPrivatize) else run.chain.filtered_stddev
-    return Recording(recorded(course.state.opt_state), stddev, course.state.params)
+    found = recorded(course.state.opt_state)
+    return Recording(found, run.chain.filtered_stddev, course.state.params)

@@ -13,10 +13,11 @@ from jax.extend.core import jaxprs_in_params
 
 from dpoptax import accounting
 from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
 from dpoptax._gradients.ghost_clipping import cost_model, plan
 from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_batch
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, trace_batch
 from dpoptax._release.ledger import count_releases
 
 
@@ -160,8 +161,9 @@ def cancellations():
         yield seen
 
 
-def sum_by(engine, loss_fn, clip, points, examples):
+def sum_by(engine, loss_fn, clip, points, batch, mask, keys=None):
     """Returns the total of `per_example_sum` or `ghost_clipped_sum`, for a loss without aux."""
+    examples = Examples(batch, mask, WholeBatch(len(mask)), keys)
     loss = trace_batch(loss_fn, points, examples, has_aux=False)
     if engine is per_example_sum:
         return engine(loss, points, examples, clip=clip)[0]

@@ -26,9 +26,10 @@ from jax.sharding import Mesh
 from benchmarks.tpu import cases, hlo
 from benchmarks.tpu.cases import CASES, Case, Options
 
-HEADER = """\
-| case | step | temporary memory, GB | passes, Gflop | HBM, GB | compile, s | collectives, MB |
-|:--|:--|--:|--:|--:|--:|:--|"""
+HEADER = (
+    "| case | step | temporary memory, GB | passes, Gflop | HBM, GB | kernels | compile, s "
+    "| collectives, MB |\n|:--|:--|--:|--:|--:|--:|--:|:--|"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Measured:
       temporary_gb: temporary memory.
       gflop: operations of contractions times passes of the matrix unit.
       hbm_gb: bytes of main memory read and written.
+      kernels: kernels that run.
       compile_s: processor time of tracing and compilation.
       collectives: number and bytes of each kind.
       error: why compilation failed, such as too little memory; empty otherwise.
@@ -47,6 +49,7 @@ class Measured:
     temporary_gb: float = 0.0
     gflop: float = 0.0
     hbm_gb: float = 0.0
+    kernels: int = 0
     compile_s: float = 0.0
     collectives: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
     error: str = ""
@@ -77,7 +80,8 @@ def compile_step(function: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh
     temporary = compiled.memory_analysis().temp_size_in_bytes
     # Elsewhere, products are calls of libraries, and have other units.
     gflop = cost.passes / 1e9 if platform == "tpu" else 0.0
-    return Measured(temporary / 1e9, gflop, cost.hbm_bytes / 1e9, seconds, cost.collectives)
+    moved = cost.hbm_bytes / 1e9
+    return Measured(temporary / 1e9, gflop, moved, cost.kernels, seconds, cost.collectives)
 
 
 def _reason(text: str) -> str:
@@ -90,15 +94,15 @@ def row(name: str, step: str, x: Measured) -> str:
     """Returns the row of one step."""
     kinds = [f"{kind} {number}: {size / 1e6:.0f}" for kind, (number, size) in x.collectives.items()]
     gflop = f"{x.gflop:,.0f}" if x.gflop else "–"
-    numbers = f"{x.temporary_gb:.2f} | {gflop} | {x.hbm_gb:.1f}"
+    numbers = f"{x.temporary_gb:.2f} | {gflop} | {x.hbm_gb:.1f} | {x.kernels:,}"
     if x.error:
-        kinds, numbers = [x.error], "– | – | –"
+        kinds, numbers = [x.error], "– | – | – | –"
     return f"| {name} | {step} | {numbers} | {x.compile_s:.0f} | {', '.join(kinds)} |"
 
 
 def ratio_row(plain: Measured, private: Measured) -> str:
     """Returns the row of the numbers of the private step over those of the plain step."""
-    names = ("temporary_gb", "gflop", "hbm_gb", "compile_s")
+    names = ("temporary_gb", "gflop", "hbm_gb", "kernels", "compile_s")
     pairs = [(getattr(private, name), getattr(plain, name)) for name in names]
     ratios = [f"**{a / b:.2f}**" if a and b else "–" for a, b in pairs]
     return f"| | ratio | {' | '.join(ratios)} | |"

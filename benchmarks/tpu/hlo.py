@@ -90,22 +90,25 @@ class Cost(NamedTuple):
     Attributes:
       passes: floating-point operations of contractions, times the passes of the matrix unit.
       hbm_bytes: bytes read from and written to main memory.
+      kernels: instructions that run as a kernel or a library call, as often as they run.
       collectives: number and bytes of each kind; a kind ends in "*" within loops.
     """
 
     passes: float
     hbm_bytes: float
+    kernels: int
     collectives: dict[str, tuple[int, float]]
 
 
 def cost(text: str) -> Cost:
     """Returns the cost of an optimized program, `compiled.as_text()`."""
     program = HloProgram(text)
-    passes, moved = 0.0, 0.0
+    passes, moved, kernels = 0.0, 0.0, 0
     collectives: dict[str, tuple[int, float]] = {}
     for name, runs in program.runs.items():
         for x in program.computations[name].values():
             moved += runs * program.moved(name, x)
+            kernels += runs * _is_kernel(x)
             passes += runs * program.passes(name, x)
             kind = x.operation.removesuffix("-start")
             if kind in COLLECTIVES:
@@ -113,7 +116,13 @@ def cost(text: str) -> Cost:
                 number, size = collectives.get(key, (0, 0.0))
                 sizes = [program.operand_bytes(name, x), *([x.bytes] * (kind == x.operation))]
                 collectives[key] = number + runs, size + runs * max(sizes)
-    return Cost(passes, moved, collectives)
+    return Cost(passes, moved, kernels, collectives)
+
+
+def _is_kernel(x: Instruction) -> bool:
+    return not (
+        x.operation in _FREE or x.operation.endswith("-done") or _ALLOCATIONS.search(x.text)
+    )
 
 
 class HloProgram:
@@ -165,7 +174,7 @@ class HloProgram:
         within a fusion.
         """
         operation = x.operation
-        if operation in _FREE or operation.endswith("-done") or _ALLOCATIONS.search(x.text):
+        if not _is_kernel(x):
             return 0
         operands = self._operands(name, x)
         if operation in _SLICES:

@@ -10,15 +10,15 @@ from typing import Any
 
 import jax
 
-from dpoptax._gradients.linear_map import LinearMapState
 from dpoptax._gradients.points import Origin, ReferenceState, TrackIteratesState, origin_of
 from dpoptax._support.tree import PyTree
 
 # States that `gradient_points` reads.
-Tracker = TrackIteratesState | ReferenceState | LinearMapState
+Tracker = TrackIteratesState | ReferenceState
 
-# The bits of a code. The others are a checksum of the coefficients of the points.
-_KNOWN, _REFERENCE, _LINEAR_MAP, _FLAGS = 1, 2, 4, 3
+# The lowest bits of a code. The others are a checksum of the coefficients of the points.
+# Checkpoints hold codes, so the third bit, which is not used, keeps its place.
+_KNOWN, _REFERENCE, _FLAGS = 1, 2, 3
 
 POINTS_REMEDY = (
     "otherwise it has no effect. Call `grad_fn(dpoptax.gradient_points(opt_state, params), batch, "
@@ -37,7 +37,7 @@ def origin_code(origin: Origin | None) -> int:
     # Adding 0.0 makes −0.0 positive.
     rows = [[(c + 0.0).hex() for c in row] for row in (*origin.rows, origin.tangent_row or ())]
     text = f"points/1 {len(origin.rows)} {rows}"
-    flags = _KNOWN | _REFERENCE * origin.reference | _LINEAR_MAP * origin.linear_map
+    flags = _KNOWN | _REFERENCE * origin.reference
     return zlib.crc32(text.encode()) >> _FLAGS << _FLAGS | flags
 
 
@@ -74,8 +74,6 @@ def _shared_length(path: tuple[Any, ...], other: tuple[Any, ...]) -> int:
 
 
 def _fits(tracker: Tracker, code: int) -> bool:
-    if isinstance(tracker, LinearMapState):
-        return bool(code & _LINEAR_MAP)
     if isinstance(tracker, ReferenceState):
         return bool(code & _REFERENCE)
     return code >> _FLAGS == origin_code(origin_of(tracker)) >> _FLAGS

@@ -1,7 +1,6 @@
 """Defines gradient points, and a transform that stores iterates for them."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._gradients.linear_map import LinearMap, LinearMapState
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
@@ -24,13 +22,11 @@ class Origin(NamedTuple):
       rows: the mixing coefficients of iterates, as in `track_iterates`, without trailing zeros.
       tangent_row: those for the direction of the Hessian-vector product; `None` without one.
       reference: whether the state of `track_reference` was read.
-      linear_map: whether the state of `linear_map` was read.
     """
 
     rows: tuple[tuple[float, ...], ...] = ((1.0,),)
     tangent_row: tuple[float, ...] | None = None
     reference: bool = False
-    linear_map: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -43,19 +39,18 @@ class GradientPoints:
         g(ξ) = Σ_j w_j ∇ℓ(x_j; ξ)  [+ ∇²ℓ(x_0; ξ) v],
 
     a fixed linear combination of that example's gradients at released parameters. Its sensitivity
-    is the clipping bound, for any points and weights. With a linear map T, T g(ξ) is clipped,
-    summed and noised, and the release is mapped back. `dpoptax.gradient_points` returns instances.
+    is the clipping bound, for any points and weights. `dpoptax.gradient_points` returns instances.
 
-    Privacy: points and map must be computed from public values, such as released parameters, not
-    from data. Wrong values cost utility but not privacy.
+    Privacy: points must be computed from public values, such as released parameters, not from data.
+    Wrong values cost utility but not privacy.
 
     Attributes:
       points: the x_j, each shaped like the parameters.
       weights: the w_j, scalars; Python floats or float32 arrays.
       tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
         point; `None` for none.
-      reference: public data for the clip, or `None`: of clips that follow the run, see
-        `ReferenceState`, or the `LinearMap` T.
+      reference: public data for a clip that follows the run, see `ReferenceState`; `None` for
+        none.
       origin: how the points were computed, which methods check. `None` for points made by hand,
         which are not checked. Static.
     """
@@ -65,11 +60,6 @@ class GradientPoints:
     tangent: PyTree = None
     reference: PyTree = None
     origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
-
-    @property
-    def linear_map(self) -> LinearMap | None:
-        """Returns T; `None` for the identity."""
-        return self.reference if isinstance(self.reference, LinearMap) else None
 
 
 @jax.tree_util.register_dataclass
@@ -107,11 +97,9 @@ class ReferenceState(SerializableState):
 
     Attributes:
       reference: public data, computed only from releases.
-      is_gradient: whether it is a gradient, which a linear map before the clip maps. Static.
     """
 
     reference: PyTree
-    is_gradient: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 def track_iterates(
@@ -199,9 +187,8 @@ def track_iterates(
 def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     """Returns the points at which this step takes per-example gradients.
 
-    The function finds the states of `track_iterates`, `track_reference` and `linear_map` in
-    `opt_state` by their types, at any depth. Without `track_iterates` the point is `params`, as in
-    DP-SGD.
+    The function finds the states of `track_iterates` and `track_reference` in `opt_state` by their
+    types, at any depth. Without `track_iterates` the point is `params`, as in DP-SGD.
 
     Privacy: all points are computed from current and earlier parameters, which are public.
 
@@ -224,12 +211,7 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     state = find_state(opt_state, TrackIteratesState)
     followed = find_state(opt_state, ReferenceState)
     reference = None if followed is None else followed.reference
-    mapped = find_state(opt_state, LinearMapState)
-    if mapped is not None:
-        reference = _mapped_reference(mapped.of(params), followed, params)
-    origin = origin_of(state)._replace(
-        reference=followed is not None, linear_map=mapped is not None
-    )
+    origin = origin_of(state)._replace(reference=followed is not None)
     if state is None:
         return GradientPoints((params,), (1.0,), None, reference, origin)
     iterates = (params, *state.iterates)
@@ -242,18 +224,6 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
     return GradientPoints(points, tuple(state.weights), tangent, reference, origin)
-
-
-def _mapped_reference(
-    linear_map: LinearMap, followed: ReferenceState | None, params: PyTree
-) -> LinearMap:
-    """Returns a linear map with the reference of the clip behind it."""
-    if followed is None:
-        return linear_map
-    reference, shapes = followed.reference, functools.partial(jax.tree.map, jnp.shape)
-    if followed.is_gradient and linear_map.back and shapes(reference) == shapes(params):
-        reference = linear_map.forward(reference)
-    return dataclasses.replace(linear_map, reference=reference)
 
 
 def ensure_points(params: PyTree) -> GradientPoints:

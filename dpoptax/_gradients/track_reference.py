@@ -32,7 +32,7 @@ def track_reference() -> optax.GradientTransformation:
 
     def init_fn(params: PyTree) -> ReferenceState:
         register()
-        return ReferenceState(optax.tree.zeros_like(params), is_gradient=True)
+        return ReferenceState(optax.tree.zeros_like(params))
 
     def update_fn(
         updates: PyTree, state: ReferenceState, params: PyTree = None

@@ -103,15 +103,12 @@ def integer(name: str, value: int, minimum: int, remedy: str) -> int:
 def seed_integer(seed: int) -> int:
     """Returns a seed as an int of at least 0, or raises an error that does not show it."""
     try:
-        found = operator.index(seed)
-    except TypeError:
-        found = -1
-    if found < 0 or isinstance(seed, bool):
+        return integer("seed", seed, 0, "")
+    except ValueError:
         raise ValueError(
             "`seed` must be a non-negative integer. Its value is a secret and is not shown. Take a "
             "fresh one from secrets.randbits(128)."
-        )
-    return found
+        ) from None
 
 
 def is_hashable(value: object) -> bool:

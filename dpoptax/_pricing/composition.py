@@ -262,7 +262,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     log_moment = math.fsum(p.count * k for p, k in zip(parts, moments, strict=True))
     exponents = [p.logs + tilt * p.losses - k for p, k in zip(parts, moments, strict=True)]
     masses = [np.exp(exponent) for exponent in exponents]
-    low, high = _window(parts, masses, tilt, log_moment)
+    low, high = _window(parts, tilt, log_moment)
     start = math.floor(low / interval)
     size = fft.next_fast_len(math.ceil(high / interval) - start + 2, real=True)
 
@@ -289,20 +289,11 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     return _Tilted(tilt, log_moment, losses, found, off, math.exp(_LOG_OUTSIDE))
 
 
-def _window(
-    parts: list[_Losses], masses: list[np.ndarray], tilt: float, log_moment: float
-) -> tuple[float, float]:
+def _window(parts: list[_Losses], tilt: float, log_moment: float) -> tuple[float, float]:
     """Returns Chernoff limits that the tilted S exceeds with probability 10^-20."""
-    variance = 0.0
-    for part, mass in zip(parts, masses, strict=True):
-        mean = _dot(mass, part.losses)
-        variance += part.count * _dot(mass, (part.losses - mean) ** 2)
-    usual = math.sqrt(-2.0 * _LOG_OUTSIDE / max(variance, 1e-30))
 
     def limit(rate: float) -> float:
         return (_log_moment(parts, tilt + rate) - log_moment - _LOG_OUTSIDE) / rate
 
-    # If a rare loss is large, low rates give the best limits. Without them, the window of 4000
-    # truncated draws is 300 times as long and takes gigabytes.
-    rates = [usual * 2.0**power for power in range(-8, 2)]
-    return max(limit(-rate) for rate in rates), min(limit(rate) for rate in rates)
+    below, above = _best_tilt(lambda rate: -limit(-rate)), _best_tilt(limit)
+    return limit(-below), limit(above)

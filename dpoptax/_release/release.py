@@ -19,8 +19,8 @@ from dpoptax._release.ledger import (
     count_release,
     refusals,
 )
-from dpoptax._release.random.keys import fold_in, marked_as_noise
-from dpoptax._support.marks import RELEASE, mark
+from dpoptax._release.random.keys import fold_in
+from dpoptax._support.marks import NOISE, RELEASE, mark
 from dpoptax._support.tree import PyTree, kind_of
 
 Extra = TypeVar("Extra")
@@ -82,7 +82,7 @@ def release(
         intact &= belongs(clipped)
     refused = mark_released(refusals(state, mechanism, intact), mechanism)
     clipped = dataclasses.replace(clipped, sum=_refuse_derivatives(clipped.sum))
-    mean, beside = noisy_mean(clipped, marked_as_noise(fold_in(state.key, state.count)))
+    mean, beside = noisy_mean(clipped, mark(fold_in(state.key, state.count), NOISE))
     mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)

@@ -16,8 +16,8 @@ from dpoptax._pricing.checks import (
     relation_named,
 )
 from dpoptax._pricing.privacy_event import Composable, other_events
-from dpoptax.accounting._design import Sampling, checked_noise, event_of, sampling_of
 from dpoptax.accounting._parameter_search import Search
+from dpoptax.accounting._run_event import Sampling, checked_noise, event_of, sampling_of
 from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:

@@ -110,6 +110,7 @@ class Guarantee:
     )
 
     def __post_init__(self) -> None:
+        check_accountant(self.accountant)
         object.__setattr__(self, "event", privacy_event(self.event))
         if self.event.unit not in (None, self.unit):
             raise ValueError(f"`unit` must be the event's, {self.event.unit!r}, got {self.unit!r}.")
@@ -135,7 +136,6 @@ class Guarantee:
         """Returns δ at an ε of at least 0; "monte_carlo" uses "pld"."""
         if not number("epsilon", epsilon) >= 0:
             raise ValueError(f"`epsilon` must be at least 0, got {epsilon}.")
-        check_accountant(self.accountant)
         return accountants.delta_of(self.event.dp_event, epsilon, self.accountant, self._relation)
 
     @property
@@ -264,7 +264,6 @@ class Guarantee:
         remedy = "count the noisy releases"
         wanted = np.array([integer("steps", s, 0, remedy) for s in steps], int)
         self._check_delta(delta)
-        check_accountant(self.accountant)
         if self.event_after is None:
             raise ValueError(
                 "This guarantee has no sequence of steps: it is that of an event, of noise stages "
@@ -366,7 +365,6 @@ class Guarantee:
         return _statement.statement_text(self.to_dict())
 
     def _price(self, event: PrivacyEvent, delta: float, coarseness: int = 1) -> float:
-        check_accountant(self.accountant)
         interval = coarseness * accountants.DISCRETIZATION
         return accountants.epsilon_of(
             event.dp_event, delta, self.accountant, self._relation, interval

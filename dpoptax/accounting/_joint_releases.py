@@ -13,7 +13,7 @@ from dpoptax.matrix._participation import Participation
 if TYPE_CHECKING:
     from dpoptax._release.ledger import Mechanism
     from dpoptax._release.read_ledger import Ledger
-    from dpoptax.accounting._spent import LedgerReadings
+    from dpoptax.accounting._run_event import LedgerReadings
     from dpoptax.sampling._base import Sampler
 
 
@@ -26,24 +26,25 @@ def joint_event(
     most: int | None,
 ) -> dpa.DpEvent:
     """Returns the event of all releases; the arguments are those of `spent_event`."""
-    runs = readings.runs
     if most is not None:
-        runs = tuple(
+        first = (
             tuple(ledger._replace(releases=min(ledger.releases, most)) for ledger in run)
-            for run in runs
+            for run in readings.runs
         )
+        readings = readings._replace(runs=tuple(first))
     if not readings.ensemble:
-        return _event(runs[0], sampler, same_batches=same_batches is not False, noise=noise)
+        return _event(
+            readings.runs[0], sampler, same_batches=same_batches is not False, noise=noise
+        )
     if same_batches is None:
         raise ValueError(
             "`same_batches` must be True or False for the state of an ensemble, got None. Pass "
             "True if the runs shared the batch of every step, and False if each run drew its own."
         )
     if same_batches:
-        ledgers = [ledger for run in runs for ledger in run]
-        return _event(ledgers, sampler, same_batches=True, noise=noise)
+        return _event(readings.ledgers, sampler, same_batches=True, noise=noise)
     return dpa.ComposedDpEvent(
-        [_event(run, sampler, same_batches=True, noise=noise) for run in runs]
+        [_event(run, sampler, same_batches=True, noise=noise) for run in readings.runs]
     )
 
 

@@ -157,8 +157,9 @@ class PrivacyPlan:
                 "`noise_multiplier` must be None or a relative schedule with `epsilon`, which "
                 f"determines it, got {schedule}."
             )
+        terms = {"steps": self.steps, **self._terms}
         sigma = calibrate_noise_multiplier(
-            epsilon=epsilon, schedule=schedule, sampler=self._sampling, **self._terms
+            epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms
         )
         self.__dict__["noise_multiplier"] = sigma
         if schedule is not None:
@@ -191,12 +192,7 @@ class PrivacyPlan:
     @property
     def _terms(self) -> dict[str, Any]:
         """The arguments that calibration and guarantees share."""
-        return {
-            "steps": self.steps,
-            "delta": self.delta,
-            "accountant": self.accountant,
-            "also": self.also,
-        }
+        return {"delta": self.delta, "accountant": self.accountant, "also": self.also}
 
     @property
     def epsilon(self) -> float:
@@ -231,9 +227,8 @@ class PrivacyPlan:
         >>> dpoptax.ledgers(state)[0].mechanism.batch_size
         10
         """
-        key = check_noise_key(key)
         if self.also:
-            self._check_new(key)
+            self._check_new(check_noise_key(key))
         noise: dict[str, Any] = {
             "noise_multiplier": self.noise_multiplier,
             "batch_size": self.sampler.batch_size,
@@ -425,12 +420,12 @@ class PrivacyPlan:
         Raises:
           ValueError: `accounting.guarantee` raises it.
         """
-        terms = self._terms
         if opt_state is None:
-            noise = self.noise_multiplier
-            return planned_guarantee(noise_multiplier=noise, sampler=self._sampling, **terms)
-        del terms["steps"]  # the ledgers count them
-        return run_guarantee(opt_state, self.sampler, same_batches=same_batches, **terms)
+            noise, sampler = self.noise_multiplier, self._sampling
+            return planned_guarantee(
+                noise_multiplier=noise, steps=self.steps, sampler=sampler, **self._terms
+            )
+        return run_guarantee(opt_state, self.sampler, same_batches=same_batches, **self._terms)
 
     def __str__(self) -> str:
         from dpoptax.accounting._statement import claim_text, multipliers_text

@@ -3,11 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dpoptax._pricing.checks import Accountant, check_accountant, check_delta, integer
+from dpoptax._pricing.checks import Accountant, check_delta, integer
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
-from dpoptax.accounting._design import Sampling, checked_noise, event_of, run_event, sampling_of
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
-from dpoptax.accounting._spent import drawing_sampler, read_ledgers, spent_event
+from dpoptax.accounting._run_event import (
+    Sampling,
+    checked_noise,
+    drawing_sampler,
+    event_of,
+    read_ledgers,
+    run_event,
+    sampling_of,
+    spent_event,
+)
 
 if TYPE_CHECKING:
     from dpoptax._release.read_ledger import Ledger
@@ -88,7 +96,7 @@ def guarantee(
         return run_event(spent, sampler, others, readings.keys)
 
     priced = event()
-    ledgers = [ledger for run in readings.runs for ledger in run]
+    ledgers = readings.ledgers
     in_turns = same_batches is False and len(ledgers) > 1 and not readings.ensemble
     releases, after = tuple(map(_noisy_releases, ledgers)), None if in_turns else event
     return _guarantee(sampler, delta, accountant, releases, others, priced, after)
@@ -205,7 +213,6 @@ def _guarantee(
     event_after: Callable[[int], PrivacyEvent] | None,
 ) -> Guarantee:
     """Returns the guarantee of an event, at a checked δ."""
-    check_accountant(accountant)
     size = sampling.dataset_size
     if delta is None:
         delta = 1e-5 if size is None else min(1e-5, 10.0 ** -len(str(size)))

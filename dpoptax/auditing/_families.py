@@ -11,7 +11,7 @@ import dp_accounting
 from dpoptax._pricing.checks import check_delta
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.accounting import Guarantee
-from dpoptax.accounting._spent import read_ledgers, spent_event
+from dpoptax.accounting._run_event import drawing_sampler, read_ledgers, spent_event
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree
@@ -131,10 +131,11 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     array([0.78, 0.31])
     """
     readings = read_ledgers(opt_state)
-    spent_event(readings, sampler, same_batches=same_batches)  # raises before the first trial
+    drawn = drawing_sampler(sampler, readings)
+    spent_event(readings, drawn, same_batches=same_batches)  # raises before the first trial
 
     def with_noise(less: float) -> Guarantee:
-        event = spent_event(readings, sampler, same_batches=same_batches, noise=1 / less)
+        event = spent_event(readings, drawn, same_batches=same_batches, noise=1 / less)
         return Guarantee(event, sampler.neighboring_relation)
 
     @functools.cache

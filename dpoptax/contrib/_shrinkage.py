@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.linear_map import matrix_shape
 from dpoptax._support.tree import PyTree, check_decays, check_stddev
 from dpoptax.contrib._singular_values import (
     cosines,
     is_kernel,
     map_singular_values,
+    matrix_shape,
     shrunk,
 )
 from dpoptax.filters._coefficients import Filter

@@ -17,13 +17,20 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._gradients.linear_map import matrix_shape
 from dpoptax._support.xla import out_sharding
 
 
 def is_kernel(x: jax.Array) -> bool:
     """Returns whether an array has at least two axes."""
     return x.ndim >= 2
+
+
+def matrix_shape(kernel: jax.Array) -> tuple[int, int]:
+    """Returns the numbers of rows and columns of a kernel.
+
+    The last axis gives the columns. A vector or scalar is one row.
+    """
+    return (math.prod(kernel.shape[:-1]), kernel.shape[-1]) if kernel.ndim else (1, 1)
 
 
 def run_replicated(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

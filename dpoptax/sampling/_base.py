@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 
 from dpoptax._pricing.checks import integer, seed_integer
-from dpoptax.sampling._draws import (
-    Draws,
-    Pcg64,
-    checked_largest,
-    largest_usual_draw,
-)
+from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -228,11 +223,22 @@ class CutSampler(Sampler):
     """
 
     max_batch_size: int | None
-    _hardly_exceeded = staticmethod(largest_usual_draw)
+    _overflow: ClassVar[float] = OVERFLOW_PROBABILITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
+        if self.max_batch_size is not None:
+            self._check_largest(self.max_batch_size)
+
+    def _check_largest(self, value: int) -> None:
+        """Stores `max_batch_size` as an int between B and N, or raises."""
+        largest = integer("max_batch_size", value, 1, "choose at least batch_size")
+        if not self.batch_size <= largest <= self.dataset_size:
+            raise ValueError(
+                f"`max_batch_size` must be between `batch_size`, {self.batch_size}, and "
+                f"`dataset_size`, {self.dataset_size}, got {largest}. Leave it out for a safe "
+                "default."
+            )
         object.__setattr__(self, "max_batch_size", largest)
 
     @property
@@ -249,7 +255,7 @@ class CutSampler(Sampler):
     def _largest(self) -> int:
         """The size to which larger draws are cut."""
         rates = self.dataset_size, self.sampling_probability
-        return self._padded(self.max_batch_size or self._hardly_exceeded(*rates))
+        return self._padded(self.max_batch_size or largest_draw(*rates, self._overflow))
 
     @property
     def overflow_probability(self) -> float:

@@ -1,5 +1,6 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -79,9 +80,7 @@ def example_loader(
         check_rows(data, sampler.dataset_size, "example")
     else:
         check_rows(data, users.num_records, "record of `users`, or example")
-
-    def rows_of(indices: np.ndarray) -> PyTree:
-        return _rows(data, indices)
+    rows_of = functools.partial(_rows, data)
 
     def load(step: int) -> Batch:
         if users is None:
@@ -141,7 +140,15 @@ def _padded(rows: np.ndarray, sharding: NamedSharding) -> np.ndarray:
 
 
 def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
-    """Yields `load(step)` for each step in order, computed in a thread one step ahead."""
+    """Yields `load(step)` for each step in order, computed in a thread one step ahead.
+
+    Args:
+      load: returns the batch of a step, or anything else.
+      steps: the numbers of the steps.
+
+    >>> list(read_ahead(lambda step: step**2, range(3)))
+    [0, 1, 4]
+    """
     from concurrent.futures import ThreadPoolExecutor  # `import dpoptax` needs no threads
 
     with ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:

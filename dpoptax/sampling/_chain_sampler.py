@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dpoptax._pricing.participation_chains import Chain
 from dpoptax.sampling._base import CutSampler
-from dpoptax.sampling._draws import largest_rare_draw
+from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -19,7 +19,7 @@ class ChainSampler(CutSampler):
 
     neighboring_relation: ClassVar[str] = "replace-special"
     _stated_by = (("dp_event", "_bound"), ("chain",))
-    _hardly_exceeded = staticmethod(largest_rare_draw)
+    _overflow = RARE_OVERFLOW_PROBABILITY
 
     @property
     def independent_steps(self) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dpoptax._pricing.checks import integer
 from dpoptax.sampling._base import Sample, Sampler, checked_step
-from dpoptax.sampling._draws import largest_usual_draw
+from dpoptax.sampling._draws import largest_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -74,7 +74,7 @@ class CyclicPoissonSampler(Sampler):
     @property
     def padded_size(self) -> int:
         """The length of every sample, and the size that larger draws are cut to."""
-        return self._padded(largest_usual_draw(self.group_size, self.participation_probability))
+        return self._padded(largest_draw(self.group_size, self.participation_probability))
 
     def sample(self, step: int) -> Sample:
         """Returns the records of a step, drawn from the group whose turn it is."""

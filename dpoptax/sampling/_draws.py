@@ -7,28 +7,15 @@ from typing import Protocol
 
 import numpy as np
 
-from dpoptax._pricing.checks import integer
-
 # By default one Poisson draw in 10^12 exceeds its padding. At a batch size of 64, this takes 15 %
 # more padding than one in 10^9. Accountants price the cut at any probability.
-_OVERFLOW_PROBABILITY = 1e-12
+OVERFLOW_PROBABILITY = 1e-12
 # If only δ can cover an overflow, it must be rare even for very small δ and long runs.
-_RARE_OVERFLOW_PROBABILITY = 1e-18
+RARE_OVERFLOW_PROBABILITY = 1e-18
 
 
 @functools.lru_cache(maxsize=64)
-def largest_usual_draw(dataset_size: int, probability: float) -> int:
-    """Returns a size that a Poisson draw exceeds with probability 10^-12, at most N."""
-    return _exceeded_with(_OVERFLOW_PROBABILITY, dataset_size, probability)
-
-
-@functools.lru_cache(maxsize=64)
-def largest_rare_draw(dataset_size: int, probability: float) -> int:
-    """Returns a size that a Poisson draw exceeds with probability 10^-18, at most N."""
-    return _exceeded_with(_RARE_OVERFLOW_PROBABILITY, dataset_size, probability)
-
-
-def _exceeded_with(chance: float, size: int, probability: float) -> int:
+def largest_draw(size: int, probability: float, chance: float = OVERFLOW_PROBABILITY) -> int:
     """Returns the least number that a binomial draw exceeds with at most `chance`."""
     from scipy import special  # takes long to import
 
@@ -37,19 +24,6 @@ def _exceeded_with(chance: float, size: int, probability: float) -> int:
     return mean + bisect.bisect_left(
         above, True, key=lambda count: special.bdtrc(count, size, probability) <= chance
     )
-
-
-def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> int | None:
-    """Returns `max_batch_size` as an int between B and N, or raises."""
-    if value is None:
-        return None
-    largest = integer("max_batch_size", value, 1, "choose at least batch_size")
-    if not batch_size <= largest <= dataset_size:
-        raise ValueError(
-            f"`max_batch_size` must be between `batch_size`, {batch_size}, and `dataset_size`, "
-            f"{dataset_size}, got {largest}. Leave it out for a safe default."
-        )
-    return largest
 
 
 class Draws(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpoptax._pricing.checks import integer, number
 from dpoptax.sampling._base import Sample, Sampler, checked_step
-from dpoptax.sampling._draws import largest_rare_draw
+from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY, largest_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -83,10 +83,9 @@ class GroupedPoissonSampler(Sampler):
         """The length of every sample, and the size that larger draws are cut to."""
         # Above the mean, the size of a draw with several probabilities has a smaller tail than the
         # binomial with their mean (Hoeffding, 1956).
-        largest = max(
-            largest_rare_draw(self.dataset_size, self.sampling_probability), self.batch_size + 1
-        )
-        return self._padded(min(largest, self.dataset_size))
+        size, probability = self.dataset_size, self.sampling_probability
+        largest = largest_draw(size, probability, RARE_OVERFLOW_PROBABILITY)
+        return self._padded(min(max(largest, self.batch_size + 1), size))
 
     @property
     def full_probability(self) -> float:

@@ -12,9 +12,9 @@ import optax
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism, imprint_of
-from dpoptax._release.random.keys import check_threefry_key, marked_as_noise
+from dpoptax._release.random.keys import check_threefry_key
 from dpoptax._release.release import check_same_clip, release
-from dpoptax._support.marks import COUNTED, RELEASE, SELECTED, mark
+from dpoptax._support.marks import COUNTED, NOISE, RELEASE, SELECTED, mark
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 from dpoptax.tables._row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
@@ -166,7 +166,7 @@ def draw_rows(
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
     _check_false(selection, noise_multiplier)
-    keys = jax.random.split(marked_as_noise(key), 4)
+    keys = jax.random.split(mark(key, NOISE), 4)
 
     missing = counts.missing.astype(jnp.float32) * np.float32(2.0**-counts.bits)
     if stddev == 0.0:

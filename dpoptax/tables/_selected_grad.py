@@ -11,7 +11,6 @@ from jax.typing import ArrayLike
 from dpoptax._gradients.clip.clip_per_example import check_mask
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
 from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
-from dpoptax._gradients.linear_map import LinearMapState
 from dpoptax._gradients.points import GradientPoints, ReferenceState, TrackIteratesState
 from dpoptax._support.tree import PyTree, find_state, kind_of
 from dpoptax.tables._lookups import locate, place_of, take_rows
@@ -201,7 +200,6 @@ def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelect
     """
     for kind, what in (
         (TrackIteratesState, "gradient points of other iterates (disk, pmlf, inner_outer)"),
-        (LinearMapState, "a linear map before the clip"),
         (ReferenceState, "a reference that follows the run"),
     ):
         if find_state(opt_state, kind) is not None:

@@ -156,11 +156,15 @@ def fit(
     ((), 8, 3.54)
     """
     inputs.check_types(plan, optimizer)
-    gradient = _make_gradient(
-        loss_fn, clip, grad_fn, mesh, users, has_aux=has_aux, microbatch_size=microbatch_size
-    )
+    if grad_fn is None:
+        clip = 1.0 if clip is None else clip
+        random = takes_key(loss_fn)
+    else:
+        unused = {"has_aux": has_aux or None, "microbatch_size": microbatch_size}
+        inputs.check_unused(loss_fn=loss_fn, **unused)
+        inputs.check_automatic(mesh)
+        random = requires_key(grad_fn)
     schedule = _make_schedule(plan, eval_every, checkpoint_every)
-    random = gradient.takes_key()
     place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
@@ -174,13 +178,23 @@ def fit(
         workdir, place, phases, log=log, progress=progress, exact=plan.fixed_point
     ) as context:
         plan, key = _new_or_continued(plan, key, context.begun, workdir)
-        private = _PrivateOptimizer(plan, optimizer, gradient.clip, random, place)
+        private = _PrivateOptimizer(plan, optimizer, clip, random, place)
         with phases("init"):
             chain = private.chain(key)
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
             first = State(0, params, private.first_state(key, params))
-        step = gradient.step(chain, plan.sampler.batch_size, params)
+        step = TrainingStep(
+            loss_fn,
+            clip,
+            chain,
+            plan.sampler.batch_size,
+            per_user=users is not None,
+            has_aux=has_aux,
+            microbatch_size=microbatch_size,
+            param_specs=inputs.param_specs(params),
+            grad_fn=grad_fn,
+        )
         del params  # with `first`, frees them once a restored state replaces them
         job = _make_job(
             private, key, step, data, steps, frozen, users, evaluate=_metrics(evaluate), **schedule
@@ -190,58 +204,6 @@ def fit(
             del first
             course.finish()
     return _make_result(plan, course.state, workdir)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gradient:
-    """Computation of clipped sums by a loss or by a given function, as for `TrainingStep`."""
-
-    loss_fn: Callable[..., Any] | None
-    clip: dpoptax.Clip | float | None
-    grad_fn: Callable[..., Any] | None
-    per_user: bool
-    has_aux: bool
-    microbatch_size: int | None
-
-    def takes_key(self) -> bool:
-        """Returns whether it takes a key for each step."""
-        return takes_key(self.loss_fn) if self.grad_fn is None else requires_key(self.grad_fn)
-
-    def step(
-        self, chain: optax.GradientTransformation, batch_size: int, params: Any
-    ) -> TrainingStep:
-        """Returns the training step with the chain of a run."""
-        return TrainingStep(
-            self.loss_fn,
-            self.clip,
-            chain,
-            batch_size,
-            per_user=self.per_user,
-            has_aux=self.has_aux,
-            microbatch_size=self.microbatch_size,
-            param_specs=inputs.param_specs(params),
-            grad_fn=self.grad_fn,
-        )
-
-
-def _make_gradient(
-    loss_fn: Callable[..., Any] | None,
-    clip: dpoptax.Clip | float | None,
-    grad_fn: Callable[..., Any] | None,
-    mesh: jax.sharding.Mesh | None,
-    users: UserTable | None,
-    *,
-    has_aux: bool,
-    microbatch_size: int | None,
-) -> _Gradient:
-    """Returns the gradient with the default clip, or a given one without conflicting arguments."""
-    if grad_fn is None:
-        clip = 1.0 if clip is None else clip
-    else:
-        unused = {"has_aux": has_aux or None, "microbatch_size": microbatch_size}
-        inputs.check_unused(loss_fn=loss_fn, **unused)
-        inputs.check_automatic(mesh)
-    return _Gradient(loss_fn, clip, grad_fn, users is not None, has_aux, microbatch_size)
 
 
 def _make_schedule(
@@ -296,7 +258,6 @@ def _make_job(
     assert seed is not None
     noise = plan.noise_multiplier
     least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
-    dataset = Dataset("data", data, {}, 0)
     return Job(
         name="training",
         plan=RunPlan(plan.sampler, least_noise, steps, plan),
@@ -310,7 +271,9 @@ def _make_job(
             "seed": seed.hex() if isinstance(seed, bytes) else seed,
             "key": _words(key),
         },
-        fingerprint=lambda: fingerprint(dataset, seed, frozen={"frozen": frozen}),
+        fingerprint=lambda: fingerprint(
+            Dataset("data", data, {}, 0), seed, frozen={"frozen": frozen}
+        ),
         program=lambda args: {
             "`users`": digest_of(None if users is None else vars(users)),
             "`optimizer`": optimizer_digest(private.optimizer, args[0][0]),
@@ -379,9 +342,10 @@ def _new_or_continued(
     if begun is not None:
         assert workdir is not None
         plan, key = _continued(plan, key, begun, workdir)
-    elif plan.sampler.seed is None:
-        plan = _seeded(plan, devices.fresh_seed(bits=128))
-    return plan, hosts.shared_secrets()[1] if key is None else key
+    seed, drawn = hosts.shared_secrets()
+    if plan.sampler.seed is None:
+        plan = _seeded(plan, seed)
+    return plan, drawn if key is None else key
 
 
 def _continued(

@@ -14,7 +14,6 @@ import optax
 import dpoptax
 from dpoptax.users import UserTable
 from experiments.text.encoder import LastProjection
-from experiments.text.gauge import gauge_free
 
 Params = dict[str, Any]
 Columns = dict[str, np.ndarray]
@@ -72,7 +71,6 @@ class Settings:
         clip: C of the head.
         lora_rate: Learning rate of LoRA's factors.
         lora_clip: C of LoRA's factors.
-        gauge: Whether the steps of the product do not depend on its factors; see `gauge_free`.
         freeze_a: Whether A stays at its random start (FFA-LoRA).
         after_noise: Returns a transformation of released gradients for the standard deviation of
             their noise.
@@ -84,7 +82,6 @@ class Settings:
     clip: float = 1.0
     lora_rate: float = 0.0
     lora_clip: float = 1.0
-    gauge: bool = False
     freeze_a: bool = False
     after_noise: Callable[[float], optax.GradientTransformation] | None = None
 
@@ -272,8 +269,6 @@ def _chain(
         }
 
     optimizer = optax.chain(optax.adam(schedule), optax.stateless(scaled))
-    if settings.gauge:
-        optimizer = gauge_free(optimizer)
     if plan is None:
         return optimizer
     stages = [plan.noise(jax.random.key(seed))]

@@ -173,6 +173,7 @@ def test_counts_loops_slices_and_memory_of_compiled_programs():
     row, whole = 4 * 4, 8 * 4 * 4
     assert found.hbm_bytes == 6 * (2 * row + 2 * whole + 2 * whole)
     assert found.collectives == {"all-reduce*": (6, 6 * whole)}
+    assert found.kernels == 6 * 3  # a slice, a product and a sum over chips
 
 
 def test_command_lists_cases_and_rejects_others(capsys):
@@ -187,10 +188,10 @@ def test_command_lists_cases_and_rejects_others(capsys):
 def test_step_that_does_not_fit_has_a_table_row():
     text = "RESOURCE_EXHAUSTED: Ran out of memory. Used 20.51G of 15.75G hbm. Exceeded"
     plain, failed = command.Measured(1.0, 3.0), command.Measured(error=command._reason(text))
-    expected = "| gpt2 | private | – | – | – | 0 | needs 20.51G of 15.75G |"
+    expected = "| gpt2 | private | – | – | – | – | 0 | needs 20.51G of 15.75G |"
     assert command.row("gpt2", "private", failed) == expected
-    assert command.row("gpt2", "plain", plain) == "| gpt2 | plain | 1.00 | 3 | 0.0 | 0 |  |"
-    assert command.ratio_row(plain, failed) == "| | ratio | – | – | – | – | |"
+    assert command.row("gpt2", "plain", plain) == "| gpt2 | plain | 1.00 | 3 | 0.0 | 0 | 0 |  |"
+    assert command.ratio_row(plain, failed) == "| | ratio | – | – | – | – | – | |"
 
 
 @pytest.mark.slow

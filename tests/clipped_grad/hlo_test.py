@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import dpoptax
+from dpoptax._gradients.clip import block_sums
 from tests import helpers, programs
 
 pytestmark = pytest.mark.optimized
@@ -205,3 +206,17 @@ def test_compiled_program_keeps_operations_of_the_proof(name, lower):
     ]
     assert bool(rounded[0]) == bool(rounded[1]) == (name == "bfloat16")
     assert len(rounded[1]) <= len(rounded[0])  # no rounding is repeated
+
+
+@pytest.mark.parametrize(
+    ("lower", "loops"), [(_for_cpu, 1), pytest.param(_for_gpu, 0, marks=pytest.mark.slow)]
+)
+def test_large_results_of_blocks_are_added_in_turn_except_on_gpu(lower, loops):
+    """A GPU would start the kernels of a block again for each block."""
+    rows = jax.ShapeDtypeStruct((256, 128), jnp.float32)
+    compiled = computations(lower(_sum_of_products, (rows, rows)).compile().as_text())
+    assert sum(x.operation == "while" for block in compiled for x in block) == loops
+
+
+def _sum_of_products(x, y):
+    return block_sums.sum_in_blocks(lambda x, y: x.T @ y, x, y)

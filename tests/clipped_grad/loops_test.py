@@ -109,7 +109,6 @@ def test_refuses_injected_noise_multiplier():
         (dpoptax.contrib.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
         (dpoptax.contrib.james_stein, {"stddev": 0.1}),
         (dpoptax.contrib.singular_value_shrinkage, {"stddev": 0.1}),
-        (dpoptax.contrib.scale_then_privatize, {}),
     ],
 )
 def test_inject_hyperparams_error_names_static_args(factory, arguments):

@@ -44,9 +44,6 @@ COPIES = [
     ("singular_value_shrinkage", dpoptax.contrib.singular_value_shrinkage(0.1), 0),
     ("singular_value_shrinkage, mean", dpoptax.contrib.singular_value_shrinkage(0.1, decay=0.9), 1),
     ("james_stein", dpoptax.contrib.james_stein(0.1), 0),
-    ("linear_map", dpoptax.extend.linear_map(0.5), 0),
-    ("scale_then_privatize, entry", dpoptax.contrib.scale_then_privatize(each="entry"), 2),
-    ("scale_then_privatize, side", dpoptax.contrib.scale_then_privatize(), 0.006),
     ("shrunk_muon", dpoptax.contrib.shrunk_muon(0.1, stddev=0.1), 1.001),
 ]
 
@@ -61,10 +58,9 @@ def test_state_has_expected_copies_of_parameters(transform, copies):
 
 
 # jax_privacy stacks the buffers of correlated noise along a new first axis. optax.partition masks
-# the kernels of one part and the vectors of the other. A linear map has several arrays of other
-# shapes for each parameter.
-_OTHER = ("correlated_noise", "shrunk_muon", "linear_map")
-SHAPED = [c for c in COPIES if c[0] not in _OTHER and "privatize" not in c[0]]
+# the kernels of one part and the vectors of the other.
+_OTHER = ("correlated_noise", "shrunk_muon")
+SHAPED = [c for c in COPIES if c[0] not in _OTHER]
 
 
 @pytest.mark.parametrize("transform", [c[1] for c in SHAPED], ids=[c[0] for c in SHAPED])

@@ -239,8 +239,11 @@ def test_step_is_the_same_for_cuda(name, microbatch_size):
         np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-5)
 
 
-def _attack(program, change, *, method="auto", effort=(14, 10)):
-    """Returns how far an example moves the sum of a changed program, relative to the bound."""
+def _attack(program, change, *, method="auto", effort=(14, 10), platform="cpu"):
+    """Returns how far an example moves the sum of a changed program, relative to the bound.
+
+    The program is run on this CPU, so it must store arrays as one for a CPU does.
+    """
     loss, shapes, batch = adversary_test.PROGRAMS[program]
     params = programs.parameters(shapes)
     if program == "regression":  # so that the pairs of the search cancel
@@ -248,7 +251,7 @@ def _attack(program, change, *, method="auto", effort=(14, 10)):
     clip = adversary_test.CLIPS["l2"]
     others = adversary_test._others(batch)
     total = adversary_test._total(loss, params, clip, method=method)
-    lowered = exported(total, others, np.ones(len(others[0]), bool), platform="cuda")
+    lowered = exported(total, others, np.ones(len(others[0]), bool), platform=platform)
     changed, count = change(lowered)
     starts, steps = effort
     found, _ = adversary.climb(jax.jit(changed.call), others, seed=3, starts=starts, steps=steps)
@@ -282,6 +285,12 @@ def test_attack_finds_too_inexact_roots():
     # error.
     moved, _ = _attack("regression", lambda lowered: inexact(lowered, 1 - 1e-4, only=("sqrt",)))
     assert moved > 1
+
+
+def test_attack_finds_arrays_that_are_computed_again():
+    """A CPU drops the barriers that keep a GPU from this."""
+    change = lambda lowered: inexact(lowered, INEXACT[0])  # noqa: E731
+    assert _attack("standardized", change, platform="cuda")[0] > 1
 
 
 @pytest.mark.parametrize(

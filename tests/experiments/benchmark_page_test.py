@@ -240,6 +240,14 @@ def test_refuses_records_of_user_defined_method(tmp_path):
         write_page(tmp_path / "images")
 
 
+@pytest.mark.parametrize("folder", ["before-and-behind", "on-images"])
+def test_records_in_repository_stay_readable(folder):
+    """Some are of methods that dpoptax no longer has."""
+    paths = sorted((ROOT / "experiments" / "results" / folder).glob("*.jsonl"))
+    groups = page_groups.grouped(line for path in paths for line in lines.read(path))
+    assert all(entry.gradients >= 1 for entries in groups.values() for entry in entries)
+
+
 def test_network_without_features_is_named_and_drawn(tmp_path):
     own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
     lines.append(

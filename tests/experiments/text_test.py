@@ -8,10 +8,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import dpoptax
 from experiments.command_line import main
 from experiments.models.language import BertEncoder
 from experiments.models.pretrained import save_model
@@ -24,7 +22,6 @@ from experiments.text.encoder import (
     load_encoder,
     tokenize,
 )
-from experiments.text.gauge import gauge_factors, gauge_free, split_start
 from experiments.text.training import Settings, make_plan, noise_multipliers
 
 pytest.importorskip("safetensors.numpy")
@@ -111,73 +108,6 @@ def test_records_of_a_sentence_do_not_depend_on_another():
     assert all(len(rows) == 2 for rows in every.values())
     for sentence in ("the plot of a dull film is thin", "the plot is fine"):
         assert fewer[sentence] == every[sentence]
-
-
-def factors(scale=1.0):
-    keys = jax.random.split(jax.random.key(0), 2)
-    a, b = jax.random.normal(keys[0], (6, 2)), jax.random.normal(keys[1], (2, 5))
-    return {"layer": {"lora_a": scale * a, "lora_b": b / scale}}
-
-
-def product(params):
-    return params["layer"]["lora_a"] @ params["layer"]["lora_b"]
-
-
-def loss_fn(params, example):
-    x, y = example
-    return jnp.sum((x @ product(params) - y) ** 2)
-
-
-def private_steps(params, transform, steps=3):
-    """Returns the product after private steps with a clip that cuts and noise."""
-    rng = np.random.default_rng(0)
-    noise = dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=8, key=jax.random.key(1))
-    chain = optax.chain(noise, transform)
-    state = chain.init(params)
-    for _ in range(steps):
-        batch = jnp.asarray(rng.normal(size=(8, 6))), jnp.asarray(rng.normal(size=(8, 5)))
-        points = dpoptax.gradient_points(state, params)
-        clipped = dpoptax.clipped_grad(loss_fn, 1.0)(points, batch)
-        updates, state = chain.update(clipped, state, params)
-        params = optax.apply_updates(params, updates)
-    return product(params)
-
-
-@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(0.1)])
-def test_steps_do_not_depend_on_scale_of_factors(optimizer):
-    start = product(factors())
-    expected = private_steps(factors(), gauge_free(optimizer)) - start
-    for scale in (0.01, 30.0):
-        moved = private_steps(factors(scale), gauge_free(optimizer)) - start
-        np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-5)
-    plain = private_steps(factors(), optimizer) - start
-    assert np.abs(private_steps(factors(30.0), optimizer) - start - plain).max() > 0.1
-
-
-def test_mapped_gradients_differ_by_rotation_in_any_gauge():
-    mix = jnp.array([[2.0, 1.0], [0.5, -3.0]])
-    first, second = factors(), factors()
-    layer = second["layer"]
-    layer["lora_a"], layer["lora_b"] = layer["lora_a"] @ mix, jnp.linalg.inv(mix) @ layer["lora_b"]
-    example = jnp.arange(6.0), jnp.ones(5)
-    norms = []
-    for params in (first, second):
-        chain = gauge_free(optax.sgd(1.0))
-        points = dpoptax.gradient_points(chain.init(params), params)
-        mapped = points.linear_map.forward(jax.grad(loss_fn)(params, example))
-        norms.append([float(jnp.linalg.norm(x)) for x in jax.tree.leaves(mapped)])
-    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
-    assert gauge_factors({"head": jnp.ones(2)}) == {"head": 1.0}
-
-
-def test_start_with_full_factors_computes_the_same():
-    encoder = BertEncoder(20, 8, 2, 2, 16, 10, lora=Lora(2, 4.0, ("query", "output")))
-    row = jnp.array([1, 5, 7, 2, 0])
-    variables = encoder.init(jax.random.key(0), row)
-    lora, frozen = split_start(variables["params"], variables["frozen"], 2.0, jax.random.key(1))
-    assert all(jnp.abs(x).max() > 0.01 for x in jax.tree.leaves(lora))
-    found = encoder.apply({"params": lora, "frozen": frozen}, row)
-    np.testing.assert_allclose(found, encoder.apply(variables, row), atol=1e-5)
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "plot", "goal", "the", "a"]

@@ -8,7 +8,6 @@ import numpy as np
 import dpoptax
 from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from tests.helpers import floats, sum_by
 
 # Compilation dominates the time of these tests.
@@ -18,7 +17,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 @functools.lru_cache(maxsize=4)
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
-        sums = sum_by(method, loss, clip, points, Examples(batch, mask, keys))
+        sums = sum_by(method, loss, clip, points, batch, mask, keys)
         return join_sums(clip, points.points[0], sums) if method is ghost_clipped_sum else sums
 
     return jax.jit(total, compiler_options=QUICK)

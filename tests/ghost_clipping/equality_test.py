@@ -12,7 +12,7 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_pass
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, trace_loss
+from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
 from tests.ghost_clipping.comparison import QUICK, both, clipped_sum, close, points_of
 from tests.helpers import floats, slow_but, sum_by
 from tests.networks import NETWORKS, Network
@@ -201,7 +201,7 @@ def test_gradient_of_one_position_is_never_formed():
         points = dpoptax.GradientPoints((params,), (1.0,))
         mask = jnp.ones(8, bool)
         clip = dpoptax.l2_clip(1.0)
-        return sum_by(ghost_clipped_sum, loss, clip, points, Examples(x, mask))
+        return sum_by(ghost_clipped_sum, loss, clip, points, x, mask)
 
     shapes = (
         jax.ShapeDtypeStruct((512, 1024), jnp.float32),
@@ -327,8 +327,7 @@ def test_works_inside_shard_map():
     def total(points, batch):
         ones = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
         clip = dpoptax.l2_clip(0.3)
-        examples = Examples(batch, ones)
-        own = sum_by(ghost_clipped_sum, network.loss, clip, points, examples)
+        own = sum_by(ghost_clipped_sum, network.loss, clip, points, batch, ones)
         return jax.lax.psum(join_sums(clip, points.points[0], own), "data")
 
     sharded = jax.shard_map(

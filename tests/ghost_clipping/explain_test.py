@@ -10,7 +10,6 @@ import pytest
 import dpoptax
 from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from tests.helpers import equations, sum_by
 from tests.networks import NETWORKS
 
@@ -107,9 +106,9 @@ def test_no_array_has_size_of_per_example_gradients(count):
     def largest(method):
         points = dpoptax.GradientPoints((params,) * count, (1.0,) * count)
         args = points, struct((batch, length), jnp.int32), struct((batch,), bool)
-        jaxpr = jax.make_jaxpr(
-            lambda p, b, m: sum_by(method, loss, dpoptax.l2_clip(1.0), p, Examples(b, m))
-        )(*args)
+        jaxpr = jax.make_jaxpr(lambda p, b, m: sum_by(method, loss, dpoptax.l2_clip(1.0), p, b, m))(
+            *args
+        )
         return max(_sizes(jaxpr.jaxpr))
 
     assert largest(per_example_sum) >= batch * 500 * width

@@ -25,10 +25,6 @@ SELECTING = dpoptax.tables.row_selecting_clip(
 )
 
 
-def _curvature(params):
-    return jax.tree.map(lambda p: 1.0 + jnp.abs(p.astype(jnp.float32)), params)
-
-
 # Transforms of the noise stage take a ClippedSum; all others take privatized gradients.
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
@@ -78,19 +74,13 @@ METHODS = {
     ),
     "james_stein": lambda: dpoptax.contrib.james_stein(1e-3, per_leaf=True),
     "scale_by_shrunk_muon": lambda: dpoptax.contrib.scale_by_shrunk_muon(1e-3),
-    "linear_map": lambda: dpoptax.extend.linear_map(0.5),
-    "linear_map_followed": lambda: dpoptax.extend.linear_map(_curvature, every=2),
-    "scale_then_privatize": lambda: dpoptax.contrib.scale_then_privatize(),
-    "scale_then_privatize_entry": lambda: dpoptax.contrib.scale_then_privatize(
-        each="entry", every=2
-    ),
     "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
 }
 ALL = {**NOISE, **METHODS}
 
 
 # Programs of these transforms are compiled in quick tests: all noise stages, and a few methods.
-COMPILED = (*NOISE, "disk", "pmlf", "scale_by_lp_adam", "linear_map")
+COMPILED = (*NOISE, "disk", "pmlf", "scale_by_lp_adam")
 
 
 @pytest.fixture(params=slow_but(COMPILED, ALL))
@@ -213,7 +203,7 @@ def test_checkpoint_resumes_bit_for_bit(name, tmp_path, checkpointer):
         assert dpoptax.ledgers(again[1]) == dpoptax.ledgers(after[1])
 
 
-@pytest.mark.parametrize("name", slow_but(("disk", "linear_map", "scale_by_lp_adam"), METHODS))
+@pytest.mark.parametrize("name", slow_but(("disk", "scale_by_lp_adam"), METHODS))
 def test_works_under_optax_masked(name):
     tx, params = METHODS[name](), _params()
     masked = optax.masked(tx, {"w": True, "b": [False]})

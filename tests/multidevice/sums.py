@@ -6,7 +6,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -15,7 +14,6 @@ import dpoptax
 from dpoptax._gradients.clip import block_sums
 from dpoptax._gradients.clip.clipped_sum import is_intact
 from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax.auditing import _worst_example as adversary
 from tests import programs
 from tests.helpers import floats, no_room, sum_by
@@ -187,31 +185,6 @@ def test_tangent_equals_one_device(kind, batch):
     assert_close(total, alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "each"), [(KINDS[0], "entry"), (KINDS[1], "side")], ids=str)
-def test_linear_map_equals_one_device(kind, each, batch):
-    """Checks scales computed from a release that is sharded like the parameters."""
-    noise = dpoptax.gaussian_noise(noise_multiplier=0.0, batch_size=EXAMPLES, key=KEY)
-    tx = optax.chain(noise, dpoptax.contrib.scale_then_privatize(each=each))
-
-    def two_steps(params, **options):
-        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, **options)
-
-        def step(state):
-            points = dpoptax.gradient_points(state, params)
-            clipped = grad_fn(points, batch, MASK, key=KEY, ids=IDS)
-            return tx.update(clipped, state, params)
-
-        return jax.jit(lambda: step(step(tx.init(params))[1])[0])()
-
-    alone = two_steps(make_params(0))
-    mesh = make_mesh((2, 4), ("model", "data"), kind)
-    given = FSDP if kind == KINDS[0] else None
-    split = put(make_params(0), mesh, FSDP)
-    options = {"mesh": mesh, "axis_name": ("model", "data"), "param_specs": given}
-    assert_close(two_steps(split, **options), alone, atol=1e-5)
-
-
 # Three ways to get a wrong sum or wrong noise without an error. Each test first shows that the
 # naive program is wrong, so it would notice if the case disappeared.
 
@@ -243,7 +216,7 @@ def test_clips_examples_not_whole_shards(batch):
     points = dpoptax.gradient_points((), conv_params())
 
     def local(points, batch, mask):
-        total = sum_by(per_example_sum, conv_loss, CLIP, points, Examples(batch, mask))
+        total = sum_by(per_example_sum, conv_loss, CLIP, points, batch, mask)
         return lax.psum(total, "data")
 
     naive = jax.shard_map(

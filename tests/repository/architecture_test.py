@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
 ORDER = (
     "_support.tree", "_support.xla", "_support.figures", "_support.jaxprs", "_support.marks",
     "_support.serialization", "_support", "_pricing", "_release.random",
-    "_gradients.linear_map", "_gradients.points", "sampling", "matrix",
+    "_gradients.points", "sampling", "matrix",
     "_gradients.clip", "_gradients.ghost_clipping", "_gradients.clipped_grad",
-    "_gradients.track_reference", "_gradients.gradient_map", "_gradients",
+    "_gradients.track_reference", "_gradients",
     "_release", "filters", "contrib", "accounting", "sampling._batches",
     "accounting._privacy_plan", "tables", "users",
     "_release.information_flow", "auditing", "extend", "dpoptax",
@@ -44,7 +44,6 @@ GHOST_CLIPPING_ORDER = (
     "streaming",
     "two_turns",
     "explain",
-    "second_moments",
 )
 # Parts above the public names use only public names.
 PUBLIC_ONLY = ("training", "integrations")

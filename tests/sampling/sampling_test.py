@@ -418,8 +418,8 @@ def test_largest_draws_match_scipy_quantiles(size):
     drawn = {1, 2, size // 1000, size // 20, size // 2, size - 1, size, min(size, 256)}
     for probability in [0.0, *(count / size for count in drawn if 0 < count <= size)]:
         usual = stats.binom.isf(1e-12, size, probability)
-        assert _draws.largest_usual_draw(size, probability) == usual
-        rare = _draws.largest_rare_draw(size, probability)
+        assert _draws.largest_draw(size, probability) == usual
+        rare = _draws.largest_draw(size, probability, _draws.RARE_OVERFLOW_PROBABILITY)
         assert stats.binom.sf(rare, size, probability) <= 1e-18
         if rare > size * probability + 1:
             assert stats.binom.sf(rare - 1, size, probability) > 1e-18

@@ -1,6 +1,5 @@
 """Tests of data larger than memory: reads and memory of a step."""
 
-import time
 import tracemalloc
 
 import jax
@@ -147,24 +146,6 @@ def test_step_on_huge_data_holds_only_its_batch(tmp_path):
     tracemalloc.stop()
     assert batch["x"].shape == mask.shape == (sampler.padded_size,)
     assert peak < 500 * sampler.padded_size  # bytes; one mask of the data would be 10^8
-
-
-def test_prefetch_keeps_order_and_passes_errors_on():
-    loaded = []
-
-    def load(step):
-        loaded.append(step)
-        if step == 6:
-            raise OSError("gone")
-        return step
-
-    batches = streaming.prefetch(load, range(8))
-    assert next(batches) == 0
-    time.sleep(0.05)
-    assert max(loaded) <= 2
-    assert [next(batches) for _ in range(5)] == [1, 2, 3, 4, 5]
-    with pytest.raises(OSError, match="gone"):
-        next(batches)
 
 
 def test_grain_source_needs_no_adapter():

@@ -37,7 +37,6 @@ from experiments.methods import (
     JamesStein,
     Muon,
     NormalizedSteps,
-    ScaleThenPrivatize,
     ShrunkMuon,
     SignSGD,
     SingularValues,
@@ -70,21 +69,11 @@ METHODS = {
     "lp_adam": {"method": LPAdam()},
     "singular_values": {"method": SingularValues(decay=0.9)},
     "muon": {"method": Muon(), "learning_rate": 0.05},
-    "scale_then_privatize": {
-        "method": ScaleThenPrivatize(noise_corrected=True),
-        "optimizer": "adam",
-        "learning_rate": 0.01,
-    },
     "shrunk_muon": {"method": ShrunkMuon(), "learning_rate": 0.05},
 }
-# Each part of a release once: clip, sampler with correlation and rounding, map, and generator with
+# Each part of a release once: clip, sampler with correlation and rounding, and generator with
 # points and loss. The others repeat a part or change the update after the noise.
-RELEASES = (
-    "adaptive_clip",
-    "correlated_fixed_point",
-    "scale_then_privatize",
-    "chacha20_augmented_disk",
-)
+RELEASES = ("adaptive_clip", "correlated_fixed_point", "chacha20_augmented_disk")
 VARIATIONS = sorted(METHODS.keys() - set(RELEASES))
 
 

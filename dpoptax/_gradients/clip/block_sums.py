@@ -11,6 +11,7 @@ summand of example i, with f_i S_i ≤ M C. The error of the sum of a block with
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from jax import lax
 
 from dpoptax._gradients.clip.bounds import UNIT_ROUNDOFF, gamma
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.encoding import statistic
+from dpoptax._gradients.clip.encoding import EncodingClip
 from dpoptax._support.tree import PyTree, widen
 
 BLOCK_LENGTH = 32
@@ -46,6 +47,9 @@ It is relative to the rounded sum.
 # `_CACHED_ENTRIES` entries, so that the results stay in a cache.
 _MINIMUM_TERMS = 128
 _CACHED_ENTRIES = 2**16
+# The entries of the results that a GPU stores at once. It would otherwise start the kernels of a
+# block again for each block.
+_GPU_ENTRIES = 2**24
 # The sums above blocks that include an example have at most 3 B examples together.
 #
 # In pairs, on H levels, the last sum has B examples. The sum h levels before it has at most
@@ -56,6 +60,10 @@ _CACHED_ENTRIES = 2**16
 # or 2.8 B for n = 5. If rounding errors are carried along, only the last sum counts, with B. The
 # carried errors lose at most 4 n u² B, with the example and without it, which is less than 4 u B
 # for n ≤ 2^24.
+#
+# If chunks are added in pairs, and their sums in turn with the errors, the sums of a chunk of K
+# examples have at most 3 K together, and only the last sum counts, with B. Chunks are equally long
+# and at least two, so K is at most 2/3 B: two blocks of three.
 _SUMS_ABOVE_BLOCKS = 3
 _PLAIN_SUMS = 5
 # Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
@@ -199,7 +207,7 @@ def sum_in_blocks(
     """Sums over the leading axis: each block with `block_sum`, then their results.
 
     Small results are added in pairs. Large ones are added to a total in a loop over blocks, which
-    needs memory for one of them.
+    needs memory for one of them. A GPU adds chunks of them in pairs.
 
     Args:
       block_sum: maps arrays (b, …) to the sum over the first axis; rows of zeros add nothing.
@@ -213,20 +221,56 @@ def sum_in_blocks(
     lengths = (n for n in range(block, block // 4 - 1, -1) if size % n == 0)
     length = next(lengths, block)
 
-    def cut(x: jax.Array) -> jax.Array:
-        if size % length:
-            x = jnp.pad(x, [(0, -size % length)] + [(0, 0)] * (x.ndim - 1))
-        return x.reshape(-1, length, *x.shape[1:])
-
-    blocks = [cut(x) for x in terms]
+    blocks = [_cut(x, length) for x in terms]
     count = blocks[0].shape[0]
     result = jax.eval_shape(block_sum, *(x[0] for x in blocks))
     if count * result.size <= _CACHED_ENTRIES:
         return _sum_in_pairs(jax.vmap(block_sum)(*blocks))
+    zeros = jnp.zeros(result.shape, result.dtype)
+    in_chunks = functools.partial(_sum_in_chunks, block_sum, zeros)
+    in_turn = functools.partial(_sum_in_turn, block_sum, zeros, _PLAIN_SUMS)
+    found: jax.Array = lax.platform_dependent(
+        *blocks, cuda=in_chunks, rocm=in_chunks, default=in_turn
+    )
+    return found
+
+
+def _cut(x: jax.Array, length: int) -> jax.Array:
+    """Cuts the leading axis into parts of a length, the last one padded with zeros."""
+    if x.shape[0] % length:
+        x = jnp.pad(x, [(0, -x.shape[0] % length)] + [(0, 0)] * (x.ndim - 1))
+    return x.reshape(-1, length, *x.shape[1:])
+
+
+def _sum_in_chunks(
+    block_sum: Callable[..., jax.Array], zeros: jax.Array, *blocks: jax.Array
+) -> jax.Array:
+    """Adds the blocks of a chunk in pairs, and the chunks in turn."""
+
+    def chunk_sum(*chunk: jax.Array) -> jax.Array:
+        return _sum_in_pairs(jax.vmap(block_sum)(*chunk))
+
+    count = blocks[0].shape[0]
+    length = _chunk_length(count, zeros.size)
+    if length == count:
+        return chunk_sum(*blocks)
+    return _sum_in_turn(chunk_sum, zeros, 2, *(_cut(x, length) for x in blocks))
+
+
+def _chunk_length(count: int, entries: int) -> int:
+    """Returns the number of blocks in each of the fewest chunks that a GPU can store."""
+    chunks = -(-count // max(1, _GPU_ENTRIES // entries))
+    return -(-count // chunks)
+
+
+def _sum_in_turn(
+    block_sum: Callable[..., jax.Array], zeros: jax.Array, plain: int, *blocks: jax.Array
+) -> jax.Array:
+    """Adds each block to a total; more than `plain` blocks with the rounding errors."""
+    count = blocks[0].shape[0]
     if count == 2:  # a loop would read and write the total twice
         return block_sum(*(x[0] for x in blocks)) + block_sum(*(x[1] for x in blocks))
-    zeros = jnp.zeros(result.shape, result.dtype)
-    if count <= _PLAIN_SUMS:
+    if count <= plain:
         total, _ = lax.scan(lambda total, each: (total + block_sum(*each), None), zeros, blocks)
         return total
     (total, lost), _ = lax.scan(
@@ -283,7 +327,7 @@ def sum_statistic(
     clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
 ) -> jax.Array | None:
     """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = statistic(clip, norms, reference)
+    value = clip.statistic(norms, reference) if isinstance(clip, EncodingClip) else None
     if value is None:
         return None
     if whole.examples > _STATISTIC_EXAMPLES:

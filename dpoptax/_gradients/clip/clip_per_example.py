@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_real, sealed
-from dpoptax._gradients.clip.encoding import EncodingClip, encode
+from dpoptax._gradients.clip.encoding import EncodingClip
 from dpoptax._gradients.points import Origin
 from dpoptax._support.marks import EXAMPLES, mark
 from dpoptax._support.tree import PyTree, no_params
@@ -115,8 +115,8 @@ def sum_clipped(
     summand is rounded to whole multiples of it, and the sum of these integers is exact. `whole`
     describes the batch over all micro-batches and devices; `None` means this batch.
     """
-    if isinstance(clip, EncodingClip) or reference is not None:
-        grads = encode(clip, grads, reference)
+    if isinstance(clip, EncodingClip):
+        grads = clip.encode(grads, reference)
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpoptax._gradients.clip.checksum import checksum
 from dpoptax._gradients.clip.clip import Clip, as_clip
-from dpoptax._gradients.clip.encoding import decode
+from dpoptax._gradients.clip.encoding import EncodingClip
 from dpoptax._gradients.points import Origin
 from dpoptax._support.marks import CLIPPED, VOUCHED, mark
 from dpoptax._support.tree import PyTree, is_masked, kind_of, nnx_kinds
@@ -36,8 +36,7 @@ class ClippedSum:
       sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 or wider.
       clip: the geometry. `clip.sensitivity` bounds the contribution of one example in l2 norm.
         Static.
-      reference: the public data that the geometry encoded with, for decoding, such as a
-        `LinearMap`; `None` for none.
+      reference: the public data that the geometry encoded with, for decoding; `None` for none.
       seal: a checksum of everything, uint32. `None` if nothing guarantees the bound; the noise
         stage then raises an error. See `trust_clipped`.
       grid: g, if each summand was rounded to a whole multiple of g and `sum` holds the integers;
@@ -59,7 +58,8 @@ class ClippedSum:
 
     def decode(self, mean: PyTree) -> PyTree:
         """Decodes a mean of the summands to a gradient, shaped like the parameters."""
-        return decode(self.clip, mean, self.reference)
+        clip = self.clip
+        return clip.decode(mean, self.reference) if isinstance(clip, EncodingClip) else mean
 
     def __contains__(self, key: str) -> bool:
         """Returns whether `key` is in `sum`, for flax's `TrainState.apply_gradients`."""
@@ -96,8 +96,7 @@ def trust_clipped(
     Args:
       total: the sum, shaped like the parameters, or as the geometry encodes.
       clip: the geometry that bounds the summands. A number C means `l2_clip(C)`.
-      reference: the public data that the geometry encoded with, such as a `LinearMap`; `None` for
-        none.
+      reference: the public data that the geometry encoded with; `None` for none.
       grid: the unit of the integers in `total`, to which each summand was rounded; `None` for sums
         in floating point.
       examples: the largest number of summands, for `accumulate`.

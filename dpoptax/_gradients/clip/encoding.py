@@ -1,8 +1,6 @@
 """Encodes gradients before they are scaled, and decodes the noisy mean.
 
-Most clips only scale gradients. A clip that bounds another quantity is an `EncodingClip`. A public
-linear map before the clip is also an encoding: the reference of the clip is then a `LinearMap`,
-which holds the reference of the clip behind it.
+Most clips only scale gradients. A clip that bounds another quantity is an `EncodingClip`.
 """
 
 from typing import ClassVar
@@ -11,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.linear_map import LinearMap
 from dpoptax._support.tree import PyTree
 
 
@@ -90,36 +87,11 @@ def selects(clip: Clip) -> bool:
     return isinstance(clip, EncodingClip) and clip.selects
 
 
-def encode(clip: Clip, grads: PyTree, reference: PyTree) -> PyTree:
-    """Returns the quantities that a clip bounds, from gradients (B, …)."""
-    if isinstance(reference, LinearMap):
-        grads, reference = jax.vmap(reference.forward)(grads), reference.reference
-    return clip.encode(grads, reference) if isinstance(clip, EncodingClip) else grads
-
-
-def decode(clip: Clip, mean: PyTree, reference: PyTree) -> PyTree:
-    """Returns the gradient that a mean of encoded gradients represents."""
-    if isinstance(reference, LinearMap):
-        return reference.returned(decode(clip, mean, reference.reference))
-    return clip.decode(mean, reference) if isinstance(clip, EncodingClip) else mean
-
-
 def scaling(clip: Clip, reference: PyTree) -> Clip:
     """Returns the clip whose factors scale the gradients; for most, the clip itself."""
-    return clip.scaling(_behind_map(reference)) if isinstance(clip, EncodingClip) else clip
-
-
-def statistic(clip: Clip, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-    """Returns the number that is summed besides each gradient, (B,); for most clips `None`."""
-    if not isinstance(clip, EncodingClip):
-        return None
-    return clip.statistic(norms, _behind_map(reference))
+    return clip.scaling(reference) if isinstance(clip, EncodingClip) else clip
 
 
 def join(clip: Clip, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
     """Returns the sum of encodings from the sums of scaled gradients and of statistics."""
     return clip.join(gradient, statistic) if isinstance(clip, EncodingClip) else gradient
-
-
-def _behind_map(reference: PyTree) -> PyTree:
-    return reference.reference if isinstance(reference, LinearMap) else reference

@@ -15,7 +15,7 @@ from dpoptax._gradients.clip.clipped_sum import ClippedSum, remember_parts, seal
 from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._gradients.clip.integer_sums import check_capacity
 from dpoptax._gradients.clipped_grad.engines import Options, choose_engine
-from dpoptax._gradients.clipped_grad.microbatches import BatchSum, check_microbatch_size
+from dpoptax._gradients.clipped_grad.microbatches import BatchSum
 from dpoptax._gradients.ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._gradients.points import GradientPoints, ensure_points, is_unweighted
 from dpoptax._release.random.keys import check_key
@@ -148,8 +148,6 @@ def clipped_grad(
     Array([0.899..., 1.199...], dtype=float32)
     """
     clip = as_clip(clip)
-    if microbatch_size is not None:
-        check_microbatch_size(microbatch_size)
     engine = choose_engine(Options(clip, method, precision, grid, microbatch_size, mesh))
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True

@@ -26,6 +26,7 @@ from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipping_functions import PerLayerClip
 from dpoptax._gradients.clip.encoding import EncodingClip, encodes
 from dpoptax._gradients.clip.encoding import join as join_encoding
+from dpoptax._gradients.clipped_grad.microbatches import check_microbatch_size
 from dpoptax._gradients.ghost_clipping.trace.check_loss import may_center
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, TracedLoss
 from dpoptax._gradients.points import GradientPoints
@@ -110,6 +111,8 @@ def choose_engine(options: Options) -> Engine:
         )
     if options.grid is not None:
         _check_grid(options.grid)
+    if options.microbatch_size is not None:
+        check_microbatch_size(options.microbatch_size)
     if options.method == "integers":
         return _integers(options)
     if isinstance(options.clip, PerLayerClip) and options.clip.streaming:

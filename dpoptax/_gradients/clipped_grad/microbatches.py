@@ -79,7 +79,7 @@ class BatchSum:
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys
-            examples = Examples(batch, mask, keys, whole)
+            examples = Examples(batch, mask, whole, keys)
             loss = trace_batch(self.loss_fn, points, examples, has_aux=self.has_aux)
             return self.engine.sum(loss, points, examples, **over)
 

@@ -5,7 +5,7 @@
 - `trace` traces and checks the loss, and finds operations that combine parameters with data.
 - `passes` runs the loss forward and backward, and records operands and cotangents.
 - `norms` bounds the norms of per-example gradients from these factors.
-- `transformed` does so for kernels computed from parameters, and for linear maps.
+- `transformed` does so for kernels computed from parameters.
 - `plan` chooses, for each parameter, how its norms and its sum are computed. `planned_uses` does
   so for parameters that are used several times, in parts, or computed on.
 - `sums` scales, clips and adds the gradients.

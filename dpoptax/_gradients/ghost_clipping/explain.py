@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from dpoptax._gradients.linear_map import LinearMap
 from dpoptax._release.random.keys import check_key
 from dpoptax._support.tree import PyTree
 
@@ -96,7 +95,6 @@ def explain(
     batch_size: int = 64,
     num_points: int = 1,
     tangent: bool = False,
-    linear_map: LinearMap | None = None,
     frozen: PyTree = None,
 ) -> Explanation:
     """Explains how `clipped_grad` computes each parameter's norms and sum.
@@ -114,7 +112,6 @@ def explain(
       num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
         depends on it.
       tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
-      linear_map: the map of the `GradientPoints`, if it has one.
       frozen: arrays that are not trained, or their shape structs. If given, the loss gets them as
         `frozen=`, as in `training.fit`.
 
@@ -145,7 +142,7 @@ def explain(
 
     def read(loss: Callable[..., PyTree]) -> Explanation:
         traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
-        return _explain(traced, params, batch_size, num_points, linear_map, tangent=tangent)
+        return _explain(traced, params, batch_size, num_points, tangent=tangent)
 
     if frozen is None:
         return read(loss_fn)
@@ -162,7 +159,6 @@ def _explain(
     params: PyTree,
     batch_size: int,
     num_points: int,
-    linear_map: LinearMap | None,
     *,
     tangent: bool,
 ) -> Explanation:
@@ -174,7 +170,7 @@ def _explain(
     )
 
     program = read_program(traced)
-    plan = make_plan(program, batch_size, num_points, linear_map, has_tangent=tangent)
+    plan = make_plan(program, batch_size, num_points, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = num_points + tangent
     vanishing = find_vanishing(program)

@@ -19,7 +19,6 @@ from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 
 if TYPE_CHECKING:
     from dpoptax._gradients.ghost_clipping.trace.views import View
-    from dpoptax._gradients.ghost_clipping.transformed.mapped_products import SideMap
     from dpoptax._gradients.ghost_clipping.transformed.point_differences import PullBackCounts
 
 
@@ -28,7 +27,7 @@ class PlannedUse:
     """Pairs a use of a parameter with the layout in which the parameter is read.
 
     For a dense layer, `use`, `leaf` and `layout` describe everything. The other attributes are for
-    concatenated, tied, normalized and mapped parameters.
+    concatenated, tied and normalized parameters.
 
     Attributes:
       use: the use.
@@ -40,7 +39,6 @@ class PlannedUse:
       swapped: whether the rows of the use are the columns of the product.
       pull_back_counts: the numbers of factors after pulling back, if the used value is computed
         from the parameter; otherwise `None`.
-      mapping: how the parameter's linear map acts on the factors, `None` without a map.
     """
 
     use: Use
@@ -50,7 +48,6 @@ class PlannedUse:
     cut: Callable[[Segment], Segment] | None = None
     swapped: bool = False
     pull_back_counts: "PullBackCounts | None" = None
-    mapping: "SideMap | None" = None
 
     @property
     def scale(self) -> float:
@@ -95,11 +92,6 @@ class Product:
         return any(member.pull_back_counts for member in self.members)
 
     @property
-    def is_transformed(self) -> bool:
-        """Returns whether gradients are pulled back, or mapped before the clip."""
-        return self.mapping is not None or self.is_pulled
-
-    @property
     def terms(self) -> int:
         """Returns the number of fixed terms added to the products."""
         counts = [member.pull_back_counts for member in self.members]
@@ -108,11 +100,6 @@ class Product:
     @property
     def layout(self) -> FactorLayout:
         return self.members[0].layout
-
-    @property
-    def mapping(self) -> "SideMap | None":
-        """Returns how the parameter's linear map acts on the factors."""
-        return self.members[0].mapping
 
     def place(self, total: jax.Array) -> jax.Array:
         """Returns a sum of gradients, (K, R, D), in the shape of the parameter."""
@@ -133,19 +120,19 @@ class Plan:
         fallback. The reason is empty if forming is cheaper, for the parameter or for one that is
         used with it.
       formed_uses: the uses of formed parameters.
-      is_transformed: whether gradients of a product are pulled back, or mapped before the clip.
+      is_pulled: whether gradients of a product are pulled back from a derived value.
     """
 
     products: tuple[Product, ...]
     formed: dict[int, str]
     formed_uses: tuple[Use, ...] = ()
-    is_transformed: bool = False
+    is_pulled: bool = False
 
 
 def plan_whole_uses(program: Program, examples: int, points: int) -> Plan | None:
     """Returns the plan if each parameter is used once, as it is; otherwise `None`.
 
-    The result is the same as that of `make_plan` without a linear map. `points` includes a tangent.
+    The result is the same as that of `make_plan`. `points` includes a tangent.
     """
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     products: dict[int, Product] = {}

@@ -1,12 +1,11 @@
 """Plans all programs, with parameters that are used several times, in parts, or computed on.
 
 These are parts of parameters, concatenated, shared and tied ones, values computed from parameters,
-linear maps, and gradients that are cheaper to form than to represent by factors.
+and gradients that are cheaper to form than to represent by factors.
 """
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jax import lax
@@ -21,9 +20,6 @@ from dpoptax._gradients.ghost_clipping.plan import (
 from dpoptax._gradients.ghost_clipping.trace.derived_views import find_tiles, find_view
 from dpoptax._gradients.ghost_clipping.trace.program import Program, Use
 from dpoptax._gradients.ghost_clipping.trace.views import AxisRuns, View
-
-if TYPE_CHECKING:
-    from dpoptax._gradients.linear_map import Factor, LinearMap
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
@@ -52,37 +48,21 @@ class FactorSlice:
         return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
 
 
-def make_plan(
-    program: Program,
-    examples: int,
-    points: int,
-    linear_map: "LinearMap | None" = None,
-    *,
-    has_tangent: bool = False,
-) -> Plan:
+def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool = False) -> Plan:
     """Returns the plan for `examples` at `points` gradient points.
 
     `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. It costs
     as much as one more point. Gradients are then not pulled back, because the derivatives of the
     fixed arrays along the tangent are not represented by factors.
     """
-    factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
-    mapped = {leaf for leaf, factor in factors.items() if factor is not None}
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
-        pull = not has_tangent and not use.value.leaves & mapped
-        members = read_use(use) or (_pull_back_use(program, use, points) if pull else [])
+        members = read_use(use) or ([] if has_tangent else _pull_back_use(program, use, points))
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
-            leaf = member.leaf
-            shape = tuple(program.parameters[leaf].shape)
-            arranged = _map_sides(member, factors[leaf], shape) if factors else member
-            if arranged is None:
-                formed.setdefault(leaf, "its linear map mixes the two sides of its products")
-            else:
-                leaf_uses.setdefault(leaf, []).append(arranged)
+            leaf_uses.setdefault(member.leaf, []).append(member)
     joined = {}
     for leaf, members in leaf_uses.items():
         shape = tuple(program.parameters[leaf].shape)
@@ -92,28 +72,26 @@ def make_plan(
         else:
             joined[leaf] = found
     if any(p.method == "keep" for found in joined.values() for p in found):
-        _choose_formed(program, joined, formed, mapped)
+        _choose_formed(program, joined, formed)
     if any(len(use.value.leaves) > 1 for use in program.uses):
         _form_coupled(program, formed)
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
-    transformed = any(product.is_transformed for product in products)
-    return Plan(tuple(products), formed, tuple(formed_uses), transformed)
+    is_pulled = any(product.is_pulled for product in products)
+    return Plan(tuple(products), formed, tuple(formed_uses), is_pulled)
 
 
 def _choose_formed(
-    program: Program, joined: dict[int, list[Product]], formed: dict[int, str], mapped: set[int]
+    program: Program, joined: dict[int, list[Product]], formed: dict[int, str]
 ) -> None:
     """Moves parameters whose method is "keep" to `formed`.
 
     All parameters that are used together with a formed parameter are also formed. If these are
-    larger, or a linear map acts on the factors, the gradient is formed for the norm but not kept.
-    With fixed terms it is not formed at all.
+    larger, the gradient is formed for the norm but not kept. With fixed terms it is not formed at
+    all.
     """
     sizes = [p.size for p in program.parameters]
-    kept = {
-        leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)
-    } - mapped
+    kept = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
     for leaf, found in joined.items():
         coupled = _find_coupled(program, {leaf}) - kept
         if leaf in kept and sum(sizes[other] for other in coupled) <= sizes[leaf]:
@@ -176,21 +154,6 @@ def read_use(use: Use) -> list[PlannedUse]:
         members.append(PlannedUse(use, part.leaf, own, part, cut))
         start += size
     return members
-
-
-def _map_sides(
-    member: PlannedUse, factor: "Factor | None", shape: tuple[int, ...]
-) -> PlannedUse | None:
-    """Adds the linear map on the factors to a use; `None` if the map mixes the sides."""
-    if factor is None:
-        return member
-    from dpoptax._gradients.ghost_clipping.transformed.mapped_products import make_side_map
-
-    assert member.view is not None
-    mapping = make_side_map(factor, member.view, member.layout, shape)
-    if mapping is None or (member.use.rule.is_lookup and mapping.mixes_rows):
-        return None
-    return dataclasses.replace(member, mapping=mapping)
 
 
 def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._release.random import threefry
-from dpoptax._support.marks import NOISE, mark
 
 Generator = Literal["threefry", "chacha20"]
 
@@ -71,8 +70,12 @@ def check_key(key: object) -> jax.Array:
     A legacy key, such as the uint32 data of `jax.random.PRNGKey`, is converted. An integer raises
     an error: an adversary can try all small seeds, so a seed must be an explicit choice.
     """
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape == ():
+            return key
+        raise TypeError(f"`key` must be a single key, got {_array(key)}. Write `keys[0]`.")
     if isinstance(key, jax.Array | np.ndarray):
-        return _check_array(key)
+        return _wrap_data(key)
     if isinstance(key, numbers.Integral):
         raise TypeError(_number("an integer"))
     raise TypeError(
@@ -81,25 +84,25 @@ def check_key(key: object) -> jax.Array:
     )
 
 
-def _check_array(key: jax.Array | np.ndarray) -> jax.Array:
-    what = f"an array of shape {key.shape} and dtype {key.dtype}"
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        if key.shape == ():
-            return key
-        raise TypeError(f"`key` must be a single key, got {what}. Write `keys[0]`.")
+def _wrap_data(key: jax.Array | np.ndarray) -> jax.Array:
+    """Returns the typed key with the data of a legacy key."""
     if jnp.issubdtype(key.dtype, jnp.integer) and key.ndim == 0:
-        raise TypeError(_number(what))
+        raise TypeError(_number(_array(key)))
     if key.dtype == np.uint32 and key.ndim == 1:
         try:
             return jax.random.wrap_key_data(jnp.asarray(key))
         except TypeError:  # the length does not match the generator's keys
             pass
     raise TypeError(
-        f"`key` must be a single key, got {what}. Write `dpoptax.random_key_from_os()` or "
+        f"`key` must be a single key, got {_array(key)}. Write `dpoptax.random_key_from_os()` or "
         "`jax.random.key(seed)`. For key data of another generator, write "
         "`jax.random.wrap_key_data(data, impl=...)`. Only the noise stages listed in "
         "`random_key_from_os` accept ChaCha20 keys."
     )
+
+
+def _array(key: jax.Array | np.ndarray) -> str:
+    return f"an array of shape {key.shape} and dtype {key.dtype}"
 
 
 def _number(what: str) -> str:
@@ -138,14 +141,6 @@ def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     if _is_chacha20(key):
         return _chacha20().fold_in(key, number)
     return jax.random.fold_in(key, number)
-
-
-def marked_as_noise(key: jax.Array) -> jax.Array:
-    """Marks a key as the key of a release."""
-    if _is_chacha20(key):
-        return mark(key, NOISE)
-    words = mark(jax.random.key_data(key), NOISE)
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
 def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:

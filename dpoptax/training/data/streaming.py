@@ -5,17 +5,13 @@ step), and reads only the rows that its devices need.
 """
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
 from dpoptax.training.data.rows import check_numbers, read_rows
-
-T = TypeVar("T")
 
 # Number of records that identify a streamed source.
 _COMPARED = 64
@@ -142,19 +138,3 @@ def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:
     for start in range(0, total, size):
         indices = np.arange(start, start + size)
         yield read(source, np.minimum(indices, total - 1)), indices < total
-
-
-def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
-    """Yields `load(step)` for each step, computed in a thread up to two steps ahead."""
-    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
-        pending: deque[Future[T]] = deque()
-        try:
-            for step in steps:
-                pending.append(pool.submit(load, step))
-                if len(pending) > 2:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from dpoptax import extend
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
 from dpoptax.training.data.fingerprints import tree_digest
@@ -19,7 +20,7 @@ from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
 from dpoptax.training.run.run_plan import RunPlan
-from dpoptax.training.run.step import TrainingStep, make_program, on_one_device
+from dpoptax.training.run.step import TrainingStep, compiled_step, on_one_device
 from dpoptax.users import UserTable
 
 _AHEAD = 0.25
@@ -101,19 +102,15 @@ class Course:
         phases, place = context.phases, context.place
         self._feed = Feed(job.plan.sampler, job.data, place, users=job.users)
         self._waiting: tuple[int, Any] | None = None
-        with phases("compile"):
-            arguments = (first.params, first.opt_state), *self._feed(0), job.frozen
-            program = make_program(job.step, arguments, place.mesh)
         self._identity: dict[str, Any] = {}
         if context.checkpoints is not None or jax.process_count() > 1:
             with phases("data"):
-                self._identity = self._identify(arguments)
-        del arguments
+                self._identity = self._identify()
         with phases("checkpoints"):
             restored = self._restore()
         self.last = max(self.state.done, job.plan.permitted_steps)
         with phases("compile"):
-            self._step = program.compiled
+            self._step = compiled_step(job.step, self._arguments(), place.mesh)
         if restored:
             self._announce()
         self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
@@ -124,7 +121,11 @@ class Course:
             self._begin(first)
             self.save(wait=True)
 
-    def _identify(self, arguments: Any) -> dict[str, Any]:
+    def _arguments(self) -> Any:
+        """Returns the arguments of a step."""
+        return (self.state.params, self.state.opt_state), *self._feed(0), self.job.frozen
+
+    def _identify(self) -> dict[str, Any]:
         """Returns all values that a resumed run must share, with its data if they are compared."""
         from dpoptax.training.run import resume
 
@@ -132,7 +133,7 @@ class Course:
         arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
         program = dict[str, str]()
         if checkpoints is not None:
-            program = job.program(on_one_device(arguments, job.plan.sampler.padded_size))
+            program = job.program(on_one_device(self._arguments(), job.plan.sampler.padded_size))
             program["`sampler`, with its draws,"] = digest_of(job.plan.sampler.sample(0))
         compared = {"data": job.fingerprint(), "program": program, "arithmetic": arithmetic}
         identity = {**job.identity(), **compared}
@@ -201,7 +202,7 @@ class Course:
                 self._show(wait=True)
             self._report(bar)
             steps = range(self.state.done, self.job.plan.permitted_steps)
-            for batch in streaming.prefetch(self._feed, steps):
+            for batch in extend.read_ahead(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
                 bar.update()

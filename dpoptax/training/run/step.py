@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ from dpoptax.users import per_user_loss
 
 # In bytes. Programs with larger constants are not compared.
 _LARGEST_CONSTANTS = 2**20
+
+CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
+"""Maps the state, a batch, its mask and frozen arrays to the next state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,33 +149,17 @@ def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
         )
 
 
-class CompiledStep:
-    """A step for arguments of fixed shapes, compiled on first use."""
-
-    def __init__(self, program: jax.stages.Traced, placed: Hashable) -> None:
-        self.lowered = program.lower()
-        self.identity = _identity(program, self.lowered, placed)
-
-    @functools.cached_property
-    def compiled(self) -> Callable[..., tuple[Any, Any]]:
-        """`compiled(state, batch, mask, frozen)`. It donates the arrays of the state."""
-        if self.identity is None:
-            return self.lowered.compile()
-        return _compile(_Program(self.identity, self.lowered))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A lowered program. Two are equal if their compiled programs are."""
+    """A program to compile. Two are equal if their compiled programs are."""
 
     identity: Hashable
-    lowered: jax.stages.Lowered = dataclasses.field(compare=False)
+    lower: Callable[[], jax.stages.Lowered] = dataclasses.field(compare=False)
 
 
-@functools.lru_cache(maxsize=16)
-def _compile(program: _Program) -> Callable[..., tuple[Any, Any]]:
-    compiled: Callable[..., tuple[Any, Any]] = program.lowered.compile()
-    return compiled
+@functools.lru_cache(maxsize=64)
+def _compile(program: _Program) -> CompiledStep:
+    return program.lower().compile()
 
 
 def _identity(
@@ -203,22 +190,11 @@ def _identity(
     return identity
 
 
-@dataclasses.dataclass(frozen=True)
-class Uncompiled:
-    """A step that runs operation by operation, under `jax.disable_jit()`.
-
-    Attributes:
-        compiled: As for `CompiledStep`. It donates nothing.
-    """
-
-    compiled: Callable[..., tuple[Any, Any]]
-
-
 def on_one_device(args: Any, rows: int) -> Any:
     """Returns shapes and types of a step's arguments as on one device, for `program_digest`.
 
     Args:
-        args: As for `make_program`.
+        args: As for `compiled_step`.
         rows: Number of rows of a batch that no devices share.
     """
     state, batch, mask, frozen = args
@@ -262,51 +238,48 @@ def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> st
     return digest_of(traced(both, params))
 
 
-def make_program(
-    step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
-) -> CompiledStep | Uncompiled:
-    """Returns the program of a step, which equal steps and shapes share.
+def compiled_step(
+    training_step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
+) -> CompiledStep:
+    """Returns `compiled(state, batch, mask, frozen)`, which equal steps and shapes share.
+
+    It donates the arrays of the state. Under `jax.disable_jit()`, which is for stepping through a
+    loss, it runs operation by operation and donates nothing.
 
     Args:
-        step: The step. Its optimizer state contains the noise key and the learning rate, so runs
-            that differ only in these share a program.
+        training_step: The step. Its optimizer state contains the noise key and the learning rate,
+            so runs that differ only in these share a program.
         args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
             shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
-    if step.key is None or _jit_is_off():
-        return _lower(step, args, mesh)
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
-    return _shared_program(step, tuple(leaves), structure, mesh)
+
+    def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
+        return training_step(*state, *rest, mesh=mesh)
+
+    config: Any = jax.config
+    if config.jax_disable_jit:  # it does not support lowered programs
+        return step
+    # Equal keys make equal programs, which need not be traced again.
+    if training_step.key is not None:
+        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
+        shapes = jax.tree.unflatten(structure, leaves)
+        lower = lambda: _trace(step, shapes, mesh).lower()  # noqa: E731
+        return _compile(_Program((training_step, tuple(leaves), structure, mesh), lower))
+    traced = _trace(step, args, mesh)
+    lowered = traced.lower()
+    placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    identity = _identity(traced, lowered, placed)
+    if identity is None:
+        return lowered.compile()
+    return _compile(_Program(identity, lambda: lowered))
 
 
-@functools.lru_cache(maxsize=64)
-def _shared_program(
-    step: TrainingStep, leaves: Any, structure: Any, mesh: jax.sharding.Mesh | None
-) -> CompiledStep | Uncompiled:
-    return _lower(step, jax.tree.unflatten(structure, leaves), mesh)
-
-
-def _lower(
-    taken: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None
-) -> CompiledStep | Uncompiled:
+def _trace(step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None) -> jax.stages.Traced:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         rows = NamedSharding(mesh, P("data"))
         whole = NamedSharding(mesh, P())
         state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[3]))
         shardings = {"in_shardings": (state, rows, rows, frozen), "out_shardings": state}
-
-    def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
-        return taken(*state, *rest, mesh=mesh)
-
-    # `jax.disable_jit()` is for stepping through a loss. It does not support lowered programs.
-    if _jit_is_off():
-        return Uncompiled(step)
-    placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
-    return CompiledStep(jax.jit(step, donate_argnums=0, **shardings).trace(*args), placed)
-
-
-def _jit_is_off() -> bool:
-    config: Any = jax.config
-    return bool(config.jax_disable_jit)
+    return jax.jit(step, donate_argnums=0, **shardings).trace(*args)

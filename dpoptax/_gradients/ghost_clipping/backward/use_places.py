@@ -86,10 +86,10 @@ def find_obstacle(program: Program, points: GradientPoints) -> str | None:
     params = points.points[0]
     # A weight of 1.0 is a number at trace time; see `clipped_grad`.
     weighted = len(points.weights) > 1 or not isinstance(points.weights[0], float)
-    if weighted or points.tangent is not None or points.linear_map is not None:
+    if weighted or points.tangent is not None:
         return (
-            "one gradient point of weight 1.0 without a linear map. Leave it out for methods with "
-            "several points, such as `dpoptax.disk`."
+            "one gradient point of weight 1.0. Leave it out for methods with several points, such "
+            "as `dpoptax.disk`."
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for use in program.uses:

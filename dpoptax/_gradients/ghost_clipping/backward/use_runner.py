@@ -59,9 +59,9 @@ def run_uses(
     """
     examples = inputs[0].shape[0]
 
-    def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[jax.Array, None]:
+    def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
         assert step.use is not None
-        return _use_with_probe(step, functions[step.use.index])(operands, *own), None
+        return [_use_with_probe(step, functions[step.use.index])(operands, *own)], None
 
     def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
         leaves = [x + opaque[i] if i in opaque else x for i, x in enumerate(params)]

@@ -33,7 +33,7 @@ Arrays: TypeAlias = list[jax.Array]
 # Arrays by the index of their use or parameter.
 ByIndex: TypeAlias = dict[int, Any]
 # Runs a use; see `run_block`.
-RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[jax.Array, Any]]
+RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[Arrays, Any]]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
@@ -139,17 +139,10 @@ def run_pass(
     # No other derivatives are taken, so gradients of used parameters are not formed.
     by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
     (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
-    formed = {use.index for use in formed_uses}
-    kept, passing = zip(*(_split(x, formed) for x in (operands, cotangents)), strict=True)
-    kept, gradients = materialize((kept, gradients))
-    operands, cotangents = (own | other for own, other in zip(kept, passing, strict=True))
-    return PassResult(outputs, operands, cotangents, gradients)
-
-
-def _split(arrays: ByIndex, formed: set[int]) -> tuple[ByIndex, ByIndex]:
-    """Returns the arrays of uses that are not in `formed`, and the others."""
-    kept = {use: x for use, x in arrays.items() if use not in formed}
-    return kept, {use: x for use, x in arrays.items() if use in formed}
+    formed = [use.index for use in formed_uses]
+    passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
+    operands, cotangents, gradients = materialize((operands, cotangents, gradients))
+    return PassResult(outputs, operands | passing[0], cotangents | passing[1], gradients)
 
 
 def run_block(
@@ -161,7 +154,7 @@ def run_block(
       block: the steps.
       inputs: the values of `block.inputs`.
       by_use: arrays for each use, with a leading axis for each scan that is not yet entered.
-      run_use: `run_use(step, operands, by_use[index])` returns the output of a use, and arrays to
+      run_use: `run_use(step, operands, by_use[index])` returns the outputs of a use, and arrays to
         record.
 
     Returns:
@@ -180,8 +173,7 @@ def run_block(
         outputs: Sequence[jax.Array]
         if step.use is not None:
             index = step.use.index
-            output, records[index] = run_use(step, operands, by_use[index])
-            outputs = [output]
+            outputs, records[index] = run_use(step, operands, by_use[index])
         elif step.body is not None:
             from dpoptax._gradients.ghost_clipping.passes.run_loops import run_body
 
@@ -234,8 +226,8 @@ def _record(
     step: Step,
     operands: Arrays,
     zero: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the output of a use plus a zero, and the data operand.
+) -> tuple[Arrays, jax.Array]:
+    """Returns the output of a use plus a zero, in a list, and the data operand.
 
     The derivative with respect to the zero is the cotangent of the output.
     """
@@ -246,10 +238,10 @@ def _record(
         operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
     (output,) = bind(step.eqn, operands)
     if record_dtype is None:
-        return output + zero.astype(output.dtype), operand
+        return [output + zero.astype(output.dtype)], operand
     dtype = recorded_dtype(operand.dtype, record_dtype)
     recorded = operand if dtype == operand.dtype else round_to_dtype(operand, dtype)
-    return output + _widen_zero(zero, output.dtype, zero.dtype), recorded
+    return [output + _widen_zero(zero, output.dtype, zero.dtype)], recorded
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
@@ -258,11 +250,11 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
     With `differences`, operands of further points are replaced by their differences from the first
     point. Weights that are large and cancel then multiply small numbers.
     """
-    weights, u = passes.points.weights, use.index
     pairs = pairs_by_point(use, passes)
     if len(pairs) == 1 and passes.tangent is None:
         return pairs
     # Several points, or a tangent.
+    weights, u = passes.points.weights, use.index
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):

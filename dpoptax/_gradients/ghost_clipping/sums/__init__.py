@@ -10,5 +10,5 @@ batch of B examples, the types are:
 
 `weighted_products` sums products with one dense segment, such as `w`. Those with several segments
 and lookups are in `joined_products`, several points and formed uses in `formed_gradients`, many
-large matrices in `group_sums`, and kernels that are computed or mapped in `transformed_gradients`.
+large matrices in `group_sums`, and computed kernels in `transformed_gradients`.
 """

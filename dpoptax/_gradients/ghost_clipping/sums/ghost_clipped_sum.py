@@ -35,7 +35,6 @@ from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
     block_size,
     is_joined,
     measure_product,
-    segment_rounding,
     sum_error,
     sum_segment,
     terms_per_entry,
@@ -119,11 +118,7 @@ def ghost_clipped_sum(
     mask, finish = program.loss.separate(examples.mask), clip_and_sum or sum_floats
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
-        program,
-        points,
-        examples.inputs,
-        factor_dtype=factor_dtype,
-        formed_uses=plan.formed_uses,
+        program, points, examples.inputs, factor_dtype=factor_dtype, formed_uses=plan.formed_uses
     )
     groups = clip.groups(points.points[0])
 
@@ -138,11 +133,11 @@ def ghost_clipped_sum(
 
 def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
     count, tangent = len(points.points), points.tangent is not None
-    if points.linear_map is None and (found := plan_whole_uses(program, examples, count + tangent)):
+    if (found := plan_whole_uses(program, examples, count + tangent)) is not None:
         return found
     from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
 
-    return make_plan(program, examples, count, points.linear_map, has_tangent=tangent)
+    return make_plan(program, examples, count, has_tangent=tangent)
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
@@ -239,7 +234,9 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
         from dpoptax._gradients.ghost_clipping.sums.joined_products import joined_rounding
 
         return joined_rounding(factored, examples)
-    return segment_rounding(factored, examples)
+    terms = terms_per_entry(factored.segments[0])
+    block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
+    return block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
 
 
 def place_sums(

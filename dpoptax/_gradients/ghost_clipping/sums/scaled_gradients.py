@@ -88,8 +88,6 @@ def scale_gradients(
         from dpoptax._gradients.ghost_clipping.sums.formed_gradients import add_gradients
 
         gradients = add_gradients(gradients, plan, passes)
-    if (linear_map := passes.points.linear_map) is not None:
-        gradients = {i: jax.vmap(linear_map.map_leaf(i))(x) for i, x in gradients.items()}
     formed, bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize(formed)
@@ -107,14 +105,13 @@ def scale_gradients(
         [scale_segment(*use, exponent) for use in uses]
         for uses, exponent in zip(uses_of_products, exponents, strict=False)
     ]
-    if plan.is_transformed:
-        from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import (
-            TransformedGradients,
-        )
+    if plan.is_pulled:
+        from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import scale_transformed
 
         members = [[use.member for use in uses] for uses in uses_of_products]
-        transform = TransformedGradients(plan, passes, differences)
-        products, scales = transform(members, divided, scales)
+        products, scales = scale_transformed(
+            plan, passes, members, divided, scales, differences=differences
+        )
     else:
         dtype = passes.factor_dtype
         products = [

@@ -90,10 +90,7 @@ def sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Ar
     # Positions t and examples b are summed at once. Both factors keep their order of axes.
     block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
     sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
-
-    def together() -> jax.Array:
-        return block_sums.sum_in_blocks(block_sum, *weighted, block=block)
-
+    together = functools.partial(block_sums.sum_in_blocks, block_sum, *weighted, block=block)
     if not factor_products.has_large_groups(sizes):
         return together()
     from dpoptax._gradients.ghost_clipping.sums.group_sums import sum_by_group
@@ -109,10 +106,3 @@ def merge_examples(factor: jax.Array) -> jax.Array:
     # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
-
-
-def segment_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
-    """Bounds how one example changes the rounding of `sum_segment`."""
-    terms = terms_per_entry(factored.segments[0])
-    block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
-    return block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)

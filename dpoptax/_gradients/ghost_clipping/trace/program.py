@@ -10,6 +10,9 @@ from dpoptax._gradients.ghost_clipping.trace.rules import Rule
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import scan_parts
 
+# For these, the gradient of a parameter is at most as large as a part of the output.
+ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
+
 # (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -165,10 +168,8 @@ class Program:
       parameters: the shapes and dtypes of the parameters.
       uses: the operations on parameters and data that have a rule.
       opaque: the parameters that other operations combine with data, and the names of these
-        operations. Automatic differentiation gives their per-example gradients.
-      elementwise: the opaque parameters that are only added to, multiplied by or concatenated with
-        data of at least their size, such as biases and scales. Forming their per-example gradients
-        is cheapest.
+        operations with the least number of entries that one returns. Automatic differentiation
+        gives their per-example gradients.
       unused: the parameters from which no gradient flows to the loss.
     """
 
@@ -176,6 +177,19 @@ class Program:
     block: Block
     parameters: tuple[ShapedArray, ...]
     uses: tuple[Use, ...]
-    opaque: dict[int, tuple[str, ...]]
-    elementwise: frozenset[int]
+    opaque: dict[int, dict[str, int]]
     unused: frozenset[int]
+
+    @property
+    def elementwise(self) -> frozenset[int]:
+        """Returns opaque parameters whose per-example gradients are cheapest to form.
+
+        They are only added to, multiplied by or concatenated with data of at least their size, such
+        as biases and scales.
+        """
+        return frozenset(
+            leaf
+            for leaf, found in self.opaque.items()
+            if found.keys() <= ELEMENTWISE_PRIMITIVES
+            and self.parameters[leaf].size <= min(found.values())
+        )

@@ -23,6 +23,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._gradients.ghost_clipping.trace.program import (
+    ELEMENTWISE_PRIMITIVES,
     Block,
     Constant,
     DerivedValue,
@@ -48,8 +49,6 @@ from dpoptax._support.jaxprs import (
 from dpoptax._support.tree import is_real
 
 _BODIES = REMATERIALIZED_CALLS | {"scan"}
-# For these, the gradient of a parameter is at most as large as a part of the output.
-_ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
 _CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
     "dot_general": Dot,
     "conv_general_dilated": Convolution,
@@ -73,12 +72,11 @@ def read_program(loss: TracedLoss) -> Program:
     finder.meet_opaque(value, "the loss itself")
     if reader.references:  # the values do not show that one step writes and another reads
         finder.meet_opaque(args, "a jax.Ref")
-    opaque = {leaf: tuple(reasons) for leaf, reasons in sorted(finder.opaque.items())}
-    elementwise = frozenset(opaque.keys() - finder.beyond_elementwise)
+    opaque = {leaf: dict(reversed(found.items())) for leaf, found in sorted(finder.opaque.items())}
     used = set(opaque).union(*(use.value.leaves for use in finder.uses))
     unused = frozenset(leaf for leaf, aval in enumerate(parameters) if aval.size) - used
     uses = tuple(reversed(finder.uses))
-    return Program(loss, block, parameters, uses, opaque, elementwise, unused)
+    return Program(loss, block, parameters, uses, opaque, unused)
 
 
 @dataclasses.dataclass(eq=False)
@@ -221,14 +219,12 @@ class UseFinder(GradientFlow):
     Attributes:
       parameters: the types of the parameters.
       uses: the uses found, from the last to the first.
-      opaque: the parameters that operations without a rule combine with data, and these operations.
-      beyond_elementwise: the opaque parameters that do more than scale and shift data.
+      opaque: as `Program.opaque`, from the last operation to the first.
     """
 
     parameters: tuple[ShapedArray, ...] = dataclasses.field(kw_only=True)
     uses: list[Use] = dataclasses.field(default_factory=list, init=False)
-    opaque: dict[int, list[str]] = dataclasses.field(default_factory=dict, init=False)
-    beyond_elementwise: set[int] = dataclasses.field(default_factory=set, init=False)
+    opaque: dict[int, dict[str, int]] = dataclasses.field(default_factory=dict, init=False)
 
     def meet(self, step: Step) -> None:
         """Records the use of a step, or that its parameters are opaque."""
@@ -273,7 +269,7 @@ class UseFinder(GradientFlow):
         # A rule for a whole parameter that is added or concatenated would save nothing, since its
         # gradient is at most as large as the cotangent.
         whole = sum(self.parameters[leaf].size for leaf in value.leaves) <= value.aval.size
-        if name in _ELEMENTWISE_PRIMITIVES and whole:
+        if name in ELEMENTWISE_PRIMITIVES and whole:
             return None
         from dpoptax._gradients.ghost_clipping.trace.entry_rules import find_entry_rule
 
@@ -283,8 +279,5 @@ class UseFinder(GradientFlow):
         """Records that an operation with `reach` output entries makes parameters opaque."""
         for value in values:
             for leaf in value.leaves if isinstance(value, DerivedValue) else ():
-                reasons = self.opaque.setdefault(leaf, [])
-                if reason not in reasons:
-                    reasons.insert(0, reason)
-                if reason not in _ELEMENTWISE_PRIMITIVES or self.parameters[leaf].size > reach:
-                    self.beyond_elementwise.add(leaf)
+                found = self.opaque.setdefault(leaf, {})
+                found[reason] = min(reach, found.get(reason, reach))

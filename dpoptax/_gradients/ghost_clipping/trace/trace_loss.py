@@ -32,19 +32,14 @@ class Examples(NamedTuple):
     Attributes:
       batch: the examples ξ_i, leaves (B, …).
       mask: (B,), True for examples and False for padding.
+      whole: the batch of all micro-batches and devices.
       keys: one key for each example, or `None`.
-      whole_batch: the batch of all micro-batches and devices; `None` for these examples only.
     """
 
     batch: PyTree
     mask: jax.Array
+    whole: WholeBatch
     keys: jax.Array | None = None
-    whole_batch: WholeBatch | None = None
-
-    @property
-    def whole(self) -> WholeBatch:
-        """Returns the batch of all micro-batches and devices."""
-        return self.whole_batch or WholeBatch(self.mask.shape[0])
 
     @property
     def inputs(self) -> list[jax.Array]:
