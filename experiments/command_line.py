@@ -46,9 +46,9 @@ commands:
   images --data-dir DIR [--epsilons E...] [--block-epsilons E...]
         EfficientNet-Lite0 with published weights on CIFAR-10: a private probe,
         and a private last block
-  language --data-dir DIR --output FILE
+  language --data-dir DIR --output FILE [--trainer tunix|kauldron]
         perplexity and a membership report of Gemma 3 270M, fine-tuned on news
-        with tunix, with and without privacy
+        with tunix or Kauldron, with and without privacy
   text --data-dir DIR [--cache-dir DIR] [--epsilons E...] [--seeds N]
        [--arms A...] [--tune]
         a private head and ways of private LoRA on MiniLM, on AG News and SST-2;
@@ -324,15 +324,12 @@ def _images(arguments: list[str]) -> int:
 
 
 def _language(arguments: list[str]) -> int:
-    try:
-        from experiments.gemma import fine_tuning
-    except ImportError as error:
-        from experiments.gemma.weights import COMMAND
+    from experiments.gemma.problem import LanguageArguments
 
-        raise ConfigError(f"`language` needs tunix: {error}. Run `{COMMAND}`.") from error
+    given = _parse("language", LanguageArguments, arguments)
+    from experiments.gemma.fine_tuning import run
 
-    given = _parse("language", fine_tuning.LanguageArguments, arguments)
-    fine_tuning.measure(given)
+    print(run(given))
     print(f"Written to {given.output}")
     return 0
 

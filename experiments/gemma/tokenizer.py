@@ -1,10 +1,14 @@
 """Splits text into the tokens of Gemma 3, by merging pairs of pieces."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 PADDING, START = 0, 2
 _SPACE = "▁"
+# Words with the spaces in front of them. One piece of Gemma, ">▁</", has a space after another
+# character, so no merge crosses these words.
+_WORDS = re.compile(f"{_SPACE}*(?:>{_SPACE}(?=</)|[^{_SPACE}])+|{_SPACE}+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +23,23 @@ class Tokenizer:
 
     numbers: Mapping[str, int]
     scores: Mapping[int, float]
+    _known: dict[str, list[int]] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text, after the token that starts every text."""
-        pieces = list(text.replace(" ", _SPACE))
+        found = [START]
+        for word in _WORDS.findall(text.replace(" ", _SPACE)):
+            if word not in self._known:
+                self._known[word] = self._split(word)
+            found += self._known[word]
+        return found
+
+    def _split(self, word: str) -> list[int]:
+        """Returns the tokens of a word with the spaces in front of it."""
+        pieces = list(word)
         while (place := self._next_merge(pieces)) is not None:
             pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
-        return [START, *(number for piece in pieces for number in self._numbers(piece))]
+        return [number for piece in pieces for number in self._numbers(piece)]
 
     def _next_merge(self, pieces: list[str]) -> int | None:
         """Returns the place of the pair to merge, the first of those that score highest."""

