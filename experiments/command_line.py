@@ -125,7 +125,7 @@ class GenerateArguments:
 
 @dataclasses.dataclass(frozen=True)
 class SpectrumArguments:
-    """Trains a config, records what it releases, and draws the spectra.
+    """Trains a config, records its releases, and draws the spectra.
 
     Attributes:
         config: A config file, or FILE:NAME.
