@@ -23,12 +23,13 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tunix.models.gemma3 import model as gemma3
-from tunix.sft import peft_trainer, utils
+from tunix.sft import peft_trainer
 
 import dpoptax
 from benchmarks.tpu.__main__ import HEADER, Measured, announced, compile_step, ratio_row, row
 from benchmarks.tpu.cases import make_mesh
 from dpoptax.integrations.tunix import PrivateTrainer
+from experiments.gemma.tunix_run import make_inputs
 
 ADAPTED = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*_proj"
 AXIS = "fsdp"
@@ -45,16 +46,6 @@ def make_model(layers: int, remat: str, rank: int) -> nnx.Module:
     text, seen = jnp.zeros((1, 16), int), jnp.ones((1, 16, 16), bool)
     provider = qwix.LoraProvider(module_path=ADAPTED, rank=rank, alpha=2.0 * rank)
     return qwix.apply_lora_to_model(network, provider, text, text, None, seen, rngs=nnx.Rngs(1))
-
-
-def make_inputs(texts: Any) -> dict[str, Any]:
-    """Returns the inputs of the model for a batch of texts."""
-    return {
-        "input_tokens": texts.input_tokens,
-        "input_mask": texts.input_mask,
-        "positions": utils.build_positions_from_mask(texts.input_mask),
-        "attention_mask": utils.make_causal_attn_mask(texts.input_mask),
-    }
 
 
 def make_trainer(model: nnx.Module, step: str, batch_size: int) -> peft_trainer.PeftTrainer:

@@ -13,10 +13,11 @@ pytest.importorskip("tunix", reason="tunix is not installed: see docs/developers
 import qwix
 from flax import nnx
 from tunix.models.gemma3 import model as gemma3
-from tunix.sft import peft_trainer, utils
+from tunix.sft import peft_trainer
 
 import dpoptax
 from dpoptax.integrations import tunix as private
+from experiments.gemma.tunix_run import make_inputs
 from tests.integrations import shared
 
 WORDS, WIDTH, LENGTH = 20, 8, 6
@@ -75,17 +76,6 @@ def make_rows(size=100):
     return peft_trainer.TrainingInput(
         input_tokens=rng.integers(0, WORDS, (size, LENGTH)), input_mask=np.arange(LENGTH) < lengths
     )
-
-
-def make_inputs(texts):
-    """Returns the inputs of the model for a batch of texts."""
-    mask = texts.input_mask
-    return {
-        "input_tokens": texts.input_tokens,
-        "input_mask": mask,
-        "positions": utils.build_positions_from_mask(mask),
-        "attention_mask": utils.make_causal_attn_mask(mask),
-    }
 
 
 def make_config(**options):
