@@ -3,7 +3,7 @@
 Subcommands run other benchmarks:
 
 - `python -m benchmarks compilation` times the compiler; see `benchmarks.compilation`.
-- `python -m benchmarks first-seconds` times what a user waits for; see `benchmarks.first_seconds`.
+- `python -m benchmarks first-seconds` times a first use; see `benchmarks.first_seconds`.
 - `python -m benchmarks startup CONFIG...` times whole commands; see `benchmarks.startup`.
 - `python -m benchmarks noise` times normal numbers by generator; see `benchmarks.noise`.
 - `python -m benchmarks tables` times steps with large tables; see `benchmarks.tables`.

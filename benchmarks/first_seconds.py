@@ -1,4 +1,4 @@
-"""Times what a user waits for: the README's loop, a second `fit`, and evaluations.
+"""Times the first seconds of a user: the README's loop, a second `fit`, and evaluations.
 
 `python -m benchmarks first-seconds` runs each in a separate process, without a compilation cache.
 """

@@ -44,10 +44,8 @@ class FitRuns:
         """The guarantee of all runs together."""
         together = selection.all_of([result.guarantee for result in self.results])
         one = self.guarantee_of_one
-        return dataclasses.replace(
-            Guarantee(together, unit=one.unit),
-            accountant=one.accountant,
-            stated_delta=one.stated_delta,
+        return Guarantee(
+            together, accountant=one.accountant, unit=one.unit, stated_delta=one.stated_delta
         )
 
     def __str__(self) -> str:
