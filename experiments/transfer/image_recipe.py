@@ -162,7 +162,7 @@ def _blocks(
     """Yields runs of the last block, each from a private probe that spends half of its ε."""
     rates = {row.epsilon: row.settings.rate for row in probes}
 
-    def run(out: bool, epsilon: float, rate: float, seed: int) -> dict[str, Any]:
+    def run(out: bool, epsilon: float | None, rate: float, seed: int) -> dict[str, Any]:
         settings = ProbeSettings(rate, batch=given.block_batch, steps=given.block_steps)
         about = _about(
             given,
@@ -179,7 +179,8 @@ def _blocks(
             )
             start = {"classifier": new_classifier(efficientnet_lite.FEATURES, features.classes)}
             first = ProbeSettings(rates[epsilon], batch=given.batch, steps=given.steps)
-            probe = train_probe(pooled, first, start, epsilon=epsilon / 2, seed=seed)
+            half = None if epsilon is None else epsilon / 2
+            probe = train_probe(pooled, first, start, epsilon=half, seed=seed)
             return train_probe(
                 problem,
                 settings,
@@ -188,12 +189,12 @@ def _blocks(
                 seed=1000 + seed,
                 logits=block_logits,
                 frozen=network,
-                also=[probe.guarantee],
+                also=() if probe.guarantee is None else (probe.guarantee,),
             )
 
         return _run_once(given, about, train)
 
-    for epsilon in given.block_epsilons:
+    for epsilon in (*given.block_epsilons, None) if given.block_epsilons else ():
         best = _best(given.block_rates, lambda rate: run(True, epsilon, rate, 100))  # noqa: B023
         found = [run(False, epsilon, best, seed) for seed in range(given.block_seeds)]
         settings = ProbeSettings(best, batch=given.block_batch, steps=given.block_steps)
