@@ -68,13 +68,6 @@ def test_result_is_that_of_the_chosen_size(choose):
     assert asked == [make_plan().sampler.padded_size]
 
 
-def test_devices_share_the_batch(choose):
-    asked = choose(2)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    assert_same(run(mesh=mesh).params, run(mesh=mesh, size=2).params)
-    assert asked == [-(-make_plan().sampler.padded_size // jax.device_count())]
-
-
 def test_equal_steps_share_a_choice_and_the_compiled_step(choose):
     asked = choose(4, 2)
     run(loss_fn=lambda *args: 1.3 * linear_loss(*args))
