@@ -205,25 +205,16 @@ class UserTable:
         size = self.records_per_user
         places = np.tile(np.arange(size), (len(users), 1))
         owned = self._starts[users + 1] - self._starts[users]
-        # The words of SeedSequence(seed, spawn_key=(*label, step)), which it reads more quickly.
-        seed, last = _words(self._seed, 4), _words(int(step))
         for row in np.flatnonzero(owned > size):
             # Seeded with the label, since a user's number depends on the other users. For the same
             # reason, places among the user's own records are drawn, not places in the data set.
             text = str(self._labels[users[row]])
             encoded = text.encode(errors="surrogatepass")  # file names may need it
             label = hashlib.blake2b(encoded, digest_size=16).digest()
-            words = np.frombuffer(seed + label + last, np.uint32)
-            rng = np.random.default_rng(np.random.SeedSequence(words))
+            key = (*map(int, np.frombuffer(label, np.uint32)), step)
+            rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=key))
             places[row] = rng.choice(owned[row], size=size, replace=False, shuffle=False)
         return np.sort(places, axis=1)
-
-
-def _words(number: int, least: int = 1) -> bytes:
-    """Returns an integer as at least `least` words of 32 bits, the lowest first."""
-    length = max(least, -(-number.bit_length() // 32))
-    words = [number >> 32 * i & 0xFFFFFFFF for i in range(length)]
-    return np.array(words, np.uint32).tobytes()
 
 
 def per_user_loss(

@@ -273,7 +273,9 @@ def _with_automatic_size(
         return dataclasses.replace(step, microbatch_size=None if size == "None" else int(size))
     with context.phases("tuning"), inputs.explains_optimizer(private.optimizer, params):
         state = params, private.first_state(jnp.zeros_like(key), params)
-        return with_fastest_microbatches(step, (state, *feed(0), frozen), private.place.mesh)
+        step = with_fastest_microbatches(step, (state, *feed(0), frozen), private.place.mesh)
+    context.phases.announce(f"microbatch_size={step.microbatch_size}")
+    return step
 
 
 def _make_job(
