@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from benchmarks import models
@@ -45,22 +46,35 @@ def in_two_turns(arrays: list[jax.Array]) -> list[jax.Array]:
     return stored
 
 
+def in_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Passes arrays through a loop of zero turns, whose number XLA does not know."""
+    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
+    _, stored = lax.while_loop(
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, list(map(lax.neg, carry[1]))),
+        (jnp.zeros_like(never), arrays),
+    )
+    return stored
+
+
 WAYS: dict[str, Callable[[list[jax.Array]], list[jax.Array]]] = {
-    "empty loop": lambda arrays: _EMPTY_LOOP(arrays, change=lax.neg),
+    "empty loop": in_empty_loop,
     "barrier": lax.optimization_barrier,
     "call": in_call,
     "two turns": in_two_turns,
 }
-_EMPTY_LOOP = _xla._after_empty_loop
+_THROUGH_BRANCH = _xla._through_branch
 
 
 def _store(arrays: list[jax.Array], change: Any = lax.optimization_barrier) -> list[jax.Array]:
-    return WAYS[_way.name](arrays) if change is lax.neg else _EMPTY_LOOP(arrays)
+    if change is lax.optimization_barrier:
+        return _THROUGH_BRANCH(arrays)
+    return WAYS[_way.name](arrays)
 
 
 def main() -> None:
     """Prints a line for each way and step."""
-    _xla._after_empty_loop = _store
+    _xla._through_branch = _store
     problem = models.mlp()
     batch = jax.block_until_ready(problem.make_batch(BATCH_SIZE))
 
