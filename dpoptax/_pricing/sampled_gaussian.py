@@ -54,11 +54,9 @@ def _deltas(mechanism: GaussianPrivacyLoss, multiplier: float, epsilons: np.ndar
     deltas = -np.expm1(epsilons) if is_removed else np.zeros(len(epsilons))
     inside = sign * epsilons > math.log1p(-q)
     within = epsilons[inside]
-    # log(1 + (e^s − 1)/q) = s − log(q) + log(1 − (1 − q) e^−s), for s = ±ε. Rounding may put the
-    # exponent above 0.
-    exponent = np.minimum(math.log1p(-q) - sign * within, 0.0)
-    with np.errstate(divide="ignore"):  # x may be infinite
-        unsampled = sign * within - math.log(q) + np.log(-np.expm1(exponent))
+    # log(1 + (e^s − 1)/q) = s − log(q) + log(1 − (1 − q) e^−s), for s = ±ε above log(1 − q)
+    exponent = math.log1p(-q) - sign * within
+    unsampled = sign * within - math.log(q) + np.log(-np.expm1(exponent))
     x = sign * (-0.5 - multiplier**2 * unsampled)
     above = mechanism.mu_upper_cdf(x) - np.exp(within + mechanism.mu_lower_log_cdf(x))
     deltas[inside] = above
