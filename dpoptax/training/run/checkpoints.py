@@ -342,7 +342,7 @@ def _from_text(text: str, like: jax.Array) -> jax.Array:
     array = jnp.array(found.reshape(numbers.shape))  # a copy, because the next step donates it
     if _is_key(like):
         array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
-    return jax.device_put(array, like.sharding)
+    return hosts.place(array, like.sharding)
 
 
 @jax.jit
