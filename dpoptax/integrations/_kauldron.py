@@ -47,6 +47,8 @@ def check(
 ) -> _run.PlanBatches:
     """Returns the data of a trainer, or raises an error if a setting of it is not private."""
     _run.check_plan(plan)
+    if jax.process_count() > 1:
+        raise ValueError(f"`PrivateTrainStep` needs one process, got {jax.process_count()}.")
     stops = [trainer.stop_after_steps]
     stops += [] if trainer.num_train_steps is None else [trainer.num_train_steps + 1]
     steps = min((stop for stop in stops if stop is not None), default=None)

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
 from dpoptax.training import hosts
-from dpoptax.training.run import seeds
+from dpoptax.training.run import resume, seeds
 from dpoptax.users import UserTable, per_user_loss
 
 _NOT_SHOWN = (
@@ -108,11 +108,9 @@ def specs_of(params: Any) -> Any:
 
 
 def check_plan(plan: dpoptax.PrivacyPlan) -> None:
-    """Raises an error unless the plan is that of one run in one process."""
+    """Raises an error unless the plan is that of one run."""
     if not isinstance(plan, dpoptax.PrivacyPlan):
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
-    if jax.process_count() > 1:
-        raise ValueError(f"A private trainer needs one process, got {jax.process_count()}.")
     if plan.sampler.seed is None:
         raise ValueError(
             "`plan` must have a seed, because no checkpoint contains it. Pass "
@@ -197,6 +195,23 @@ def check_step(opt_state: Any, step: int) -> None:
         )
 
 
+def check_hosts(data: PlanBatches, opt_state: Any) -> None:
+    """Raises an error on all hosts unless they have the same data, sampler, seed and noise key."""
+    resume.check_same_on_hosts(_identity(data.plan, opt_state), data.rows, data.users)
+
+
+def _identity(plan: dpoptax.PrivacyPlan, opt_state: Any) -> dict[str, Any]:
+    """Returns fingerprints of a run's seed, noise key and sampler."""
+    event = plan.guarantee(opt_state).event
+    # The padding may follow the number of devices. A sampler shows no seed.
+    sampler = repr(dataclasses.replace(plan.sampler, multiple_of=1))
+    return {
+        "seed": sorted(event.seeds),
+        "key": sorted(event.keys),
+        "sampler": hashlib.sha256(sampler.encode()).hexdigest(),
+    }
+
+
 def _check_folder(
     folder: str | epath.Path | None, plan: dpoptax.PrivacyPlan, opt_state: Any, step: int
 ) -> None:
@@ -213,17 +228,11 @@ def _check_folder(
         )
     if record is None:
         return
-    event = plan.guarantee(opt_state).event
-    # The padding may follow the number of devices. A sampler shows no seed.
-    sampler = repr(dataclasses.replace(plan.sampler, multiple_of=1))
-    own = {
-        "seed": sorted(event.seeds),
-        "key": sorted(event.keys),
-        "sampler": hashlib.sha256(sampler.encode()).hexdigest(),
-    }
-    if not record.exists():
+    own = _identity(plan, opt_state)
+    if jax.process_index() == 0 and not record.exists():
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(own))
+    hosts.same_on_all_hosts(_RECORD)  # waits for the file
     found = json.loads(record.read_text())
     other = [name for name in own if own[name] != found.get(name)]
     if other:

@@ -118,6 +118,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
                 raise ValueError(f"`{name}` must not be set, because the plan draws the batches.")
         data = _run.check_data(train_ds, self.plan, "max_steps", self.config.max_steps)
         _run.check_step(self._opt_state, self.train_steps)
+        _run.check_hosts(data, self._opt_state)
         inputs = _run.step_inputs(
             data,
             self._opt_state,

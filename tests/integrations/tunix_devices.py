@@ -25,6 +25,7 @@ from tests.multidevice.problem import assert_close
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 SHAPES = {
     "data": ((8,), ("fsdp",)),
+    "four": ((4,), ("fsdp",)),
     "data and tensors": ((4, 2), ("fsdp", "tp")),
     "all axes": ((2, 2, 2), ("data", "fsdp", "tp")),
 }

@@ -1,6 +1,7 @@
 """Tests private fine-tuning with tunix. They need tunix."""
 
 import logging
+import sys
 import warnings
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from tests.integrations.problem import (
     trained,
 )
 from tests.integrations.shared import KEY, CountedRows, assert_equal, occurrences
+from tests.multidevice.problem import assert_close
+from tests.training import hosts_test
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -315,7 +318,7 @@ REFUSED = {
     "clip before noise": ({"chain": clip_first}, "starts with EmptyState.*clip_by_global_norm"),
     "named chain": (
         {"chain": lambda plan: optax.named_chain(("noise", plan.noise(KEY)))},
-        "starts with dict.*named chain",
+        "starts with OrderedDict.*named chain",
     ),
     "MultiSteps": ({"chain": accumulate}, "starts with MultiStepsState.*`optax.MultiSteps`"),
     "noise of another plan": (
@@ -403,3 +406,20 @@ def test_refuses_plans():
 @pytest.mark.slow
 def test_on_eight_virtual_devices():
     check_on_eight_devices("slow and not optimized", "tests/integrations/tunix_devices.py")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    program = (
+        "import sys; from dpoptax.training import hosts; hosts.join();"  # before all other imports
+        "from tests.integrations import tunix_hosts; tunix_hosts.main(sys.argv[1])"
+    )
+    for processes in (1, 2):
+        command = [sys.executable, "-c", program, str(tmp_path / str(processes))]
+        hosts_test.start(command, processes, 4 // processes, cwd=ROOT)
+    alone, first, second = (
+        dict(np.load(tmp_path / name)) for name in ("1/0.npz", "2/0.npz", "2/1.npz")
+    )
+    assert alone
+    assert_equal(first, second)
+    assert_close(first, alone, atol=1e-6)
