@@ -39,15 +39,15 @@ def example_loss(
       loss_fn: `loss_fn(model, **inputs)`, the loss of a batch, or a tuple that starts with it.
       inputs_of: returns the inputs of a batch. It gets a batch of one.
     """
-    graph, params, rest = nnx.split(model, trained, ...)
-    params, rest = nnx.as_pure(params), nnx.as_pure(rest)
+    graph, *states = nnx.split(model, trained, ...)
+    params, rest = map(nnx.as_pure, states)
     names = sorted({stream.tag for stream in _streams(model)})
 
     def example_loss_fn(params: Any, example: Any, *key: jax.Array) -> jax.Array:
         # On a mesh, JAX refuses to index an array that the loss closes over.
         own = nnx.merge(graph, params, jax.lax.stop_gradient(rest))
         for record_key in key:
-            keys = {name: jax.random.fold_in(record_key, i) for i, name in enumerate(names)}
+            keys: Any = {n: jax.random.fold_in(record_key, i) for i, n in enumerate(names)}
             nnx.reseed(own, policy="match_shape", **keys)
         found = loss_fn(own, **inputs_of(jax.tree.map(lambda x: x[None], example)))
         return found[0] if isinstance(found, tuple) else found

@@ -38,8 +38,8 @@ class Inputs(NamedTuple):
     """Holds the arrays that a compiled step gets. Losses without randomness get no key."""
 
     examples: Any
-    mask: jax.Array
-    ids: jax.Array | None = None
+    mask: Any
+    ids: Any = None
     key: jax.Array | None = None
 
 
@@ -57,7 +57,8 @@ def step_inputs(
         inputs = Inputs(batch.examples, batch.mask)
         if random:
             key = jax.random.fold_in(secret, batch.step)
-            key = key if rows is None else hosts.replicate(key, rows.mesh)
+            if rows is not None:
+                key = hosts.place(key, NamedSharding(rows.mesh, PartitionSpec()))
             inputs = inputs._replace(ids=batch.ids, key=key)
         yield inputs
 

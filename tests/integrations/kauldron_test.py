@@ -34,7 +34,7 @@ from tests.integrations.kauldron_problem import (
     train_by_hand,
     trained,
 )
-from tests.integrations.shared import CountedRows, assert_equal, occurrences
+from tests.integrations.shared import OPTIONS, CountedRows, assert_equal, occurrences
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -64,6 +64,16 @@ def test_equals_loop_by_hand(kind, method, tmp_path):
     selected = moved if kind == "full" else kd.optim.select("lora")(first)
     assert moved == jax.tree.map(bool, selected) if kind == "lora" else all(jax.tree.leaves(moved))
     assert private.guarantee(trainer, state).releases[0].number == STEPS
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_are_those_of_clipped_grad(options, tmp_path):
+    plan = make_plan()
+    trainer, state = train(plan, tmp_path, step=options)
+    first, chain = trainer.init_state().params, make_chain(plan)
+    assert_equal(state.params, train_by_hand(plan, chain, first, **options))
+    plain = train_by_hand(plan, chain, first)
+    assert not all(map(np.array_equal, *map(jax.tree.leaves, (state.params, plain))))
 
 
 def test_correlated_noise_equals_loop_by_hand(tmp_path):

@@ -9,6 +9,10 @@ import optax
 import dpoptax
 
 KEY = jax.random.key(3)
+OPTIONS = (
+    {"precision": "bfloat16"},
+    {"microbatch_size": 4, "method": "recompute"},
+)  # each changes rounding
 
 
 def make_plan(*, steps, **options):

@@ -35,7 +35,7 @@ from tests.integrations.problem import (
     train_by_hand,
     trained,
 )
-from tests.integrations.shared import KEY, CountedRows, assert_equal, occurrences
+from tests.integrations.shared import KEY, OPTIONS, CountedRows, assert_equal, occurrences
 from tests.multidevice.problem import assert_close
 from tests.training import hosts_test
 
@@ -71,6 +71,16 @@ def test_equals_loop_by_hand(kind, method):
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), trained(trainer), first)
     assert all(jax.tree.leaves(moved))
     assert private.guarantee(trainer).releases[0].number == STEPS
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_are_those_of_clipped_grad(options):
+    plan = make_plan()
+    chain = make_chain(plan)
+    got = trained(train(plan, options=options))
+    assert_equal(got, train_by_hand(plan, make_model(), chain, "full", **options))
+    plain = train_by_hand(plan, make_model(), chain, "full")
+    assert not all(map(np.array_equal, *map(jax.tree.leaves, (got, plain))))
 
 
 def test_correlated_noise_equals_loop_by_hand():
