@@ -34,9 +34,9 @@ class PlanPipeline(kd.data.Pipeline):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """Returns shapes and types of a batch of rows, which all devices can share."""
+        """Returns shapes and types of a host's part of a batch, which its devices can share."""
         size = self.data.plan.sampler.padded_size
-        size += -size % jax.device_count()
+        size = -(-size // jax.device_count()) * jax.local_device_count()
         return jax.tree.map(
             lambda x: enp.ArraySpec((size, *x.shape[1:]), np.dtype(x.dtype)), self.data.rows
         )
@@ -47,8 +47,6 @@ def check(
 ) -> _run.PlanBatches:
     """Returns the data of a trainer, or raises an error if a setting of it is not private."""
     _run.check_plan(plan)
-    if jax.process_count() > 1:
-        raise ValueError(f"`PrivateTrainStep` needs one process, got {jax.process_count()}.")
     stops = [trainer.stop_after_steps]
     stops += [] if trainer.num_train_steps is None else [trainer.num_train_steps + 1]
     steps = min((stop for stop in stops if stop is not None), default=None)

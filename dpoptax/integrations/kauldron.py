@@ -128,6 +128,7 @@ class PrivateTrainStep(kd.train.TrainStep):
         step, folder = int(state.step), self._seen["folder"]
         _run.check_state(state.opt_state, step, self.plan, self.clip, folder)
         data, rows = self._seen["data"], self.sharding.batch
+        _run.check_hosts(data, state.opt_state)
         self._seen["inputs"] = _run.step_inputs(data, state.opt_state, step, rows)
 
     def _step(
@@ -179,8 +180,7 @@ class PrivateTrainStep(kd.train.TrainStep):
 
     def _split(self, params: Any) -> tuple[Any, Any]:
         """Returns the trained and the frozen parameters, with None for the others."""
-        mask = jax.tree.map(lambda _: True, params)
-        mask = mask if self.trained is None else self.trained(params)
+        mask = self.trained(params) if self.trained else jax.tree.map(lambda _: True, params)
         if not any(jax.tree.leaves(mask)):
             paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
             raise ValueError(f"`trained` must select parameters, got none of {paths}.")

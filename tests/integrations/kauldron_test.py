@@ -34,7 +34,13 @@ from tests.integrations.kauldron_problem import (
     train_by_hand,
     trained,
 )
-from tests.integrations.shared import OPTIONS, CountedRows, assert_equal, occurrences
+from tests.integrations.shared import (
+    OPTIONS,
+    CountedRows,
+    assert_equal,
+    check_two_processes,
+    occurrences,
+)
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -499,3 +505,8 @@ def test_refuses_state_of_another_run(tmp_path):
 @pytest.mark.slow
 def test_on_eight_virtual_devices():
     check_on_eight_devices("slow and not optimized", "tests/integrations/kauldron_devices.py")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    check_two_processes("kauldron_hosts", tmp_path)

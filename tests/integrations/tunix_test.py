@@ -1,7 +1,6 @@
 """Tests private fine-tuning with tunix. They need tunix."""
 
 import logging
-import sys
 import warnings
 from pathlib import Path
 
@@ -35,9 +34,14 @@ from tests.integrations.problem import (
     train_by_hand,
     trained,
 )
-from tests.integrations.shared import KEY, OPTIONS, CountedRows, assert_equal, occurrences
-from tests.multidevice.problem import assert_close
-from tests.training import hosts_test
+from tests.integrations.shared import (
+    KEY,
+    OPTIONS,
+    CountedRows,
+    assert_equal,
+    check_two_processes,
+    occurrences,
+)
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -420,16 +424,4 @@ def test_on_eight_virtual_devices():
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
-    program = (
-        "import sys; from dpoptax.training import hosts; hosts.join();"  # before all other imports
-        "from tests.integrations import tunix_hosts; tunix_hosts.main(sys.argv[1])"
-    )
-    for processes in (1, 2):
-        command = [sys.executable, "-c", program, str(tmp_path / str(processes))]
-        hosts_test.start(command, processes, 4 // processes, cwd=ROOT)
-    alone, first, second = (
-        dict(np.load(tmp_path / name)) for name in ("1/0.npz", "2/0.npz", "2/1.npz")
-    )
-    assert alone
-    assert_equal(first, second)
-    assert_close(first, alone, atol=1e-6)
+    check_two_processes("tunix_hosts", tmp_path)
