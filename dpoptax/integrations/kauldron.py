@@ -54,7 +54,9 @@ class PrivateTrainStep(kd.train.TrainStep):
         The optimizer gets these parameters only.
       public_evals: the names of all evaluators of the trainer. Their data count as public: their
         losses, metrics and summaries are written without noise.
-      microbatch_size, method, precision: as for `clipped_grad`.
+      microbatch_size: as for `clipped_grad`.
+      method: as for `clipped_grad`.
+      precision: as for `clipped_grad`.
 
     Raises:
       TypeError: `plan` or the trainer's `train_ds` has the wrong type.

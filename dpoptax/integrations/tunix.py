@@ -51,7 +51,8 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
       plan: its N is the number of rows, and it has a seed.
       clip: the clip of each example's gradient, as for `clipped_grad`.
       microbatch_size: as for `clipped_grad`. It replaces gradient accumulation.
-      method, precision: as for `clipped_grad`.
+      method: as for `clipped_grad`.
+      precision: as for `clipped_grad`.
       **options: further arguments of `PeftTrainer`.
 
     Raises:
