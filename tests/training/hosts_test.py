@@ -274,10 +274,10 @@ def _result(ran, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data", "must have the same config, seed, training"),
-        ("swapped", "must have the same config, seed, training"),
+        ("data", "must have the same config, seed, noise key, training"),
+        ("swapped", "must have the same config, seed, noise key, training"),
         ("seed", "different keys.*the same seed"),
-        ("precision", "and package versions"),
+        ("precision", "training examples and package versions"),
         # Each would add the noise of another step.
         ("checkpoints", "must see the same checkpoints"),
     ],
