@@ -507,17 +507,12 @@ def test_checkpoint_restores_every_type_and_sharding(small, tmp_path, monkeypatc
         assert before == after
 
 
-def test_checkpoint_of_last_format_is_read_and_of_others_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints_module, "_SMALL", -1)
-    state = {"w": jax.numpy.arange(2.0)}
+def test_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        for step, number in enumerate((6, 5)):
-            monkeypatch.setattr(checkpoints_module, "FORMAT", number)
-            checkpoints.save(step, state, {}, wait=True)
-            if number == 6:
-                found, _ = checkpoints.restore({"w": jax.numpy.zeros(2)})
-                np.testing.assert_array_equal(found["w"], state["w"])
-        with pytest.raises(CheckpointError, match="format 5 .* version that started it"):
+        monkeypatch.setattr(checkpoints_module, "FORMAT", 6)
+        checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
+        monkeypatch.undo()
+        with pytest.raises(CheckpointError, match="format 6 .* version that started it"):
             checkpoints.newest_record()
 
 

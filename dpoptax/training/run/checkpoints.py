@@ -35,9 +35,6 @@ from dpoptax.training.run import records
 
 FORMAT = 7
 
-_READABLE = 6, FORMAT
-"""Formats that can be read. In format 6, orbax stored arrays of any size."""
-
 _KEPT = 3
 """Number of checkpoints to keep, in case a file is damaged."""
 
@@ -221,7 +218,7 @@ class Checkpoints:
         """Returns the record, and the arrays as text if they are stored in it."""
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
         record = self._manager.restore(step, args=args)["record"]
-        if record["format"] not in _READABLE or record["step"] != step:
+        if record["format"] != FORMAT or record["step"] != step:
             raise ValueError(
                 f"It has format {record['format']} and step {record['step']}, not format {FORMAT} "
                 f"and step {step}. Continue a run with the version that started it."
