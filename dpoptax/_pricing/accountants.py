@@ -11,6 +11,8 @@ Together with the modules below, it closes six gaps of dp_accounting 0.6:
 * Neither supports random allocation.
 * Its PLD does not bound the rounding of Fourier transforms (`composition`).
 
+Its PLD of a sampled Gaussian loops over ε in Python, which `sampled_gaussian` replaces by arrays.
+
 Neither can compose random participation in sums with correlated noise. `monte_carlo` prices it for
 one run at a time. PLD and RDP price an event that bounds it.
 """

@@ -516,6 +516,19 @@ def test_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
             checkpoints.newest_record()
 
 
+def test_changed_bits_of_small_arrays_are_found(tmp_path):
+    state = {"w": jax.numpy.zeros(2)}
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(0, state, {}, wait=True)
+    file = tmp_path / "checkpoints" / "0" / "record" / "metadata"
+    file.write_text(file.read_text().replace("AAAAAAAAAAA=", "AAAAAAAAABA="))
+    with (
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+        pytest.raises(CheckpointError, match="arrays have changed"),
+    ):
+        checkpoints.restore(state)
+
+
 def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path, monkeypatch):
     """A failure of power may damage the newest checkpoint, which nobody has waited for."""
     folder, on_disk = tmp_path / "checkpoints", []

@@ -13,6 +13,7 @@ complete, so no shown step is repeated.
 """
 
 import base64
+import hashlib
 import logging
 import os
 import sys
@@ -143,6 +144,7 @@ class Checkpoints:
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         if jax.process_count() == 1 and sum(x.nbytes for x in arrays.values()) <= _SMALL:
             whole["arrays"] = _texts(arrays)
+            whole["digest"] = _digest(whole["arrays"])
         else:
             if jax.default_backend() == "cpu":
                 # On the CPU, the transfer to the host does not copy, and the next step may
@@ -223,7 +225,10 @@ class Checkpoints:
                 f"It has format {record['format']} and step {record['step']}, not format {FORMAT} "
                 f"and step {step}. Continue a run with the version that started it."
             )
-        return record, record.pop("arrays", None)
+        texts = record.pop("arrays", None)
+        if texts is not None and record.pop("digest") != _digest(texts):
+            raise ValueError("Its arrays have changed.")
+        return record, texts
 
     def _read_arrays(self, step: int, like: dict[str, jax.Array]) -> dict[str, jax.Array]:
         target = {
@@ -333,6 +338,10 @@ def _texts(arrays: dict[str, jax.Array]) -> dict[str, str]:
     """Returns the bytes of each array as text."""
     found = jax.device_get(jax.tree.map(_numbers, arrays))
     return {name: base64.b64encode(x.tobytes()).decode() for name, x in found.items()}
+
+
+def _digest(texts: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()
 
 
 def _from_text(text: str, like: jax.Array) -> jax.Array:

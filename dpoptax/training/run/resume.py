@@ -257,8 +257,8 @@ def check_same_on_hosts(
         raise ConfigError(
             "All hosts must have the same config, seed, noise key, training examples and package "
             "versions. Otherwise hosts draw different batches or noise, and one example could be "
-            "in a batch twice. Copy the same config, files and packages to all hosts, and list files in one order, "
-            "such as with sorted()."
+            "in a batch twice. Copy the same config, files and packages to all hosts, and list "
+            "files in one order, such as with sorted()."
         )
 
 
