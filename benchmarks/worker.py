@@ -14,9 +14,13 @@ from benchmarks.variants import TUNED
 
 
 def _candidates(library, batch_size):
-    """Returns the sizes to tune over, without a whole batch that is its own variant."""
-    sizes = [batch_size // 4**i for i in range(5) if batch_size // 4**i >= 2]
-    return sizes if library.startswith("dpoptax") else sizes[1:] or [batch_size]
+    """Returns the sizes to tune over, without a whole batch that is its own variant.
+
+    For dpoptax, `None` takes the default, which tries a part of the sizes that others get.
+    """
+    if library.startswith("dpoptax"):
+        return None
+    return [batch_size // 2**i for i in range(1, 9) if batch_size >= 2 ** (i + 1)] or [batch_size]
 
 
 def problem_named(name, options):

@@ -183,13 +183,12 @@ class UserTable:
                 f"{step} and would move the sum by as many clipping bounds. Draw with a sampler of "
                 "dpoptax.sampling."
             )
+        starts = self._starts[drawn, None]
+        places, owned = self._places(drawn, step), self._starts[drawn + 1, None] - starts
         records = np.zeros((len(users), self.records_per_user), np.int64)
-        counts = np.zeros(len(users), np.int64)
-        for row in np.flatnonzero(mask):
-            chosen = self._chosen(int(users[row]), step)
-            counts[row] = len(chosen)
-            records[row, : len(chosen)] = chosen
-        records_mask = np.arange(self.records_per_user) < counts[:, None]
+        records_mask = np.zeros(records.shape, bool)
+        records_mask[mask] = own = places < owned
+        records[mask] = np.where(own, self._records[np.where(own, starts + places, 0)], 0)
         return UserSample(users, mask, records, records_mask)
 
     def describe(self) -> dict[str, object]:
@@ -201,18 +200,21 @@ class UserTable:
         self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
         self._seed = seed_integer(seed)
 
-    def _chosen(self, user: int, step: int) -> np.ndarray:
-        owned = self.records_of(user)
-        if len(owned) <= self.records_per_user:
-            return owned
-        # Seeded with the label, since a user's number depends on the other users. For the same
-        # reason, places among the user's own records are drawn instead of places in the data set.
-        text = str(self._labels[user]).encode(errors="surrogatepass")  # file names may need it
-        label = hashlib.blake2b(text, digest_size=16).digest()
-        words = (int(word) for word in np.frombuffer(label, np.uint32))
-        rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(*words, step)))
+    def _places(self, users: np.ndarray, step: int) -> np.ndarray:
+        """Returns ascending places among each user's records, (users, R)."""
         size = self.records_per_user
-        return owned[np.sort(rng.choice(len(owned), size=size, replace=False, shuffle=False))]
+        places = np.tile(np.arange(size), (len(users), 1))
+        owned = self._starts[users + 1] - self._starts[users]
+        for row in np.flatnonzero(owned > size):
+            # Seeded with the label, since a user's number depends on the other users. For the same
+            # reason, places among the user's own records are drawn, not places in the data set.
+            text = str(self._labels[users[row]])
+            encoded = text.encode(errors="surrogatepass")  # file names may need it
+            label = hashlib.blake2b(encoded, digest_size=16).digest()
+            key = (*map(int, np.frombuffer(label, np.uint32)), step)
+            rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=key))
+            places[row] = rng.choice(owned[row], size=size, replace=False, shuffle=False)
+        return np.sort(places, axis=1)
 
 
 def per_user_loss(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,24 @@ from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.loss_arguments import requires_key, takes_key
 from dpoptax.training.run import devices, inputs, seeds
-from dpoptax.training.run.context import Log, Record, open_context
+from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.digests import digest_of
+from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.run_plan import RunPlan
-from dpoptax.training.run.step import TrainingStep, on_one_device, optimizer_digest, program_digest
+from dpoptax.training.run.step import (
+    TrainingStep,
+    on_one_device,
+    optimizer_digest,
+    program_digest,
+    with_fastest_microbatches,
+)
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.users import UserTable
+
+_MICROBATCH_SIZE = "`microbatch_size`"
+"""Name of the size among the parts of the program in a folder's record."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +75,7 @@ def fit(
     frozen: Any = None,
     users: UserTable | None = None,
     has_aux: bool = False,
-    microbatch_size: int | None = None,
+    microbatch_size: int | Literal["auto"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
     budget: float | None = None,
@@ -119,7 +129,10 @@ def fit(
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
         user is the mean loss of its examples.
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
-      microbatch_size: as for `clipped_grad`.
+      microbatch_size: as for `clipped_grad`, or "auto" for the size that
+        `dpoptax.tune_microbatch_size` finds before the first step, on a batch of zeros with a noise
+        key of zeros. So the size depends on no private data. Equal steps in a process share it, and
+        a resumed run keeps it. Other processes may find another size, which rounds differently.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call.
       key: the noise key, new for each run, and the same on all hosts. By default, one from
@@ -164,6 +177,7 @@ def fit(
         inputs.check_unused(loss_fn=loss_fn, **unused)
         inputs.check_automatic(mesh)
         random = requires_key(grad_fn)
+    inputs.check_microbatch_size(microbatch_size)
     schedule = _make_schedule(plan, eval_every, checkpoint_every)
     place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
@@ -183,7 +197,6 @@ def fit(
             chain = private.chain(key)
             frozen = inputs.on_devices("frozen", frozen, place)
             params = inputs.on_devices("params", params, place)
-            first = State(0, params, private.first_state(key, params))
         step = TrainingStep(
             loss_fn,
             clip,
@@ -191,10 +204,15 @@ def fit(
             plan.sampler.batch_size,
             per_user=users is not None,
             has_aux=has_aux,
-            microbatch_size=microbatch_size,
+            microbatch_size=None if microbatch_size == "auto" else microbatch_size,
             param_specs=inputs.param_specs(params),
             grad_fn=grad_fn,
         )
+        if microbatch_size == "auto":
+            feed = Feed(plan.sampler, data, place, users=users)
+            step = _with_automatic_size(step, private, key, params, feed, frozen, context)
+        with phases("init"):
+            first = State(0, params, private.first_state(key, params))
         del params  # with `first`, frees them once a restored state replaces them
         job = _make_job(
             private, key, step, data, steps, frozen, users, evaluate=_metrics(evaluate), **schedule
@@ -238,6 +256,26 @@ class _PrivateOptimizer:
     def first_state(self, key: jax.Array, params: Any) -> Any:
         """Returns the initial state of the chain, on the devices."""
         return inputs.on_devices("optimizer", self.chain(key).init(params), self.place)
+
+
+def _with_automatic_size(
+    step: TrainingStep,
+    private: _PrivateOptimizer,
+    key: jax.Array,
+    params: Any,
+    feed: Feed,
+    frozen: Any,
+    context: Context,
+) -> TrainingStep:
+    """Returns the step with the micro-batch size of the run to resume, or with the fastest."""
+    if context.begun is not None:  # repeated steps must not round differently
+        size = context.begun["program"].get(_MICROBATCH_SIZE, "None")
+        return dataclasses.replace(step, microbatch_size=None if size == "None" else int(size))
+    with context.phases("tuning"), inputs.explains_optimizer(private.optimizer, params):
+        state = params, private.first_state(jnp.zeros_like(key), params)
+        step = with_fastest_microbatches(step, (state, *feed(0), frozen), private.place.mesh)
+    context.phases.announce(f"microbatch_size={step.microbatch_size}")
+    return step
 
 
 def _make_job(
@@ -301,7 +339,7 @@ def _gradient_digests(step: TrainingStep, args: Any, place: devices.Devices) -> 
     if step.grad_fn is None:
         return {
             "`clip`": digest_of(step.clip),
-            "`microbatch_size`": str(step.microbatch_size),
+            _MICROBATCH_SIZE: str(step.microbatch_size),
             "`loss_fn`, with everything that it closes over,": program_digest(step, args),
         }
     if place.mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows

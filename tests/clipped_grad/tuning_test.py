@@ -1,5 +1,7 @@
 """Tests that `tune_microbatch_size` returns the smallest of the fast candidates on a fake clock."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -44,7 +46,8 @@ def test_returns_smallest_of_equally_fast_candidates(clock):
 def test_candidate_slow_twice_is_dropped(clock):
     calls = []
     make_step = steps(clock, {4: 1.0, 16: 9.0}, calls)
-    assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=4) == 4
+    options = {"batch_size": 16, "candidates": [4, 16], "rounds": 4}
+    assert tune_microbatch_size(make_step, 0.0, **options) == 4
     assert calls.count(4) == 5
     assert calls.count(16) == 3
 
@@ -59,12 +62,41 @@ def test_candidate_slow_once_is_kept(clock):
 
         return step
 
-    assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=3) == 16
+    options = {"batch_size": 16, "candidates": [4, 16], "rounds": 3}
+    assert tune_microbatch_size(make_step, 0.0, **options) == 16
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "fast", "tried"),
+    [
+        (16, 8, {2, 4, 8, 16}),
+        (16, 16, {4, 8, 16}),
+        (256, 128, {4, 16, 32, 64, 128, 256}),
+        (100, 13, {4, 7, 14, 25, 100}),
+        (1, 1, {1}),
+    ],
+)
+def test_default_search_also_tries_neighbors_of_the_best(batch_size, fast, tried, clock):
+    """A step of size m takes 1 + |log(m / fast)| seconds."""
+    calls = []
+    seconds = {size: 1 + abs(math.log(size / fast)) for size in tried}
+    make_step = steps(clock, seconds, calls)
+    best = min(tried, key=seconds.__getitem__)
+    assert tune_microbatch_size(make_step, 0.0, batch_size=batch_size, rounds=1) == best
+    assert set(calls) == tried
 
 
 def test_skips_candidate_out_of_memory(clock):
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-    assert tune_microbatch_size(steps(clock, {16: error, 4: 1.0}), 0.0, batch_size=16) == 4
+    seconds = {16: error, 8: error, 4: 1.0, 2: 2.0}
+    assert tune_microbatch_size(steps(clock, seconds), 0.0, batch_size=16) == 4
+
+    def compiled(size):
+        if size > 4:
+            raise error
+        return steps(clock, seconds)(size)
+
+    assert tune_microbatch_size(compiled, 0.0, batch_size=16) == 4
     with pytest.raises(MemoryError, match="16, 4"):
         tune_microbatch_size(steps(clock, {16: error, 4: error}), 0.0, batch_size=16)
     other = jax.errors.JaxRuntimeError("INTERNAL")
@@ -75,7 +107,7 @@ def test_skips_candidate_out_of_memory(clock):
 def test_donated_arguments_survive():
     x, key = jnp.ones(4), jax.random.key(0)
     step = jax.jit(lambda x, key: (x + 1, key), donate_argnums=(0, 1))
-    assert tune_microbatch_size(lambda size: step, x, key, batch_size=4) == 4
+    assert tune_microbatch_size(lambda size: step, x, key, batch_size=4, candidates=[4]) == 4
     assert not x.is_deleted()
     assert not key.is_deleted()
 
@@ -106,7 +138,7 @@ def test_fast_steps_are_repeated_within_a_round(clock):
 
 @pytest.mark.parametrize(
     ("batch_size", "expected"),
-    [(1, [1]), (8, [8]), (16, [16, 4]), (256, [256, 64, 16, 4]), (96, [96, 24, 6])],
+    [(1, [1]), (8, [8]), (16, [16, 4]), (256, [256, 64, 16, 4]), (90, [90, 23, 6])],
 )
 def test_default_candidates(batch_size, expected):
     assert microbatch_tuning._default_candidates(batch_size) == expected

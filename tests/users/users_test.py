@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import hashlib
 
 import jax
 import jax.numpy as jnp
@@ -241,6 +242,21 @@ def test_draws_uniform_subset_of_records_each_step():
     assert len(pairs) == 15
     statistic = sum((count - expected) ** 2 / expected for count in pairs.values())
     assert statistic < 36.1  # the 99.9 % quantile of chi-squared with 14 degrees of freedom
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (7, 2**32), (2**200 + 3, 2**33 + 1)])
+def test_draws_are_those_of_a_seed_sequence(seed, step):
+    """Earlier versions drew for each user separately; restored runs repeat these draws."""
+    table = UserTable(OWNERS, 2, seed=seed)
+    drawn = _by_user(table.sample(table.sampler(FixedSizeSampler, batch_size=4, seed=0), step))
+    for user, label in enumerate(sorted(set(OWNERS))):
+        owned = np.flatnonzero(np.array(OWNERS) == label)
+        words = np.frombuffer(hashlib.blake2b(label.encode(), digest_size=16).digest(), np.uint32)
+        key = (*map(int, words), step)
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+        if len(owned) > 2:
+            owned = owned[np.sort(rng.choice(len(owned), 2, replace=False, shuffle=False))]
+        assert drawn[user] == owned.tolist()
 
 
 def _by_user(drawn):

@@ -33,7 +33,8 @@ def tune_microbatch_size(
     fast calls. A candidate drops out if it takes 1.5 times as long as the best after two turns. As
     in training, a result replaces the argument with the same structure and shapes. The smallest
     time of each candidate counts. Of the candidates within 5 % of the fastest, the smallest wins,
-    because it needs the least memory. Candidates that do not fit in memory are skipped.
+    because it needs the least memory. Candidates that do not fit in memory are skipped. Without
+    `candidates`, twice and half the winner then compete with it in the same way.
 
     Privacy: no cost. The choice depends only on times, the size changes the result only by
     rounding, and the outputs of the timed steps are discarded.
@@ -43,7 +44,8 @@ def tune_microbatch_size(
         under `jax.jit`. It may donate its arguments, which are copies.
       *args: the arguments of the step, such as parameters, optimizer state, batch and mask.
       batch_size: the number of examples in the batch.
-      candidates: the sizes to try. Defaults to `batch_size` divided by 1, 4, 16, … down to 4.
+      candidates: the sizes to try. Defaults to `batch_size` divided by 1, 4, 16, … and rounded up,
+        down to about 4, and then twice and half the best of these.
       rounds: the number of turns of each candidate.
 
     Raises:
@@ -69,31 +71,37 @@ def tune_microbatch_size(
         )
     if rounds < 1:
         raise ValueError(f"`rounds` must be at least 1, got {rounds}.")
-    steps = {}
+    steps = dict[int, Step]()
     carried = [_copy(arg) for arg in args]
-    for size in sizes:
-        step = make_step(size)
-        try:
-            _seconds(step, args, carried)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-        else:
-            steps[size] = step
-    if not steps:
-        raise MemoryError(f"No micro-batch size of {sizes} fits in memory. Try smaller ones.")
-    best = dict.fromkeys(steps, float("inf"))
-    for turn in range(rounds):
-        for size in steps:
-            if turn < _TURNS_OF_ALL or best[size] <= 1.5 * min(best.values()):
-                best[size] = min(best[size], _seconds(steps[size], args, carried))
-    return min(size for size in best if best[size] <= _ALIKE * min(best.values()))
+
+    def fastest(sizes: Sequence[int]) -> int:
+        best = dict[int, float]()
+        for size in sizes:
+            try:
+                steps[size] = steps.get(size) or make_step(size)
+                _seconds(steps[size], args, carried)
+                best[size] = float("inf")
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+        if not best:
+            raise MemoryError(f"No micro-batch size of {sizes} fits in memory. Try smaller ones.")
+        for turn in range(rounds):
+            for size in best:
+                if turn < _TURNS_OF_ALL or best[size] <= 1.5 * min(best.values()):
+                    best[size] = min(best[size], _seconds(steps[size], args, carried))
+        return min(size for size in best if best[size] <= _ALIKE * min(best.values()))
+
+    size = fastest(sizes)
+    if candidates is not None:
+        return size
+    return fastest(sorted({size, min(2 * size, batch_size), -(-size // 2)}))
 
 
 def _default_candidates(batch_size: int) -> list[int]:
     sizes = [batch_size]
-    while sizes[-1] % 4 == 0 and sizes[-1] >= 16:
-        sizes.append(sizes[-1] // 4)
+    while sizes[-1] >= 16:
+        sizes.append(-(-sizes[-1] // 4))
     return sizes
 
 
