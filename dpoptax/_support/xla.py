@@ -119,25 +119,35 @@ def store_integers(integers: jax.Array) -> jax.Array:
 
 def _store(arrays: list[jax.Array]) -> list[jax.Array]:
     barriers = dict.fromkeys(("cuda", "rocm", "tpu"), lax.optimization_barrier)
-    elsewhere = functools.partial(_through_branch, change=lambda arrays: list(map(lax.neg, arrays)))
     with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
         stored: list[jax.Array] = lax.platform_dependent(
-            arrays, cpu=_through_branch, **barriers, default=elsewhere
+            arrays, cpu=_through_branch, **barriers, default=_after_empty_loop
         )
     return stored
 
 
-def _through_branch(
-    arrays: list[jax.Array],
-    change: Callable[[list[jax.Array]], list[jax.Array]] = lax.optimization_barrier,
-) -> list[jax.Array]:
-    """Passes arrays through a conditional, in whose other branch they change.
+def _through_branch(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Passes arrays through a conditional, whose branch XLA on CPU does not know.
 
-    XLA knows neither the branch nor, on CPU, that a barrier does not change its operands. A
-    conditional is not fused. It keeps arrays in place, and needs no kernel.
+    It is not fused, keeps arrays in place, and needs no kernel. The barrier in the other branch
+    hides that it does not change them either.
     """
     never = lax.optimization_barrier(jnp.zeros([], bool))
-    kept: list[jax.Array] = lax.cond(never, change, lambda arrays: arrays, arrays)
+    kept: list[jax.Array] = lax.cond(never, lax.optimization_barrier, lambda x: x, arrays)
+    return kept
+
+
+def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Passes arrays through a loop of zero iterations, whose body changes them.
+
+    XLA may replace a conditional by a selection once it has removed barriers, but no loop.
+    """
+    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
+    _, kept = lax.while_loop(
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, list(map(lax.neg, carry[1]))),
+        (jnp.zeros_like(never), arrays),
+    )
     return kept
 
 
