@@ -28,6 +28,7 @@ from tunix.sft import peft_trainer
 import dpoptax
 from benchmarks.tpu.__main__ import HEADER, Measured, announced, compile_step, ratio_row, row
 from benchmarks.tpu.cases import make_mesh
+from dpoptax.integrations._run import Inputs
 from dpoptax.integrations.tunix import PrivateTrainer
 from experiments.gemma.tunix_run import make_inputs
 
@@ -56,7 +57,7 @@ def make_trainer(model: nnx.Module, step: str, batch_size: int) -> peft_trainer.
         return peft_trainer.PeftTrainer(model, adam, config).with_gen_model_input_fn(make_inputs)
     plan = dpoptax.PrivacyPlan(
         dataset_size=100 * batch_size, batch_size=batch_size, steps=1, noise_multiplier=1.0
-    )
+    ).new_run()
     chain = optax.chain(plan.noise(jax.random.key(0)), adam)
     return PrivateTrainer(model, chain, config, plan=plan).with_gen_model_input_fn(make_inputs)
 
@@ -89,11 +90,11 @@ def measure(model: nnx.Module, step: str, mesh: Mesh, batch_size: int, length: i
         input_tokens=placed(P(AXIS), (batch_size, length), jnp.int32),
         input_mask=placed(P(AXIS), (batch_size, length), bool),
     )
-    batch = {"batch": texts, "mask": placed(P(AXIS), (batch_size,), bool)}
+    inputs = Inputs(texts, placed(P(AXIS), (batch_size,), bool))
     with mesh:  # the trainer looks for it
         function, state = pure_step(make_trainer(model, step, batch_size))
         state = jax.tree.map(lambda x: placed(P(), x.shape, x.dtype), state)
-        return compile_step(function, (*state, texts if step == "plain" else batch), mesh)
+        return compile_step(function, (*state, texts if step == "plain" else inputs), mesh)
 
 
 def main(arguments: list[str] | None = None) -> None:

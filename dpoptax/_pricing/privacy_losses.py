@@ -9,6 +9,7 @@ from dp_accounting import pld
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
+from dpoptax._pricing import sampled_gaussian
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     OwnDpEvent,
@@ -68,10 +69,11 @@ def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) ->
     if isinstance(event, dpa.GaussianDpEvent):
         return privacy_loss_distribution.from_gaussian_mechanism(event.noise_multiplier, **common)
     if isinstance(event, dpa.PoissonSampledDpEvent):
+        multiplier, q = event.event.noise_multiplier, event.sampling_probability
+        if relation is not dpa.NeighboringRelation.REPLACE_ONE:
+            return sampled_gaussian.pair_of(multiplier, q, interval)
         return privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=event.event.noise_multiplier,
-            sampling_prob=event.sampling_probability,
-            **common,
+            multiplier, sampling_prob=q, **common
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return _without_replacement(event, relation, interval)
@@ -96,11 +98,8 @@ def _without_replacement(
     These are the positive losses of the sampled Gaussian when a record is removed. Under
     replace-one, the bound holds in both directions, so the negative losses mirror them.
     """
-    removed = privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=event.event.noise_multiplier / 2,
-        sampling_prob=min(1.0, event.sample_size / event.source_dataset_size),
-        value_discretization_interval=interval,
-    )
+    share = min(1.0, event.sample_size / event.source_dataset_size)
+    removed = sampled_gaussian.pair_of(event.event.noise_multiplier / 2, share, interval)
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
     from dpoptax._pricing import curves  # only fixed-size batches need it

@@ -96,8 +96,8 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     A norm and the sum that it bounds must read the same numbers. XLA may compute an array again in
     each kernel that reads it, with different rounding. If terms cancel, the two results may have
     nothing in common. On TPU and GPU an optimization barrier prevents this. On CPU, barriers are
-    removed before fusion, but the result of a loop is stored. So a loop with zero iterations is
-    used there. A barrier hides the zero while XLA simplifies loops.
+    removed before fusion, but the result of a conditional is stored. A barrier hides its predicate
+    while XLA simplifies conditionals.
     """
     leaves, structure = jax.tree.flatten(tree)
     chosen = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
@@ -119,26 +119,33 @@ def store_integers(integers: jax.Array) -> jax.Array:
 
 def _store(arrays: list[jax.Array]) -> list[jax.Array]:
     barriers = dict.fromkeys(("cuda", "rocm", "tpu"), lax.optimization_barrier)
-    elsewhere = functools.partial(_after_empty_loop, change=lax.neg)
     with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
         stored: list[jax.Array] = lax.platform_dependent(
-            arrays, cpu=_after_empty_loop, **barriers, default=elsewhere
+            arrays, cpu=_through_branch, **barriers, default=_after_empty_loop
         )
     return stored
 
 
-def _after_empty_loop(
-    arrays: list[jax.Array], change: Callable[[jax.Array], jax.Array] = lax.optimization_barrier
-) -> list[jax.Array]:
-    """Passes arrays through a loop of zero iterations.
+def _through_branch(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Passes arrays through a conditional, whose branch XLA on CPU does not know.
 
-    XLA removes a loop whose body does not change its carry. On CPU, a barrier hides this, and
-    compiles faster than a real `change`.
+    It is not fused, keeps arrays in place, and needs no kernel. The barrier in the other branch
+    hides that it does not change them either.
+    """
+    never = lax.optimization_barrier(jnp.zeros([], bool))
+    kept: list[jax.Array] = lax.cond(never, lax.optimization_barrier, lambda x: x, arrays)
+    return kept
+
+
+def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Passes arrays through a loop of zero iterations, whose body changes them.
+
+    XLA may replace a conditional by a selection once it has removed barriers, but no loop.
     """
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
     _, kept = lax.while_loop(
         lambda carry: carry[0] < never,
-        lambda carry: (carry[0] + 1, list(map(change, carry[1]))),
+        lambda carry: (carry[0] + 1, list(map(lax.neg, carry[1]))),
         (jnp.zeros_like(never), arrays),
     )
     return kept
@@ -174,7 +181,7 @@ def opaque_integers(numbers: Sequence[int]) -> list[jax.Array]:
     """
     known = lambda: [jnp.int32(n) for n in numbers]  # noqa: E731
     found: list[jax.Array] = lax.platform_dependent(
-        cpu=lambda: _after_empty_loop(known()), default=known
+        cpu=lambda: _through_branch(known()), default=known
     )
     return found
 

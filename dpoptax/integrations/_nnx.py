@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 
@@ -23,7 +22,7 @@ def check_variables(model: nnx.Module) -> None:
 
 def has_streams(model: nnx.Module) -> bool:
     """Returns whether the model has streams of random numbers, as for dropout."""
-    return any(isinstance(each, nnx.RngState) for _, each in nnx.iter_graph(model))
+    return bool(_streams(model))
 
 
 def example_loss(
@@ -40,28 +39,21 @@ def example_loss(
       loss_fn: `loss_fn(model, **inputs)`, the loss of a batch, or a tuple that starts with it.
       inputs_of: returns the inputs of a batch. It gets a batch of one.
     """
-    graph, *states = nnx.split(model, trained, nnx.RngState, ...)
-    params, streams, frozen = map(nnx.as_pure, states)
+    graph, *states = nnx.split(model, trained, ...)
+    params, rest = map(nnx.as_pure, states)
+    names = sorted({stream.tag for stream in _streams(model)})
 
     def example_loss_fn(params: Any, example: Any, *key: jax.Array) -> jax.Array:
         # On a mesh, JAX refuses to index an array that the loss closes over.
-        rest = jax.lax.stop_gradient(frozen)
-        own = nnx.merge(graph, params, _reseeded(streams, *key), rest)
+        own = nnx.merge(graph, params, jax.lax.stop_gradient(rest))
+        for record_key in key:
+            keys: Any = {n: jax.random.fold_in(record_key, i) for i, n in enumerate(names)}
+            nnx.reseed(own, policy="match_shape", **keys)
         found = loss_fn(own, **inputs_of(jax.tree.map(lambda x: x[None], example)))
         return found[0] if isinstance(found, tuple) else found
 
     return example_loss_fn, params
 
 
-def _reseeded(streams: Any, key: jax.Array | None = None) -> Any:
-    """Returns streams of random numbers that start at the key of a record."""
-    if key is None:
-        return streams
-    leaves, structure = jax.tree.flatten(streams)
-    made = [
-        jax.random.split(jax.random.fold_in(key, i), x.shape)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        else jnp.zeros(x.shape, x.dtype)
-        for i, x in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, made)
+def _streams(model: nnx.Module) -> list[nnx.RngStream]:
+    return [each for _, each in nnx.iter_graph(model) if isinstance(each, nnx.RngStream)]

@@ -17,33 +17,20 @@ Written for kauldron 1.4.2 and 1.4.4. `docs/examples/fine-tune.md` has a complet
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 import orbax.checkpoint as ocp
-from absl import logging
 from etils import epath
-from flax import traverse_util
 from kauldron import kd
 from kauldron.train import train_step
 
 import dpoptax
 from dpoptax.accounting import Guarantee
-from dpoptax.integrations import _run, _trainer_settings
-from dpoptax.integrations._plan_pipeline import PlanBatch
-from dpoptax.integrations._plan_pipeline import plan_batches as plan_batches
-from dpoptax.users import per_user_loss
-
-
-class _Inputs(NamedTuple):
-    """Holds the arrays that the compiled step gets."""
-
-    examples: Any
-    mask: jax.Array
-    ids: jax.Array
-    key: jax.Array
+from dpoptax.integrations import _kauldron, _run
+from dpoptax.training import hosts
+from dpoptax.users import UserTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +56,7 @@ class PrivateTrainStep(kd.train.TrainStep):
         losses, metrics and summaries are written without noise.
       microbatch_size: as for `clipped_grad`.
       method: as for `clipped_grad`.
+      precision: as for `clipped_grad`.
 
     Raises:
       TypeError: `plan` or the trainer's `train_ds` has the wrong type.
@@ -82,28 +70,18 @@ class PrivateTrainStep(kd.train.TrainStep):
     public_evals: Collection[str] = ()
     microbatch_size: int | None = None
     method: Literal["auto", "vmap", "recompute", "integers"] = "auto"
-    # The folder of checkpoints, the last step and the bits of the noise key. Secret.
+    precision: Literal["float32", "bfloat16"] | None = None
+    # The data, the folder of checkpoints, the inputs of the next steps, and the last step. Secret.
     _seen: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def update_from_root_cfg(self, root_cfg: kd.train.Trainer) -> "PrivateTrainStep":
         """Returns the step of a trainer, or raises an error if a setting of it is not private."""
-        _trainer_settings.check(root_cfg, self.plan, self.public_evals)
+        data = _kauldron.check(root_cfg, self.plan, self.public_evals)
         made = super().update_from_root_cfg(root_cfg)
         # Not `workdir` of the trainer: a checkpointer may have its own.
-        made._seen["folder"] = getattr(root_cfg.checkpointer, "workdir", None)
+        folder = getattr(root_cfg.checkpointer, "workdir", None)
+        made._seen.update(data=data, folder=folder, step=None)
         return made
-
-    def init(self, *args: Any, **options: Any) -> kd.train.TrainState:
-        """Returns the initial state. The arguments are those of `TrainStep.init`."""
-        state = super().init(*args, **options)
-        if state.collections:
-            raise ValueError(
-                f"`model` must have no variables except parameters, got {list(state.collections)}: "
-                "statistics of a batch mix its examples. Use `nn.LayerNorm` or `nn.GroupNorm`."
-            )
-        if state.opt_state is not None and not isinstance(state.step, jax.core.Tracer):
-            self._check_chain(state)
-        return state
 
     def _init_optimizer(self, state: kd.train.TrainState) -> kd.train.TrainState:
         """Returns the state with that of the optimizer.
@@ -112,52 +90,48 @@ class PrivateTrainStep(kd.train.TrainStep):
         contain the noise key.
         """
         opt_state = self.optimizer.init(self._split(state.params)[0])
-        if isinstance(state.step, jax.core.Tracer):  # Kauldron asks for shapes
-            opt_state = jax.tree.map(jnp.zeros_like, opt_state)
-        else:
-            opt_state = jax.tree.map(_on_all_devices, opt_state)
+        traced = isinstance(state.step, jax.core.Tracer)  # Kauldron asks for shapes
+        opt_state = jax.tree.map(jnp.zeros_like if traced else _on_all_devices, opt_state)
         made = state.replace(opt_state=opt_state)
         return kd.sharding.with_sharding_constraint(made, self.sharding.state)
 
     def step(
-        self, state: kd.train.TrainState, batch: PlanBatch, **options: Any
+        self, state: kd.train.TrainState, batch: Any, **options: Any
     ) -> tuple[kd.train.TrainState, kd.train.AuxiliariesState]:
-        """Returns the state after a step. It returns no losses, metrics and summaries."""
-        if not isinstance(batch, PlanBatch):
+        """Returns the state after a step on the plan's batch. It returns no losses and metrics.
+
+        `batch` is empty: the step reads the batch of its number.
+        """
+        if jax.tree.leaves(batch):
             raise TypeError(
                 "`batch` must come from `plan_batches(plan, rows)`, because ε holds for random "
-                f"batches of the plan, got a {type(batch).__name__}."
+                f"batches of the plan, got a {type(batch).__name__} of data."
             )
+        seen = self._seen
         with jax.transfer_guard("allow"):
-            # The check waits for the state, so it is made once for each run.
-            if self._seen.get("next") != batch.step or self._seen["step"] is not state.step:
-                self._start(state, batch.step)
-            key = _on_all_devices(_run.step_key(self._seen["words"], batch.step))
-        inputs = _Inputs(batch.examples, batch.mask, batch.ids, key)
+            # The checks wait for the state, so they are made once for each run.
+            if seen["step"] is not state.step:
+                self._start(state)
+            inputs = next(seen["inputs"])
         del options  # whatever is asked for, the same program returns nothing
         state, aux = super().step(
             state, inputs, return_losses=True, return_metrics=True, return_summaries=True
         )
-        self._seen.update(next=batch.step + 1, step=state.step)
+        seen["step"] = state.step
         return state, aux
 
-    def _start(self, state: kd.train.TrainState, batch_step: int) -> None:
-        """Checks the first step of a run, or of a restored run."""
-        step = int(state.step)
-        self._check_chain(state)
-        _run.check_step(state.opt_state, step)
-        if batch_step != step:
+    def _start(self, state: kd.train.TrainState) -> None:
+        """Checks the first state of a run, or of a restored run, and starts to read its batches."""
+        if state.collections:
             raise ValueError(
-                f"The batch of step {step} must be used in this step, got that of {batch_step}. Do "
-                "not restore a step with `init_transform`, and iterate over `train_ds` once."
+                f"`model` must have no variables except parameters, got {list(state.collections)}: "
+                "statistics of a batch mix its examples. Use `nn.LayerNorm` or `nn.GroupNorm`."
             )
-        _run.check_folder(self._seen.get("folder"), self.plan, state.opt_state, step)
-        logging.info(_run.NOT_SHOWN)
-        self._seen["words"] = _run.noise_key_words(state.opt_state)
-
-    def _check_chain(self, state: kd.train.TrainState) -> None:
-        remedy = "pass `PrivateTrainStep(trained=mask)` instead of `kd.optim.partial_updates`"
-        _run.check_chain(state.opt_state, self.plan, self.clip, remedy)
+        step, folder = int(state.step), self._seen["folder"]
+        _run.check_state(state.opt_state, step, self.plan, self.clip, folder)
+        data, rows = self._seen["data"], self.sharding.batch
+        _run.check_hosts(data, state.opt_state)
+        self._seen["inputs"] = _run.step_inputs(data, state.opt_state, step, rows)
 
     def _step(
         self, state: kd.train.TrainState, batch: Any
@@ -165,21 +139,26 @@ class PrivateTrainStep(kd.train.TrainStep):
         shown = kd.train.Context(
             step=state.step, batch=None, loss_states={}, metric_states={}, summary_states={}
         )
-        if not isinstance(batch, _Inputs):  # Kauldron asks for the shapes of the context
+        if not isinstance(batch, _run.Inputs):  # Kauldron asks for the shapes of the context
             return state, shown
         trained, frozen = self._split(state.params)
-        grad_fn = dpoptax.clipped_grad(
+        shapes = jax.eval_shape(lambda x: x, state.params)
+        placed = kd.sharding.with_sharding_constraint(shapes, self.sharding.params)
+        trained, opt_state = _run.update(
             self._example_loss(state.step, frozen),
-            self.clip,
+            self.optimizer,
+            state.opt_state,
+            trained,
+            batch,
+            plan=self.plan,
+            clip=self.clip,
+            rows=self.sharding.batch,
+            specs=_run.specs_of(self._split(placed)[0]),
             microbatch_size=self.microbatch_size,
             method=self.method,
-            grid=self.plan.grid(self.clip),
-            **self._devices(state.params),
+            precision=self.precision,
         )
-        points = dpoptax.gradient_points(state.opt_state, trained)
-        grads = grad_fn(points, batch.examples, batch.mask, key=batch.key, ids=batch.ids)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, trained)
-        params = _merge(optax.apply_updates(trained, updates), frozen)
+        params = _merge(trained, frozen)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state), shown
 
     def _example_loss(self, step: jax.Array, frozen: Any) -> Callable[..., jax.Array]:
@@ -199,28 +178,36 @@ class PrivateTrainStep(kd.train.TrainStep):
                 context, model=self.model, losses=self.aux.losses, rngs=rngs, is_training=True
             )[0]
 
-        return per_user_loss(loss_fn) if self.plan.sampler.unit == "user" else loss_fn
+        return loss_fn
 
     def _split(self, params: Any) -> tuple[Any, Any]:
-        """Returns the trained and the frozen parameters."""
-        if self.trained is None:
-            return params, {}
-        flat, mask = map(traverse_util.flatten_dict, (params, self.trained(params)))
-        if not any(mask.values()):
-            raise ValueError(f"`trained` must select parameters, got none of {list(flat)}.")
-        parts = ({k: x for k, x in flat.items() if mask[k] == kept} for kept in (True, False))
-        trained, frozen = map(traverse_util.unflatten_dict, parts)
+        """Returns the trained and the frozen parameters, with None for the others."""
+        mask = self.trained(params) if self.trained else jax.tree.map(lambda _: True, params)
+        if not any(jax.tree.leaves(mask)):
+            paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
+            raise ValueError(f"`trained` must select parameters, got none of {paths}.")
+        trained = jax.tree.map(lambda x, kept: x if kept else None, params, mask)
+        frozen = jax.tree.map(lambda x, kept: None if kept else x, params, mask)
         return trained, frozen
 
-    def _devices(self, params: Any) -> dict[str, Any]:
-        """Returns the arguments of `clipped_grad` for the devices that share a batch, if any."""
-        mesh, axes = _trainer_settings.batch_axes(self.sharding.batch)
-        if not axes:
-            return {}
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-        placed = kd.sharding.with_sharding_constraint(shapes, self.sharding.params)
-        specs = _run.specs_of(self._split(placed)[0])
-        return {"mesh": mesh, "axis_name": axes, "param_specs": specs}
+
+def plan_batches(
+    plan: dpoptax.PrivacyPlan, rows: Any, *, users: UserTable | None = None
+) -> _kauldron.PlanPipeline:
+    """Returns the `train_ds` of a trainer with a `PrivateTrainStep`.
+
+    The step reads each batch when it needs it. A restored run goes on at its step, and reads no
+    batch of a finished step.
+
+    Args:
+      plan: the plan of the step.
+      rows: a tree of arrays with N rows each, as for `PrivacyPlan.batches`, usually a dictionary. A
+        run that goes on after a restart must get the same rows in the same order.
+      users: the table of owners that made the plan's sampler, if the plan draws users.
+    """
+    return _kauldron.PlanPipeline(
+        data=_run.PlanBatches(plan, rows, users), batch_size=plan.sampler.batch_size, seed=None
+    )
 
 
 def guarantee(trainer: kd.train.Trainer, state: kd.train.TrainState) -> Guarantee:
@@ -246,10 +233,11 @@ def export(trainer: kd.train.Trainer, state: kd.train.TrainState, folder: str) -
 
 def _on_all_devices(x: jax.Array) -> jax.Array:
     """Replicates an array unless it is placed. Kauldron's loop disallows to do it later."""
-    return x if x.committed else jax.device_put(x, kd.sharding.REPLICATED)
+    return x if x.committed else hosts.replicate(x, kd.sharding.DEVICES_MESH)
 
 
 def _merge(trained: Any, frozen: Any) -> Any:
     """Returns all parameters from their two parts."""
-    flat = traverse_util.flatten_dict
-    return traverse_util.unflatten_dict({**flat(frozen), **flat(trained)}) if frozen else trained
+    return jax.tree.map(
+        lambda x, other: other if x is None else x, trained, frozen, is_leaf=lambda x: x is None
+    )

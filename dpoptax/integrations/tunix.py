@@ -9,6 +9,7 @@
 Written for google-tunix 0.1.7. `docs/examples/fine-tune.md` has a complete example.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -16,17 +17,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from absl import logging
 from etils import epath
 from flax import nnx
 from jax.interpreters import pxla
+from jax.sharding import NamedSharding, PartitionSpec
 from tunix.sft import metrics_logger, peft_trainer
 
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.integrations import _nnx, _run
-from dpoptax.integrations._run import plan_batches as plan_batches
-from dpoptax.users import per_user_loss
+from dpoptax.users import UserTable
 
 
 class PrivateTrainer(peft_trainer.PeftTrainer):
@@ -48,10 +48,11 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
       optimizer: `optax.chain(plan.noise(key), …)`.
       training_config: the `TrainingConfig`, without gradient accumulation. On a mesh, the first
         entry of `data_sharding_axis` names the axes that share the examples.
-      plan: its N is the number of rows. It needs a seed if the run has checkpoints.
+      plan: its N is the number of rows, and it has a seed.
       clip: the clip of each example's gradient, as for `clipped_grad`.
       microbatch_size: as for `clipped_grad`. It replaces gradient accumulation.
       method: as for `clipped_grad`.
+      precision: as for `clipped_grad`.
       **options: further arguments of `PeftTrainer`.
 
     Raises:
@@ -72,23 +73,23 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         clip: dpoptax.Clip | float = 1.0,
         microbatch_size: int | None = None,
         method: Literal["auto", "vmap", "recompute", "integers"] = "auto",
+        precision: Literal["float32", "bfloat16"] | None = None,
         **options: Any,
     ) -> None:
-        accumulated = training_config.gradient_accumulation_steps
-        _run.check_accumulation("gradient_accumulation_steps", accumulated)
+        _run.check_plan(plan)
         _nnx.check_variables(model)
-        folder = training_config.checkpoint_root_directory
-        self.plan, self._given_plan = _run.run_plan(plan, folder), plan
-        self._clipping = {
-            "clip": clip,
-            "microbatch_size": microbatch_size,
-            "method": method,
-            "grid": plan.grid(clip),
-        }
+        self.plan = plan
+        self._update = functools.partial(
+            _run.update,
+            plan=plan,
+            clip=clip,
+            microbatch_size=microbatch_size,
+            method=method,
+            precision=precision,
+        )
         super().__init__(model, optimizer, training_config, **options)
-        _run.check_chain(self._opt_state, self.plan, clip)
-        _run.check_step(self._opt_state, self.train_steps)
-        _run.check_folder(folder, self.plan, self._opt_state, self.train_steps)
+        folder = training_config.checkpoint_root_directory
+        _run.check_state(self._opt_state, self.train_steps, plan, clip, folder)
 
     def train(
         self,
@@ -116,15 +117,20 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         for name in ("data_hooks", "is_managed_externally"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` must not be set, because the plan draws the batches.")
-        data = _run.check_batches(train_ds, self._given_plan)
-        _run.check_max_steps("max_steps", self.config.max_steps, self.plan)
+        data = _run.check_data(train_ds, self.plan, "max_steps", self.config.max_steps)
         _run.check_step(self._opt_state, self.train_steps)
-        logging.info(_run.NOT_SHOWN)
+        _run.check_hosts(data, self._opt_state)
+        inputs = _run.step_inputs(
+            data,
+            self._opt_state,
+            self.train_steps,
+            self._rows,
+            random=_nnx.has_streams(self.model),
+        )
         # The base class skips one batch for each finished step. These are not read again.
         skipped = itertools.repeat(None, self.iter_steps)
-        batches = self.plan.batches(data.rows, start=self.train_steps, users=data.users)
         super().train(
-            itertools.chain(skipped, batches),
+            itertools.chain(skipped, inputs),
             public_eval_ds,
             skip_jit,
             cache_nnx_graph=cache_nnx_graph,
@@ -132,21 +138,18 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
 
     def create_train_step_fn(self) -> Callable[..., tuple[jax.Array, None, jax.Array]]:
         """Returns the private step. It returns NaN as loss and gradient norm, and no aux."""
-        clipping = {**self._clipping, **self._devices()}
+        rows = self._rows
+        specs = _run.specs_of(nnx.as_pure(nnx.state(self.model, self.optimizer.wrt)))
 
         def train_step(
-            model: nnx.Module, optimizer: nnx.Optimizer, batch: dict[str, Any]
+            model: nnx.Module, optimizer: nnx.Optimizer, inputs: _run.Inputs
         ) -> tuple[jax.Array, None, jax.Array]:
             loss_fn, params = _nnx.example_loss(
                 model, optimizer.wrt, self.loss_fn, self.gen_model_input_fn
             )
-            if self.plan.sampler.unit == "user":
-                loss_fn = per_user_loss(loss_fn)
-            opt_state = nnx.as_pure(optimizer.opt_state)
-            points = dpoptax.gradient_points(opt_state, params)
-            grads = dpoptax.clipped_grad(loss_fn, **clipping)(points, **batch)
-            updates, opt_state = optimizer.tx.update(grads, opt_state, params)
-            nnx.update(model, optax.apply_updates(params, updates))
+            state = optimizer.tx, nnx.as_pure(optimizer.opt_state), params
+            params, opt_state = self._update(loss_fn, *state, inputs, rows=rows, specs=specs)
+            nnx.update(model, params)
             nnx.update(optimizer.opt_state, nnx.state(opt_state))
             optimizer.step[...] += 1
             not_shown = jnp.full((), jnp.nan)
@@ -158,24 +161,13 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
     def _opt_state(self) -> Any:
         return nnx.as_pure(self.optimizer.opt_state)
 
-    def _devices(self) -> dict[str, Any]:
-        """Returns the arguments of `clipped_grad` for the mesh around the trainer, if any."""
+    @property
+    def _rows(self) -> NamedSharding | None:
+        """Returns how a batch is split over the mesh around the trainer, if any."""
         mesh = pxla.thread_resources.env.physical_mesh
         if mesh.empty:
-            return {}
-        params = nnx.as_pure(nnx.state(self.model, self.optimizer.wrt))
-        axes = self.config.data_sharding_axis[0]
-        return {"mesh": mesh, "axis_name": axes, "param_specs": _run.specs_of(params)}
-
-    def _prepare_inputs(self, input_data: Any) -> Any:
-        """Returns the arguments of `clipped_grad` for a private batch; public batches unchanged."""
-        if not isinstance(input_data, dpoptax.Batch):
-            return input_data
-        batch = {"batch": input_data.examples, "mask": input_data.mask}
-        if _nnx.has_streams(self.model):
-            words = _run.noise_key_words(self._opt_state)
-            batch |= {"key": _run.step_key(words, input_data.step), "ids": input_data.ids}
-        return batch
+            return None
+        return NamedSharding(mesh, PartitionSpec(self.config.data_sharding_axis[0]))
 
     def _log_metrics(self, *args: Any, **options: Any) -> None:
         """Logs metrics of public data only. TensorBoard would warn of each NaN."""
@@ -195,9 +187,26 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         super()._run_eval(*args, **options)
 
 
+def plan_batches(
+    plan: dpoptax.PrivacyPlan, rows: Any, *, users: UserTable | None = None
+) -> _run.PlanBatches:
+    """Returns the training data of a `PrivateTrainer`.
+
+    The trainer reads the batch of each step when it needs it, and starts at its own step. So a
+    restored run reads no batch of a finished step.
+
+    Args:
+      plan: the trainer's plan.
+      rows: a tree of arrays with N rows each, as for `PrivacyPlan.batches`. A trainer that goes on
+        after a restart must get the same rows in the same order.
+      users: the table of owners that made the plan's sampler, if the plan draws users.
+    """
+    return _run.PlanBatches(plan, rows, users)
+
+
 def guarantee(trainer: PrivateTrainer) -> Guarantee:
     """Returns the guarantee of the trainer's steps so far. `print` states it."""
-    return trainer.plan.guarantee(nnx.as_pure(trainer.optimizer.opt_state))
+    return trainer.plan.guarantee(trainer._opt_state)
 
 
 def publishable_folders(trainer: PrivateTrainer) -> list[epath.Path]:

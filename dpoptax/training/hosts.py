@@ -116,7 +116,7 @@ def same_on_all_hosts(text: str) -> bool:
     return bool(np.all(multihost_utils.process_allgather(digest) == digest))
 
 
-def place(x: Any, sharding: NamedSharding) -> jax.Array:
+def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Places an array, sharded over hosts or equal on all, on the devices of a sharding."""
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
         return jax.device_put(x, sharding)

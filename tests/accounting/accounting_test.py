@@ -445,6 +445,19 @@ class TestRenyiDivergences:
 class TestOneStep:
     """Sampled Gaussian releases: one step is built once and used for every number of steps."""
 
+    def test_rough_prices_need_divergences_of_one_step(self):
+        step, once = (
+            dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(6.7)),
+            dpa.GaussianDpEvent(9),
+        )
+        relation, orders = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE, accountants.FEW_ORDERS
+        computed = accountants._few_divergences.cache_info().misses
+        for steps in (3, 20, 500):
+            found = accountants.guessed_epsilon(((step, steps), (once, 1)), DELTA, relation)
+            theirs = dpa.rdp.RdpAccountant(orders, relation).compose(step, steps).compose(once)
+            assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-12)
+        assert accountants._few_divergences.cache_info().misses == computed + 2
+
     @pytest.mark.parametrize(
         "event",
         [

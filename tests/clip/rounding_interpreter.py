@@ -100,15 +100,13 @@ class Machine:
             return [_EXACT_CALLS[params["name"]](*operands)]
         if name in _jaxprs.PROGRAM_CALLS:
             return self._call(params.get("jaxpr", params.get("call_jaxpr")), operands)
-        if name == "cond":  # the branch for CPU
-            platforms = params["branches_platforms"]
+        if name == "cond":
+            platforms = params.get("branches_platforms")
+            if platforms is None:  # of `materialize`, which takes the first branch
+                assert operands[0] == 0
+                platforms = ["cpu"]
             chosen = [i for i, names in enumerate(platforms) if names is None or "cpu" in names]
             return self._call(params["branches"][chosen[0]], operands[1:])
-        if name == "while":
-            # The loops of `materialize`, whose only constant is the number of turns, zero.
-            assert params["cond_nconsts"] + params["body_nconsts"] == 1
-            assert operands[0] == operands[1] == 0
-            return operands[1:]
         if name == "scan":
             return self._scan(eqn, operands)
         if name in _ROUNDED and _is_float(eqn.outvars[0].aval.dtype):

@@ -111,7 +111,7 @@ def trained(params, kind="full"):
     return params if kind == "full" else peft.split_params(params)[1]
 
 
-def train_by_hand(plan, chain, params, kind="full", clip=1.0):
+def train_by_hand(plan, chain, params, kind="full", **options):
     """Returns the parameters after a loop that uses neither a trainer nor its losses."""
     model = Classifier() if kind == "full" else make_gemma()
     frozen, params = ({}, params) if kind == "full" else peft.split_params(params)
@@ -127,7 +127,7 @@ def train_by_hand(plan, chain, params, kind="full", clip=1.0):
             return jnp.sum(losses) / losses.size
 
         points = dpoptax.gradient_points(opt_state, params)
-        grads = dpoptax.clipped_grad(loss_fn, clip)(points, batch, mask)
+        grads = dpoptax.clipped_grad(loss_fn, 1.0, **options)(points, batch, mask)
         updates, opt_state = chain.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 

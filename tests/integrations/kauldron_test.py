@@ -1,6 +1,6 @@
 """Tests private training with Kauldron. They need kauldron and gemma."""
 
-import itertools
+import functools
 import logging
 import warnings
 from pathlib import Path
@@ -19,6 +19,7 @@ from kauldron import kd
 from kauldron.utils.config_util import ROOT_CFG_REF
 
 import dpoptax
+from dpoptax.integrations import _run
 from dpoptax.integrations import kauldron as private
 from tests.devices import check_on_eight_devices
 from tests.integrations.kauldron_problem import (
@@ -33,7 +34,13 @@ from tests.integrations.kauldron_problem import (
     train_by_hand,
     trained,
 )
-from tests.integrations.shared import CountedRows, assert_equal, occurrences
+from tests.integrations.shared import (
+    OPTIONS,
+    CountedRows,
+    assert_equal,
+    check_two_processes,
+    occurrences,
+)
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -63,6 +70,16 @@ def test_equals_loop_by_hand(kind, method, tmp_path):
     selected = moved if kind == "full" else kd.optim.select("lora")(first)
     assert moved == jax.tree.map(bool, selected) if kind == "lora" else all(jax.tree.leaves(moved))
     assert private.guarantee(trainer, state).releases[0].number == STEPS
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_are_those_of_clipped_grad(options, tmp_path):
+    plan = make_plan()
+    trainer, state = train(plan, tmp_path, step=options)
+    first, chain = trainer.init_state().params, make_chain(plan)
+    assert_equal(state.params, train_by_hand(plan, chain, first, **options))
+    plain = train_by_hand(plan, chain, first)
+    assert not all(map(np.array_equal, *map(jax.tree.leaves, (state.params, plain))))
 
 
 def test_correlated_noise_equals_loop_by_hand(tmp_path):
@@ -103,7 +120,7 @@ def test_clip_that_adapts(tmp_path):
     _, state = train(plan, tmp_path, optimizer=chain, step={"clip": clip})
     assert state.opt_state[0].noise.count == STEPS
     masked = optax.masked(chain, lambda params: jax.tree.map(lambda x: True, params))
-    with pytest.raises(ValueError, match="inside of another transform"):
+    with pytest.raises(ValueError, match="starts with MaskedState"):
         train(plan, tmp_path, optimizer=masked, step={"clip": clip})
 
 
@@ -206,7 +223,7 @@ def traced(trainer, batch):
     every = {"return_losses": True, "return_metrics": True, "return_summaries": True}
 
     def compiled(state, batch, key):
-        inputs = private._Inputs(*batch, key) if key is not None else batch
+        inputs = _run.Inputs(*batch, key) if key is not None else batch
         return kd.train.TrainStep.step(trainer.trainstep, state, inputs, **every)
 
     key = None if isinstance(batch, dict) else jax.random.key(1)
@@ -217,7 +234,7 @@ def traced(trainer, batch):
 
 def test_information_flow_finds_nothing_in_own_step(tmp_path):
     trainer = make_trainer(make_plan(), tmp_path, model=Classifier(dropout=0.5))
-    batch = next(iter(trainer.train_ds))
+    batch = next(trainer.trainstep.plan.batches(make_rows()))
     flow = traced(trainer, (batch.examples, batch.mask, batch.ids))
     assert flow.private == ()
     assert {"public", "released", "secret"} == {shown.kind for shown in flow.shown}
@@ -271,7 +288,7 @@ def test_record_has_its_own_randomness(tmp_path):
 
     def after_step(order, ids, key=0):
         rows = jax.tree.map(lambda x: x[np.array(order)], make_rows())
-        inputs = private._Inputs(rows, np.ones(2, bool), np.array(ids), jax.random.key(key))
+        inputs = _run.Inputs(rows, np.ones(2, bool), np.array(ids), jax.random.key(key))
         state, _ = kd.train.TrainStep.step(trainer.trainstep, trainer.init_state(), inputs)
         return np.asarray(state.params["Embed_0"]["embedding"])
 
@@ -281,17 +298,15 @@ def test_record_has_its_own_randomness(tmp_path):
     assert np.max(np.abs(after_step([0, 1], [0, 1], key=1) - first)) > 1e-3
 
 
-def test_each_step_has_its_own_key(tmp_path, monkeypatch):
-    made, step_key = [], private._run.step_key
-
-    def recorded(words, step):
-        made.append((step, *np.asarray(jax.random.key_data(step_key(words, step)))))
-        return step_key(words, step)
-
-    monkeypatch.setattr(private._run, "step_key", recorded)
-    train(make_plan(), tmp_path)
-    assert [step for step, *_ in made] == list(range(STEPS))
-    assert len({tuple(key) for _, *key in made}) == STEPS
+def test_each_step_has_its_own_key(tmp_path):
+    plan = make_plan()
+    trainer = make_trainer(plan, tmp_path)
+    state, data = trainer.init_state(), trainer.train_ds.data
+    inputs = _run.step_inputs(data, state.opt_state, 0, trainer.sharding.batch)
+    keys = [tuple(np.asarray(jax.random.key_data(each.key))) for each in inputs]
+    assert len({*keys}) == len(keys) == STEPS
+    later = next(_run.step_inputs(data, state.opt_state, 2, trainer.sharding.batch))
+    assert tuple(np.asarray(jax.random.key_data(later.key))) == keys[2]
 
 
 def partial_updates(plan):
@@ -306,13 +321,13 @@ REFUSED_OPTIMIZERS = {
     "no noise": (lambda plan: optax.adam(1e-3), "one noise stage, got 0"),
     "clip before noise": (
         lambda plan: optax.chain(optax.clip_by_global_norm(1.0), make_chain(plan)),
-        "first transform.*clip_by_global_norm",
+        "starts with EmptyState.*clip_by_global_norm",
     ),
-    "clip before noise in a named chain": (named_chain, "names of a named chain"),
+    "clip before noise in a named chain": (named_chain, "starts with OrderedDict.*named chain"),
     "partial updates": (partial_updates, r"`PrivateTrainStep\(trained=mask\)`"),
     "accumulation": (
         lambda plan: optax.MultiSteps(make_chain(plan), 2).gradient_transformation(),
-        "`optax.MultiSteps` must not hold",
+        "starts with MultiStepsState.*`optax.MultiSteps`",
     ),
     "noise of another plan": (
         lambda plan: make_chain(make_plan(noise_multiplier=2.0)),
@@ -326,13 +341,13 @@ def test_refuses_optimizer(chain, message, tmp_path):
     plan = make_plan()
     trainer = make_trainer(plan, tmp_path, optimizer=chain(plan))
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        trainer.init_state()
+        trainer.train()
 
 
 def test_refuses_models_with_other_variables(tmp_path):
     trainer = make_trainer(make_plan(), tmp_path, model=Normalized())
     with pytest.raises(ValueError, match="parameters, got.*batch_stats"):
-        trainer.init_state()
+        trainer.train()
     with pytest.raises(ValueError, match="`trained` must select parameters, got none"):
         make_trainer(make_plan(), tmp_path, step={"trained": kd.optim.select("lora")}).init_state()
 
@@ -362,20 +377,17 @@ def test_stops_within_the_plan(tmp_path):
         trainer.replace(stop_after_steps=STEPS + 1)
 
 
-@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: data.take(1)])
-def test_refuses_evaluation_of_private_batches(wrap, tmp_path):
+def test_evaluators_get_no_private_rows(tmp_path):
     plan = make_plan()
     data = private.plan_batches(plan, make_rows())
     declared = {"step": {"public_evals": ["test"]}, "train_ds": data}
-    with pytest.raises(ValueError, match="got 'test' on the plan's batches"):
-        make_trainer(plan, tmp_path, evals={"test": make_evaluator(wrap(data))}, **declared)
-    later = kd.evals.Evaluator(run=kd.evals.EveryNSteps(2), ds=ROOT_CFG_REF.train_ds)
-    with pytest.raises(ValueError, match="got 'test' on the plan's batches"):
-        make_trainer(plan, tmp_path, evals={"test": later}, **declared)
+    assert jax.tree.leaves(next(iter(data))) == []
+    for source in (data, data.take(1), ROOT_CFG_REF.train_ds):
+        evaluator = kd.evals.Evaluator(run=kd.evals.EveryNSteps(2), ds=source)
+        with pytest.raises(Exception, match=r"batch\.(text|label)"):
+            train(plan, tmp_path, evals={"test": evaluator}, **declared)
     with pytest.raises(TypeError, match="list of names, got 'tests'"):
         make_trainer(plan, tmp_path, step={"public_evals": "tests"})
-    with pytest.raises(ValueError, match="`eval_ds` must hold public data"):
-        make_trainer(plan, tmp_path, eval_ds=data, **declared)
 
 
 def test_refuses_plans(tmp_path):
@@ -388,29 +400,27 @@ def test_refuses_plans(tmp_path):
         make_trainer(plan, tmp_path, trainstep=private.PrivateTrainStep(plan=None))
 
 
+def test_step_reads_the_batch_of_its_number(tmp_path):
+    plan = make_plan()
+    rows = {**make_rows(), "text": CountedRows(make_rows()["text"])}
+    trainer = make_trainer(plan, tmp_path, rows=rows)
+    step = functools.partial(trainer.trainstep.step, batch=())
+    _, _ = step(trainer.init_state())
+    moved, _ = step(trainer.init_state())
+    moved, _ = step(moved)
+    assert_equal(moved.params, train(plan, tmp_path, stop_after_steps=2)[1].params)
+    assert private.guarantee(trainer, moved).releases[0].number == 2
+    assert_equal(rows["text"].reads[0], plan.sampler.sample(0)[0])
+
+
 def test_refuses_wrong_steps(tmp_path):
     trainer = make_trainer(make_plan(), tmp_path)
-    state, (first, second) = trainer.init_state(), list(itertools.islice(trainer.train_ds, 2))
-    step = trainer.trainstep.step
+    state, step = trainer.init_state(), trainer.trainstep.step
     with pytest.raises(TypeError, match=r"plan_batches\(plan, rows\)"):
-        step(state, first.examples)
-    with pytest.raises(
-        ValueError, match="batch of step 0 must be used in this step, got that of 1"
-    ):
-        step(state, second)
-    with pytest.raises(ValueError, match="counted the 1 steps of the trainer, got 0 releases"):
-        step(state.replace(step=state.step + 1), second)
-    with pytest.raises(ValueError, match="counted the 1 steps of the trainer, got 0 releases"):
-        private.guarantee(trainer, state.replace(step=state.step + 1))
-    moved, _ = step(trainer.init_state(), first)
-    with pytest.raises(
-        ValueError, match="batch of step 1 must be used in this step, got that of 0"
-    ):
-        step(moved, first)
-    with pytest.raises(
-        ValueError, match="batch of step 0 must be used in this step, got that of 1"
-    ):
-        step(state, second)
+        step(state, make_rows(8))
+    for wrong in (functools.partial(step, batch=()), functools.partial(private.guarantee, trainer)):
+        with pytest.raises(ValueError, match="counted the 1 steps of the trainer, got 0 releases"):
+            wrong(state=state.replace(step=state.step + 1))
 
 
 def test_refuses_folder_of_another_run(tmp_path):
@@ -423,7 +433,7 @@ def test_refuses_folder_of_another_run(tmp_path):
     with pytest.raises(ValueError, match="with another sampler"):
         train(more.data.plan, tmp_path, checkpointer=saved_each_step(), train_ds=more)
     (tmp_path / "dpoptax_run.json").unlink()
-    with pytest.raises(ValueError, match="must hold a private run"):
+    with pytest.raises(ValueError, match=r"no dpoptax_run\.json in the folder"):
         train(plan, tmp_path, checkpointer=saved_each_step())
 
 
@@ -482,16 +492,21 @@ def test_refuses_parameters_without_their_state(tmp_path):
 
 
 def test_refuses_state_of_another_run(tmp_path):
-    """The batches would start again at the first one."""
+    """Its first steps may have been drawn otherwise."""
     plan = make_plan()
     _, state = train(plan, tmp_path, stop_after_steps=2)
     loaded = Loaded(state, "params", "step", "opt_state")
-    with pytest.raises(
-        ValueError, match="batch of step 2 must be used in this step, got that of 0"
-    ):
+    with pytest.raises(ValueError, match="must start at step 0, .*, got step 2"):
         train(plan, tmp_path, init_transform=loaded)
+    with pytest.raises(ValueError, match="must start at step 0, .*, got step 2"):
+        train(plan, tmp_path, init_transform=loaded, checkpointer=saved_each_step())
 
 
 @pytest.mark.slow
 def test_on_eight_virtual_devices():
     check_on_eight_devices("slow and not optimized", "tests/integrations/kauldron_devices.py")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    check_two_processes("kauldron_hosts", tmp_path)

@@ -82,14 +82,15 @@ def make_config(**options):
     return peft_trainer.TrainingConfig(**{"eval_every_n_steps": 2, "max_steps": STEPS, **options})
 
 
-def make_trainer(plan, model=None, chain=None, *, clip=1.0, **config):
-    """Returns a trainer with the settings of `config`."""
+def make_trainer(plan, model=None, chain=None, *, clip=1.0, options=(), **config):
+    """Returns a trainer with the settings of `config` and `options` of `clipped_grad`."""
     return private.PrivateTrainer(
         make_model() if model is None else model,
         make_chain(plan) if chain is None else chain,
         make_config(**config),
         plan=plan,
         clip=clip,
+        **dict(options),
     ).with_gen_model_input_fn(make_inputs)
 
 
@@ -98,7 +99,7 @@ def trained(trainer):
     return nnx.as_pure(nnx.state(trainer.model, trainer.optimizer.wrt))
 
 
-def train_by_hand(plan, model, chain, kind, clip=1.0):
+def train_by_hand(plan, model, chain, kind, **options):
     """Returns the parameters after a loop that uses no trainer."""
     graph, params, rest = nnx.split(model, nnx.LoRAParam if kind == "lora" else nnx.Param, ...)
     params, rest = nnx.as_pure(params), nnx.as_pure(rest)
@@ -118,7 +119,7 @@ def train_by_hand(plan, model, chain, kind, clip=1.0):
             losses = -jnp.sum(found * real[1:, None])
             return losses / (jnp.sum(real[1:]) + 1e-8)
 
-        grad_fn = dpoptax.clipped_grad(loss_fn, clip)
+        grad_fn = dpoptax.clipped_grad(loss_fn, 1.0, **options)
         grads = grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)
         updates, opt_state = chain.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state

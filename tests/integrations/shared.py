@@ -1,14 +1,24 @@
 """The plan of a private run inside of a trainer, and checks of its rows and files."""
 
 import struct
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import optax
+import pytest
 
 import dpoptax
+from dpoptax.training import hosts
+from tests.multidevice.problem import assert_close
+from tests.training import hosts_test
 
 KEY = jax.random.key(3)
+OPTIONS = (
+    {"precision": "bfloat16"},
+    {"microbatch_size": 4, "method": "recompute"},
+)  # each changes rounding
 
 
 def make_plan(*, steps, **options):
@@ -44,3 +54,35 @@ def occurrences(numbers, folder, text):
             forms = struct.pack("<f", x), struct.pack("<d", x), f"{x:.7g}"[:7].encode()
             found += [name for form in forms if form in content]
     return found
+
+
+def check_two_processes(module, folder):
+    """Checks that a module trains in two processes as in one, with four devices in both cases."""
+    program = (
+        "import sys; from dpoptax.training import hosts; hosts.join();"  # before all other imports
+        f"from tests.integrations import {module}; {module}.main(sys.argv[1])"
+    )
+    for processes in (1, 2):
+        command = [sys.executable, "-c", program, str(folder / str(processes))]
+        hosts_test.start(command, processes, 4 // processes, cwd=Path(__file__).parents[2])
+    found = {str(path.relative_to(folder)): dict(np.load(path)) for path in folder.glob("*/*.npz")}
+    assert sorted(found) == ["1/0.npz", "2/0.npz", "2/1.npz"]
+    assert_equal(found["2/0.npz"], found["2/1.npz"])
+    assert_close(found["2/0.npz"], found["1/0.npz"], atol=1e-6)
+
+
+def write_params(folder, params, mesh):
+    """Writes the parameters that this process has, for `check_two_processes`."""
+    leaves = jax.tree.leaves(hosts.replicate(params, mesh))
+    assert leaves
+    arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+    np.savez(Path(folder) / f"{jax.process_index()}.npz", **arrays)
+
+
+def check_refused_on_hosts(start):
+    """Checks that `start(seed, key, shift)`, with data moved by `shift`, refuses other hosts."""
+    rank = jax.process_index()
+    runs = (5 + rank, KEY, 0), (5, jax.random.fold_in(KEY, rank), 0), (5, KEY, rank)
+    for run in runs if jax.process_count() > 1 else ():
+        with pytest.raises(ValueError, match="All hosts (of a run )?must have the same"):
+            start(*run)

@@ -149,6 +149,7 @@ def run_as_two_hosts(folder):
     told = {"keys": _refused_keys(), "fit": _fitted(folder / "fit", mesh)}
     told["two"] = _train(folder, "two", "two", *hosts)
     told["moved"] = _train(folder, "other", "moved", "--steps", "2", *hosts)
+    told["grown"] = _train(folder, "other", "grown", *hosts)
     told["ciphered"] = _train(folder, "other", "ciphered", *hosts, *CIPHER, str(2**200))
     told["drawn"] = _train(folder, "other", "drawn", *hosts, *CIPHER, "None")
     multihost_utils.sync_global_devices("trained")
@@ -160,6 +161,11 @@ def run_as_two_hosts(folder):
     for name in ("data", "swapped", "seed", "precision"):
         told[name] = _train(folder, name, name, *hosts, "--model", "linear")
     (folder / f"told-{rank}.json").write_text(json.dumps(told))
+
+
+def run_half_alone(folder):
+    """Runs half of the steps in one process."""
+    assert _train(folder, "other", "grown", "--steps", "2", "--parallel", "devices")[0] == 0
 
 
 def run_alone(folder):
@@ -248,6 +254,7 @@ def ran(tmp_path_factory):
     """The folder of all runs, and the exit codes and messages of each process."""
     folder = tmp_path_factory.mktemp("hosts")
     _write_configs(folder)
+    _start("run_half_alone", folder, 1, 3)
     _start("run_as_two_hosts", folder, 2, 2)
     _start("run_alone", folder, 1, 3)
     return folder, *(json.loads((folder / f"told-{name}.json").read_text()) for name in NAMES)
@@ -267,10 +274,10 @@ def _result(ran, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data", "must have the same config, seed, training"),
-        ("swapped", "must have the same config, seed, training"),
+        ("data", "must have the same config, seed, noise key, training"),
+        ("swapped", "must have the same config, seed, noise key, training"),
         ("seed", "different keys.*the same seed"),
-        ("precision", "and package versions"),
+        ("precision", "training examples and package versions"),
         # Each would add the noise of another step.
         ("checkpoints", "must see the same checkpoints"),
     ],
@@ -318,10 +325,11 @@ def test_runs_are_shared_by_and_move_between_processes(ran):
     three, _ = _result(ran, "three")
     _assert_close(three, alone)
 
-    # Two processes ran half of the steps; one ran the rest on other devices.
-    moved, summary_of_moved = _result(ran, "moved")
-    assert summary_of_moved["steps"] == 4
-    _assert_close(moved, alone)
+    # Two processes ran half of the steps; one ran the rest on other devices, or the other way.
+    for name in ("moved", "grown"):
+        moved, summary_of_moved = _result(ran, name)
+        assert summary_of_moved["steps"] == 4
+        _assert_close(moved, alone)
 
 
 def test_hosts_share_cipher_keys(ran):

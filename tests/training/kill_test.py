@@ -13,15 +13,15 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
-from dpoptax.training.run import course
+from dpoptax.training.run import checkpoints, course
 from tests import runs
 
 CONFIG = dataclasses.replace(runs.CONFIG, eval_every=7, checkpoint_every=5, batch_size=16)
 
 
-def _train(steps, workdir):
+def _train(steps, small, workdir):
     """Trains in a process that logs each step before its release."""
-    workdir = Path(workdir)
+    workdir, checkpoints._SMALL = Path(workdir), small
     advance = course.Course.advance
 
     def logged(self, drawn):
@@ -39,17 +39,17 @@ def _train(steps, workdir):
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 
-def _start(context, steps, workdir):
-    process = context.Process(target=_train, args=(steps, str(workdir)))
+def _start(context, *run):
+    process = context.Process(target=_train, args=run)
     process.start()
     return process
 
 
-def _finish(context, steps, workdir):
-    process = _start(context, steps, workdir)
+def _finish(context, *run):
+    process = _start(context, *run)
     process.join(240)
     assert process.exitcode == 0
-    return json.loads((workdir / "summary.json").read_text())
+    return json.loads((run[-1] / "summary.json").read_text())
 
 
 def _writing(workdir):
@@ -68,33 +68,36 @@ def _kill(process, workdir, rng):
         time.sleep(0.01)
     during_a_write = rng.random() < 0.5
     time.sleep(rng.uniform(0, 1.0))
-    deadline = time.monotonic() + 5
+    deadline, was_writing = time.monotonic() + 5, False
     while during_a_write and process.is_alive() and time.monotonic() < deadline:
-        if _writing(workdir):
+        if was_writing := _writing(workdir):
             break
-    was_writing = _writing(workdir)
     process.kill()
     process.join()
     return process.exitcode == -9, was_writing
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kills", "steps"), [(3, 240), (8, 300)])
-def test_killed_run_resumes_with_same_noise(kills, steps, tmp_path):
+@pytest.mark.parametrize(
+    ("kills", "steps", "small"),
+    [(3, 240, checkpoints._SMALL), (8, 300, checkpoints._SMALL), (8, 300, -1)],
+    ids=["3", "8", "8, arrays"],
+)
+def test_killed_run_resumes_with_same_noise(kills, steps, small, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once, so starts are cheap
     context.set_forkserver_preload(["tests.training.kill_test"])
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
     killed.mkdir()
-    want = _finish(context, steps, undisturbed)
+    want = _finish(context, steps, small, undisturbed)
     rng, hits, writes = random.Random(0), 0, 0
     for _ in range(3 * kills):
-        hit, was_writing = _kill(_start(context, steps, killed), killed, rng)
+        hit, was_writing = _kill(_start(context, steps, small, killed), killed, rng)
         hits += hit
         writes += hit and was_writing
         if hits == kills or (killed / "summary.json").exists():
             break
-    got = _finish(context, steps, killed)
+    got = _finish(context, steps, small, killed)
     print(f"{hits} kills, {writes} of them while a checkpoint was written")
     for field in ("params_sha256", "epsilon", "steps", "test_loss"):
         assert got[field] == want[field]

@@ -419,15 +419,28 @@ def _damage_remove(path):
     path.unlink()
 
 
+def _files(folder):
+    return [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_arrays(tmp_path_factory):
+    """An undisturbed run whose arrays count as large, so that orbax stores them as arrays."""
+    workdir = tmp_path_factory.mktemp("arrays")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints_module, "_SMALL", -1)
+        return run(workdir), workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
-def test_reports_damage_to_any_file_of_a_checkpoint(damage, undisturbed, tmp_path):
-    workdir, like = undisturbed[1], _state_like()
+@pytest.mark.parametrize(("begun", "fewest"), [("undisturbed", 3), ("undisturbed_arrays", 6)])
+def test_reports_damage_to_any_file_of_a_checkpoint(damage, begun, fewest, request, tmp_path):
+    workdir, like = request.getfixturevalue(begun)[1], _state_like()
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         want = checkpoints.restore(like)
-    newest = workdir / "checkpoints" / "6"
-    files = [path.relative_to(newest) for path in sorted(newest.rglob("*")) if path.is_file()]
-    assert len(files) > 5
+    files = _files(workdir / "checkpoints" / "6")
+    assert len(files) >= fewest
     reported = 0
     for number, file in enumerate(files):
         copy = tmp_path / str(number) / "checkpoints"
@@ -443,7 +456,100 @@ def test_reports_damage_to_any_file_of_a_checkpoint(damage, undisturbed, tmp_pat
         reported += bool(error)
         assert found[1] == want[1]
         jax.tree.map(_assert_same, found[0], want[0])
-    assert reported >= 2
+    assert reported >= fewest / 3
+
+
+def test_small_arrays_are_stored_in_one_file(undisturbed, undisturbed_arrays, tmp_path):
+    """Both forms hold the same bits, and a run may change from one to the other."""
+    small, large = undisturbed[1] / "checkpoints", undisturbed_arrays[1] / "checkpoints"
+    assert not [path for path in _files(small / "6") if path.parts[0] == "state"]
+    assert len(_files(small / "6")) <= 4 < len(_files(large / "6"))
+    found = []
+    for folder in (small, large):
+        with Checkpoints(folder) as checkpoints:
+            assert "arrays" not in checkpoints.newest_record()
+            found.append(checkpoints.restore(_state_like()))
+    jax.tree.map(_assert_same, found[0][0], found[1][0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints_module, "_SMALL", -1)
+        with pytest.raises(StoppedError):
+            run(tmp_path, stop_before=3)
+    assert outcome(run(tmp_path)) == outcome(undisturbed[0])
+
+
+@pytest.mark.parametrize("small", [2**20, -1])
+def test_checkpoint_restores_every_type_and_sharding(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints_module, "_SMALL", small)
+    numbers = np.array([[0.0, -0.0], [np.nan, 1e-40]])
+    keys = jax.random.split(jax.random.key(3), 2)
+    state = {
+        **{name: jax.numpy.asarray(numbers, name) for name in ("float32", "bfloat16", "float16")},
+        "integers": jax.numpy.asarray([2**31 - 1, -(2**31)], jax.numpy.int32),
+        "scalar": jax.numpy.asarray(7, jax.numpy.uint32),
+        "mask": jax.numpy.asarray([True, False]),
+        "empty": jax.numpy.zeros((0, 3)),
+        "keys": keys,
+        "unsafe": jax.random.key(3, impl="unsafe_rbg"),
+    }
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(0, state, {}, wait=True)
+        like = jax.tree.map(jax.numpy.zeros_like, {**state, "keys": 0, "unsafe": 0})
+        like |= {name: jax.random.clone(state[name]) for name in ("keys", "unsafe")}
+        like |= {"keys": jax.random.split(jax.random.key(4), 2)}
+        found, _ = checkpoints.restore(like)
+    assert (tmp_path / "checkpoints" / "0" / "state").exists() == (small < 0)
+    for name, want in state.items():
+        assert (found[name].dtype, found[name].sharding) == (want.dtype, want.sharding)
+        numbers = want, found[name]
+        if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
+            numbers = map(jax.random.key_data, numbers)
+        before, after = (np.asarray(x).tobytes() for x in numbers)
+        assert before == after
+
+
+def test_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        monkeypatch.setattr(checkpoints_module, "FORMAT", 6)
+        checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
+        monkeypatch.undo()
+        with pytest.raises(CheckpointError, match="format 6 .* version that started it"):
+            checkpoints.newest_record()
+
+
+def test_changed_bits_of_small_arrays_are_found(tmp_path):
+    state = {"w": jax.numpy.zeros(2)}
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(0, state, {}, wait=True)
+    file = tmp_path / "checkpoints" / "0" / "record" / "metadata"
+    file.write_text(file.read_text().replace("AAAAAAAAAAA=", "AAAAAAAAABA="))
+    with (
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+        pytest.raises(CheckpointError, match="arrays have changed"),
+    ):
+        checkpoints.restore(state)
+
+
+def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path, monkeypatch):
+    """A failure of power may damage the newest checkpoint, which nobody has waited for."""
+    folder, on_disk = tmp_path / "checkpoints", []
+    write, save = checkpoints_module._write_through, checkpoints_module.ocp.CheckpointManager.save
+
+    def written(checkpoint):
+        write(checkpoint)
+        on_disk.append(checkpoint.name)
+
+    def saved(manager, step, **options):
+        assert set(on_disk) >= {name for name in map(str, range(step - 2, step)) if int(name) >= 0}
+        return save(manager, step, **options)
+
+    monkeypatch.setattr(checkpoints_module, "_write_through", written)
+    monkeypatch.setattr(checkpoints_module.ocp.CheckpointManager, "save", saved)
+    with Checkpoints(folder) as checkpoints:
+        for step in range(6):
+            checkpoints.save(step, {"w": jax.numpy.zeros(2)}, {})
+        checkpoints.finish()
+        assert checkpoints.steps() == [5, 4, 3]
+    assert on_disk == list("012345")
 
 
 def _state_like():
@@ -522,12 +628,13 @@ def test_partial_checkpoints_are_removed(tmp_path):
 
 def test_shows_failures_but_no_advice_of_orbax():
     logger, file = logging.getLogger("absl"), checkpoints_module.ocp.__file__
-    for path, level, shown in (
-        (file, logging.WARNING, False),
-        (file, logging.ERROR, True),
-        (__file__, logging.WARNING, True),
+    for path, level, text, shown in (
+        (file, logging.WARNING, "text", False),
+        (file, logging.ERROR, "text", True),
+        (file, logging.ERROR, "Failed to json parse Metadata file: %s", False),
+        (__file__, logging.WARNING, "text", True),
     ):
-        record = logging.LogRecord("absl", level, path, 1, "text", None, None)
+        record = logging.LogRecord("absl", level, path, 1, text, None, None)
         assert bool(logger.filter(record)) == shown
 
 

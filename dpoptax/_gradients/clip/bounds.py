@@ -167,6 +167,7 @@ def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
     return jnp.where(found == ZERO_EXPONENT, 0, found), Scales(total, finite)
 
 
+@jax.jit  # traced once for each shape
 def largest_entry(x: jax.Array) -> jax.Array:
     """Returns max |x| of each example, (B,) float32; inf if an entry is not finite."""
     # `max` alone is not enough: for some shapes, XLA's maximum on CPU drops NaN.

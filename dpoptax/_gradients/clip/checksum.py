@@ -62,7 +62,8 @@ def _sum_of_mixed(leaves: list[jax.Array]) -> jax.Array:
     starts = [0, *itertools.accumulate(sizes)]
 
     def total(arrays: list[jax.Array], block: int) -> jax.Array:
-        sums = (_sum_words(*each, block) for each in zip(arrays, starts, strict=False))
+        places = np.array(starts[:-1], np.uint64).astype(np.uint32)
+        sums = (_sum_words(*each, block) for each in zip(arrays, places, strict=True))
         return functools.reduce(operator.add, sums, jnp.uint32(0))
 
     # XLA:CPU reduces to a scalar without vector instructions. A block-wide accumulator is twenty
@@ -95,7 +96,8 @@ def _is_large(array: jax.Array) -> bool:
     return array.size > _SMALL
 
 
-def _sum_words(array: jax.Array, start: int, block: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=2)  # traced once for each shape
+def _sum_words(array: jax.Array, start: jax.Array, block: int) -> jax.Array:
     """Returns the sum of the mixed words of an array; `start` is the place of the first word.
 
     The words of a block are computed from its entries. Those of all entries would be another array
@@ -118,11 +120,11 @@ def _sum_words(array: jax.Array, start: int, block: int) -> jax.Array:
     return jnp.sum(sums, dtype=jnp.uint32)
 
 
-def _mixed_words(part: jax.Array, within: jax.Array, start: int, size: int) -> jax.Array:
+def _mixed_words(part: jax.Array, within: jax.Array, start: jax.Array, size: int) -> jax.Array:
     """Returns the sum of the mixed words of each entry, whose places are `size` apart."""
     found = jnp.zeros(part.shape, jnp.uint32)
     for i, word in enumerate(_words(part)):
-        place = within + np.uint32((start + i * size) % 2**32)
+        place = within + start + np.uint32(i * size % 2**32)
         found += mixed(word ^ (place * np.uint32(_POSITION)))
     return found
 

@@ -255,10 +255,10 @@ def check_same_on_hosts(
     hashed = streaming.digest(data), streaming.digest(owners), repr(sorted(others.items()))
     if not hosts.same_on_all_hosts(repr((identity, hashed))):
         raise ConfigError(
-            "All hosts must have the same config, seed, training examples and package versions. "
-            "Otherwise hosts draw different batches, and one example could be in a batch twice. "
-            "Copy the same config, files and packages to all hosts, and list files in one order, "
-            "such as with sorted()."
+            "All hosts must have the same config, seed, noise key, training examples and package "
+            "versions. Otherwise hosts draw different batches or noise, and one example could be "
+            "in a batch twice. Copy the same config, files and packages to all hosts, and list "
+            "files in one order, such as with sorted()."
         )
 
 

@@ -20,7 +20,6 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGrad
 from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._gradients.ghost_clipping.plan import (
     PlannedUse,
-    Product,
     choose_product_method,
 )
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
@@ -117,10 +116,8 @@ class UseSum:
         segment = scale_segment(*pair, exponents[0]).rounded(self.factor_dtype)
         factored = FactoredGradients([segment], step.rule.layout.sizes)
         method = choose_product_method([member], examples, 1)
-        product = Product((member,), "form" if method == "keep" else method, ())
-        return MeasuredUse(
-            factored, step.rule.layout, scales, weighted_products.measure_product(product, factored)
-        )
+        size = weighted_products.measure_product(factored, "form" if method == "keep" else method)
+        return MeasuredUse(factored, step.rule.layout, scales, size)
 
     def rounding(self, measured: MeasuredUse) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.

@@ -77,6 +77,7 @@ class Segment(NamedTuple):
         )
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactoredGradients:
     """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
@@ -89,7 +90,7 @@ class FactoredGradients:
     """
 
     segments: list[Segment]
-    sizes: Sizes
+    sizes: Sizes = dataclasses.field(metadata={"static": True})
     terms: "list[MeasuredTerm]" = dataclasses.field(default_factory=list)
 
 

@@ -181,10 +181,11 @@ def sum_floats(
     )
     (by_piece,) = unstack(coefficients)
     bound, products = scaled.sensitivity, gradients.products
-    parts = [
-        sum_products(factored, each, bound=bound, examples=whole.examples)
-        for factored, each in zip(products, by_piece, strict=False)
-    ]
+
+    def part(factored: FactoredGradients, coefficients: jax.Array) -> jax.Array:
+        return sum_products(factored, coefficients, bound=bound, examples=whole.examples)
+
+    parts = list(map(_once_per_shape(part), products, by_piece))
     vectors = [
         block_sums.sum_weighted(each, gradient)
         for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
@@ -196,14 +197,27 @@ def sum_floats(
 
 def make_pieces(gradients: ScaledGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
-    pieces = []
+    pieces, measure = [], _once_per_shape(measure_product, static_argnums=1)
     for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
-        size, group = measure_product(product, factored), groups[product.leaf]
+        size, group = measure(factored, product.method), groups[product.leaf]
         pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
     for formed, (leaf, *_) in zip(gradients.formed, gradients.bundles, strict=True):
         size = bounds.formed_bounds(formed)
         pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
     return pieces
+
+
+def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Returns a function of factored gradients that is traced once for those of equal shapes.
+
+    The traces are kept for this call only.
+    """
+    traced = jax.jit(functools.partial(function), **options)
+
+    def call(factored: FactoredGradients, *args: Any) -> Any:
+        return (function if factored.terms else traced)(factored, *args)
+
+    return call
 
 
 def sum_products(

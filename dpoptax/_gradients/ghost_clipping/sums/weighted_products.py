@@ -19,7 +19,6 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     Segment,
     is_one_hot,
 )
-from dpoptax._gradients.ghost_clipping.plan import Product
 from dpoptax._support.tree import widen
 
 # Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
@@ -27,15 +26,15 @@ FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
 
-def measure_product(product: Product, factored: FactoredGradients) -> NormBounds:
+def measure_product(factored: FactoredGradients, method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
     if factored.terms:
         from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import measure_terms
 
         return measure_terms(factored)
-    if product.method == "form":
+    if method == "form":
         return factor_products.measure_formed(factored.segments, factored.sizes)
-    return factor_products.measure(factored.segments, factored.sizes, product.method)
+    return factor_products.measure(factored.segments, factored.sizes, method)
 
 
 def sum_error(factored: FactoredGradients) -> float:

@@ -11,6 +11,7 @@ represented by integers, (K, L). The rules for contractions are here, all others
 """
 
 import dataclasses
+import functools
 import math
 from typing import TypeAlias, cast
 
@@ -168,43 +169,63 @@ class Convolution(Rule):
             tuple(p["padding"]),
         )
 
-    def shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
-        """Returns the part of the input for each kernel offset, (N, *out, features)."""
-        strides, interior, dilation = self.window
-        lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
-        x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
-        config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, interior, strict=True)]
-        # Padding and input dilation are made explicit, so that each offset is a strided slice.
-        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
-        seen = []
-        for offset in np.ndindex(self.kernel):
-            start = [o * d for o, d in zip(offset, dilation, strict=True)]
-            stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
-            seen.append(
-                lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
-            )
-        return seen
-
-    def _sides(self, operand: jax.Array, cotangent: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        """Returns the rows of each kernel offset, (L, K, features), and the columns, (K, L, D)."""
-        groups, _, columns = self.layout.sizes
-        out_n, out_c, *out_spatial = self.numbers.out_spec
-        d = cotangent.transpose(out_n, *out_spatial, out_c)
-        seen = self.shifts(operand, d.shape[1:-1])
-        parts = [s.reshape(self.positions, groups, -1) for s in seen]
-        return parts, d.reshape(self.positions, groups, columns).swapaxes(0, 1)
-
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        parts, columns = self._sides(operand, cotangent)
-        # (L, groups, offsets, features of the group)
-        patches = jnp.stack(parts, axis=2)
-        return patches.reshape(*patches.shape[:2], -1).swapaxes(0, 1), columns
+        columns, out = self._columns(cotangent)
+
+        def together(operand: jax.Array) -> jax.Array:
+            return jnp.concatenate(self._shifts(operand, out), axis=2)
+
+        by_axis = functools.partial(self._patches, out=out)
+        patches: jax.Array = lax.platform_dependent(operand, cpu=by_axis, default=together)
+        return patches.swapaxes(0, 1), columns
 
     def row_parts(
         self, operand: jax.Array, cotangent: jax.Array
     ) -> list[tuple[jax.Array, jax.Array]]:
-        parts, columns = self._sides(operand, cotangent)
-        return [(part.swapaxes(0, 1), columns) for part in parts]
+        columns, out = self._columns(cotangent)
+        return [(part.swapaxes(0, 1), columns) for part in self._shifts(operand, out)]
+
+    def _columns(self, cotangent: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
+        """Returns the columns, (K, L, D), and the numbers of output positions along each axis."""
+        groups, _, columns = self.layout.sizes
+        out_n, out_c, *out_spatial = self.numbers.out_spec
+        d = cotangent.transpose(out_n, *out_spatial, out_c)
+        return d.reshape(self.positions, groups, columns).swapaxes(0, 1), d.shape[1:-1]
+
+    def _padded(self, operand: jax.Array) -> jax.Array:
+        """Returns the input with its padding and dilation, (N, *spatial, features)."""
+        lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
+        x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
+        dilation = zip(self.padding, self.window[1], strict=True)
+        config = [(lo, hi, d - 1) for (lo, hi), d in dilation]
+        return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
+
+    def _shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
+        """Returns the part of the input for each kernel offset, (L, groups, features)."""
+        x = self._padded(operand)
+        strides, _, dilation = self.window
+        seen = []
+        for offset in np.ndindex(self.kernel):
+            start = [o * d for o, d in zip(offset, dilation, strict=True)]
+            stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
+            part = lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
+            seen.append(part.reshape(self.positions, self.layout.sizes[0], -1))
+        return seen
+
+    def _patches(self, operand: jax.Array, out: tuple[int, ...]) -> jax.Array:
+        """Returns all parts of the input, (L, groups, R), joined axis by axis.
+
+        XLA on CPU compiles a kernel for each slice, and stores it. There are fewer slices along
+        each axis than kernel offsets, and they are smaller.
+        """
+        x, (strides, _, dilation) = self._padded(operand), self.window
+        x = x.reshape(*x.shape[:-1], self.layout.sizes[0], -1)
+        for axis in reversed(range(len(out))):
+            length = (out[axis] - 1) * strides[axis] + 1
+            starts = [offset * dilation[axis] for offset in range(self.kernel[axis])]
+            cut = functools.partial(lax.slice_in_dim, x, stride=strides[axis], axis=1 + axis)
+            x = jnp.stack([cut(start, start + length) for start in starts], axis=2 + len(out))
+        return x.reshape(self.positions, self.layout.sizes[0], -1)
 
 
 def shape_of(operand: AbstractValue) -> tuple[int, ...]:
