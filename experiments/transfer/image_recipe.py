@@ -51,7 +51,8 @@ class ImagesArguments:
         batch: B, the expected batch size of the probe.
         steps: T, the steps of the probe.
         rates: Learning rates of the probe to try.
-        block_epsilons: Values of ε at which the last block is also trained.
+        block_epsilons: Values of ε at which the last block is also trained. If there are any, it is
+            also trained without privacy.
         block_seeds: Number of runs of the last block.
         block_batch: B of the last block.
         block_steps: T of the last block.
@@ -70,11 +71,11 @@ class ImagesArguments:
     batch: int = 4096
     steps: int = 100
     rates: tuple[float, ...] = (0.07, 0.2, 0.6)
-    block_epsilons: tuple[float, ...] = (3.0, 8.0)
-    block_seeds: int = 1
+    block_epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
+    block_seeds: int = 5
     block_batch: int = 1000
     block_steps: int = 60
-    block_rates: tuple[float, ...] = (5e-4,)
+    block_rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3)
     remark: str = ""
     output: Path | None = None
 
