@@ -95,15 +95,9 @@ def _key_entries(
         return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
         return EntryFacts(distinct=True)
-    if name == "random_fold_in":
-        return folded_entries(given)
+    if name == "random_fold_in" and given[0] != EQUAL_FACTS:
+        return EntryFacts(distinct=given[0].distinct)
     return EntryFacts(distinct=distinct and name != "random_bits")
-
-
-def folded_entries(given: Sequence[EntryFacts]) -> EntryFacts:
-    """Returns the facts of an array of keys that were folded from keys and numbers."""
-    chosen = given if given[0] == EQUAL_FACTS else given[:1]
-    return EntryFacts(distinct=any(each.distinct for each in chosen))
 
 
 def is_integer(atom: Var | Literal) -> bool:

@@ -16,10 +16,8 @@ from dpoptax._release.information_flow.derivations import Derivations, ProgramPa
 from dpoptax._release.information_flow.entry_facts import (
     UNKNOWN_FACTS,
     clamped_rows,
-    folded_entries,
     indices_are_unique,
     is_integer,
-    is_key,
     result_entries,
 )
 from dpoptax._release.information_flow.labels import (
@@ -170,7 +168,7 @@ class LabelFollower:
             return self._shard_map(eqn, read, around)
         # `Derivations` knows `fold_in` as a hash. Inside ChaCha20 it would only see arithmetic.
         if eqn.params.get("name") == FOLDED:
-            return [self._folded(eqn, read)], read
+            return [self._folded(read)], read
         inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {HIJAX_CALL, *PROGRAM_CALLS} and called:
@@ -187,15 +185,11 @@ class LabelFollower:
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
-    def _folded(self, eqn: JaxprEqn, read: list[Label]) -> Label:
+    def _folded(self, read: list[Label]) -> Label:
         """Returns the label of a key that was folded from a key and a number."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
-        # The keys of ChaCha20 are words, each of which may be equal in different keys.
-        entries = UNKNOWN_FACTS
-        if is_key(eqn.invars[0]):
-            entries = folded_entries([label.entries for label in read])
-        return dataclasses.replace(join_labels(read), number=folded, entries=entries)
+        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_FACTS)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         # A mark's name ends with the rank of the array. `jax.vmap` added all further axes.

@@ -138,7 +138,9 @@ def generator_of(key: jax.Array) -> Generator:
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Derives a key for a number, using the key's generator."""
-    return (_chacha20() if _is_chacha20(key) else threefry).fold_in(key, number)
+    if _is_chacha20(key):
+        return _chacha20().fold_in(key, number)
+    return jax.random.fold_in(key, number)
 
 
 def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
@@ -153,8 +155,7 @@ def two_words(key: jax.Array) -> jax.Array:
     """Returns two 32-bit words that do not reveal the key they are derived from."""
     if _is_chacha20(key):
         return _chacha20().fold_in(key, 0)[:2]
-    hashed = jax.random.key_data(threefry.split(key, np.arange(2)))
-    return hashed[:, 0] ^ hashed[:, 1]  # as `jax.random.bits`
+    return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def words_of(key: jax.Array) -> bytes:

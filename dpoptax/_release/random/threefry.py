@@ -36,18 +36,7 @@ def rotated(words: jax.Array, bits: int) -> jax.Array:
     return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
 
 
-def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Returns the key of `jax.random.fold_in`, which takes longer to compile on CPU."""
-    return dpoptax_folded_key(key, lax.convert_element_type(number, jnp.uint32))
-
-
-@jax.jit
-def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
-    """Computes `fold_in`. `dpoptax.information_flow` recognizes it by name (`_marks`)."""
-    return split(key, number[None])[0]
-
-
-def split(key: jax.Array, numbers: np.ndarray | jax.Array) -> jax.Array:
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
     """Returns a key for each number, (n,).
 
     The bits are those of `jax.random.fold_in`, which takes longer to compile on CPU.
@@ -58,12 +47,9 @@ def split(key: jax.Array, numbers: np.ndarray | jax.Array) -> jax.Array:
         return jax.random.key_data(keys(jnp.asarray(numbers, jnp.uint32)))
 
     def unrolled(data: jax.Array) -> jax.Array:
-        counters = jnp.broadcast_to(jnp.asarray(numbers, jnp.uint32)[:, None], (len(numbers), 2))
-        high, low = threefry(data[0], data[1], counters)
-        # For stacked words, XLA would compile the hash once for each of them.
-        words = jnp.where(np.arange(2) == 0, high, low)
+        words = threefry(data[0], data[1], jnp.asarray(numbers, jnp.uint32))
         # In a kernel with another hash, these operations would take LLVM minutes to compile.
-        return materialize(words, jnp.integer)
+        return materialize(jnp.stack(words, axis=-1), jnp.integer)
 
     data = jax.random.key_data(key)
     return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
