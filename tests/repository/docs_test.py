@@ -9,6 +9,7 @@ import io
 import re
 import runpy
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,10 @@ def test_code_of_page_runs(name, tmp_path, monkeypatch, coarse_prices):
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: see docs/developers/testing.md")
     monkeypatch.chdir(tmp_path)
-    _run(_text(name), name)
+    with warnings.catch_warnings():
+        if package:  # a user does not see those of other packages
+            warnings.simplefilter("ignore", DeprecationWarning)
+        _run(_text(name), name)
 
 
 def test_detects_page_with_wrong_output():
