@@ -51,7 +51,8 @@ def _deltas(mechanism: GaussianPrivacyLoss, multiplier: float, epsilons: np.ndar
     sign = 1.0 if is_removed else -1.0
     # Of a smaller loss, everything is above it if a record is removed. Nothing is above a larger
     # one if a record is added.
-    deltas = -np.expm1(epsilons) if is_removed else np.zeros(len(epsilons))
+    below = -np.expm1(np.minimum(epsilons, 0.0))
+    deltas = below if is_removed else np.zeros(len(epsilons))
     inside = sign * epsilons > math.log1p(-q)
     within = epsilons[inside]
     # log(1 + (e^s − 1)/q) = s − log(q) + log(1 − (1 − q) e^−s), for s = ±ε above log(1 − q)

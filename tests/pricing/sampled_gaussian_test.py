@@ -20,7 +20,9 @@ def test_deltas_are_those_of_dp_accounting_and_of_an_integral(sigma, q, kind):
     mechanism = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=kind)
     edge = math.log1p(-q)
     near = edge * np.array([1 - 1e-9, 1 + 1e-9, 1 - 1e-3, 1 + 1e-3])
-    epsilons = np.sort([0.0, 1e-12, -1e-12, 0.01, -0.01, 0.5, -0.5, 4.0, -4.0, *near, *-near])
+    epsilons = np.sort(
+        [0.0, 1e-12, -1e-12, 0.01, -0.01, 0.5, -0.5, 4.0, -4.0, 900.0, *near, *-near]
+    )
     found = sampled_gaussian._deltas(mechanism, sigma, epsilons)
     np.testing.assert_allclose(found, mechanism.get_delta_for_epsilon(epsilons), 0, 4e-16)
 
