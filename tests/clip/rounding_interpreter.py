@@ -9,7 +9,7 @@ range become zero.
 
 `largest` searches for the errors that make a ratio largest. It starts at the best of random signs
 and signs that are all equal. Then it flips the signs of one operation after the other, and of
-single numbers, and keeps what makes the ratio larger.
+single numbers, and keeps each flip that makes the ratio larger.
 """
 
 import functools

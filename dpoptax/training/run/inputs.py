@@ -101,7 +101,7 @@ def param_specs(params: Any) -> Any:
 
 @contextlib.contextmanager
 def explains_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Iterator[None]:
-    """Adds a remedy to an error that the optimizer raises without a run, too."""
+    """Adds a remedy to an error of the optimizer that does not come from the run."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     try:
         yield

@@ -18,10 +18,7 @@ from dpoptax._gradients.ghost_clipping.backward.batch_devices import BatchDevice
 from dpoptax._gradients.ghost_clipping.backward.use_places import leaf_of, view_of_use
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded_dtype
-from dpoptax._gradients.ghost_clipping.plan import (
-    PlannedUse,
-    choose_product_method,
-)
+from dpoptax._gradients.ghost_clipping.plan import PlannedUse, choose_product_method
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products
 from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import (
