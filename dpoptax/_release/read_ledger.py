@@ -70,7 +70,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
         as with `vmap` (see `dpoptax.accounting.guarantee`); or it is from a version without
         imprints.
     """
-    states = _states_in(opt_state)
+    states = states_in(opt_state)
     found: dict[bytes, int] = {}
     for i, state in enumerate(states):
         check_imprint(state)
@@ -100,7 +100,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     )
 
 
-def _states_in(opt_state: PyTree) -> list[LedgerState]:
+def states_in(opt_state: PyTree) -> list[LedgerState]:
     """Returns the states of noise stages, with variables of `nnx` as arrays."""
     leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
@@ -125,17 +125,17 @@ def key_fingerprints(opt_state: PyTree) -> frozenset[str]:
     # Imported here because it imports dp_accounting, which reading a ledger does not need.
     from dpoptax._pricing.privacy_event import key_fingerprint
 
-    return frozenset(key_fingerprint(words_of(state.key)) for state in _states_in(opt_state))
+    return frozenset(key_fingerprint(words_of(state.key)) for state in states_in(opt_state))
 
 
 def is_ensemble(opt_state: PyTree) -> bool:
     """Returns whether the ledgers have a leading axis for the runs of an ensemble."""
-    return any(jnp.ndim(state.count) for state in _states_in(opt_state))
+    return any(jnp.ndim(state.count) for state in states_in(opt_state))
 
 
 def runs_of(opt_state: PyTree) -> list[PyTree]:
     """Returns the state of each run, given by the leading axis of all arrays."""
-    states = _states_in(opt_state)
+    states = states_in(opt_state)
     for state in states:
         check_imprint(state)
     shapes = {jnp.shape(state.count) for state in states}

@@ -1,68 +1,45 @@
 """The plan of a private run: its sampler, noise and guarantee."""
 
 import bisect
-import copy
 import dataclasses
 import math
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-import optax
-
 from dpoptax._pricing.checks import Accountant
-from dpoptax._pricing.privacy_event import (
-    Composable,
-    PrivacyEvent,
-    composed,
-    key_fingerprint,
-    other_events,
-)
-from dpoptax._release.gaussian import gaussian_noise
-from dpoptax._release.random.keys import check_noise_key, words_of
+from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
 from dpoptax.accounting._calibration import calibrate_noise_multiplier
 from dpoptax.accounting._guarantee import Guarantee
-from dpoptax.accounting._runs import guarantee as run_guarantee
 from dpoptax.accounting._runs import planned_guarantee
-from dpoptax.sampling._base import SEED_BYTES, Sampler
-from dpoptax.sampling._batches import Batch, example_loader, read_ahead
+from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:
+    import jax
+
     from dpoptax._gradients.clip.clip import Clip
+    from dpoptax._release.random.keys import Generator
+    from dpoptax._runs.private_run import PrivateRun
     from dpoptax._support.tree import PyTree
     from dpoptax.matrix._participation import Participation
     from dpoptax.matrix._strategies import Strategy
-    from dpoptax.users import UserTable
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
-    """Holds the sampler, the noise and the privacy budget of a run.
+    """Describes a private run before it starts: sampler, noise, steps and privacy budget.
 
         release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B,   t = 0, …, T − 1
 
-    The plan calibrates σ to a target ε, makes the sampler and the noise transform, draws and
-    gathers the batches, and states the guarantee. `print(plan)` shows all of them. The plan uses
-    these parts: `accounting.calibrate_noise_multiplier`, a sampler of `dpoptax.sampling`,
-    `gaussian_noise` or `correlated_noise`, and `accounting.guarantee`.
+    The plan calibrates σ to a target ε and states prices; `print(plan)` shows them. It is a value:
+    it holds no secret, and several runs may follow it. `new_run()` starts one use of it, a
+    `PrivateRun` with its own noise key and batches.
 
     Units: σ is relative to the clipping bound C. N and B count examples, or users if the sampler
     draws users.
 
-    Privacy: if a run draws its batches from the plan, clips with `clipped_grad` and starts its
-    chain with `plan.noise(key)`, it has the guarantee `plan.guarantee(opt_state)`. The key and the
-    sampler's seed are secret, and each run has its own.
-
-    **Seeds.** Without `seed`, a plan may serve several runs. Each call of `batches`, `draws` or
-    `dpoptax.training.fit` is a new run and draws a fresh seed. `new_run()` returns the plan of one
-    run, with a fresh seed in `plan.sampler`. Use it to repeat or continue draws. Two runs of a plan
-    with a seed draw equal batches: composing their guarantees raises an error.
-
     Attributes:
-      sampler: the sampler of the batches.
+      sampler: the sampler of the batches, without a seed.
       steps: T, the number of noisy releases.
       noise_multiplier: σ, or a schedule from the first step of each phase to its σ, read-only.
       delta: δ of the target and of the statement.
@@ -80,12 +57,12 @@ class PrivacyPlan:
         most 1e-5.
       noise_multiplier: σ or a schedule, as for `gaussian_noise`. With `epsilon`, omit it, or pass a
         schedule, which the plan scales to spend `epsilon`.
-      sampler: a sampler object, or a function or class of `dpoptax.sampling` that makes one from
-        `dataset_size`, `batch_size` and `seed`. An object from `UserTable.sampler` draws users.
-      seed: the seed of the sampler, for one run. By default, each run draws its own.
+      sampler: a sampler object without a seed, or a function or class of `dpoptax.sampling` that
+        makes one from `dataset_size` and `batch_size`. An object from `UserTable.sampler` draws
+        users.
       strategy: a strategy of `dpoptax.matrix`.
-      fixed_point: whether the guarantee holds for every bit of a release. `noise`, `grid` and
-        `dpoptax.training.fit` follow.
+      fixed_point: whether the guarantee holds for every bit of a release. `PrivateRun.noise`,
+        `grid` and `dpoptax.training.fit` follow.
       accountant: as for `accounting.guarantee`.
       also: as for `accounting.guarantee`, such as the guarantee of an earlier run. `epsilon`
         includes these events.
@@ -93,15 +70,12 @@ class PrivacyPlan:
     Raises:
       TypeError: `sampler` is neither a sampler nor makes one.
       ValueError: an argument is missing, out of range, given twice, or differs from the sampler's;
-        no σ spends `epsilon`; the sampler has no event, or none for the strategy in fixed point; or
-        its seed is also that of an event of `also`, or its unit is another one.
+        the sampler has a seed; no σ spends `epsilon`; the sampler has no event, or none for the
+        strategy in fixed point; or its unit is not that of an event of `also`.
 
-    >>> import dpoptax, jax, optax
-    >>> plan = dpoptax.PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)
-    >>> tx = optax.chain(plan.noise(jax.random.key(0)), optax.sgd(0.1))
-    >>> batch = next(plan.batches(np.zeros((1000, 3))))
-    >>> batch.step, batch.examples.shape == (plan.sampler.padded_size, 3)
-    (0, True)
+    >>> plan = PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)
+    >>> plan.sampler.padded_size, round(plan.epsilon, 2)
+    (105, 2.47)
     >>> print(plan)
     PrivacyPlan
       data     N = 1,000 examples
@@ -130,13 +104,12 @@ class PrivacyPlan:
         delta: float | None = None,
         noise_multiplier: float | Mapping[int, float] | None = None,
         sampler: Sampler | Callable[..., Sampler] = PoissonSampler,
-        seed: int | bytes | None = None,
         strategy: "Strategy | None" = None,
         fixed_point: bool = False,
         accountant: Accountant = "pld",
         also: Sequence[Composable] = (),
     ) -> None:
-        made = _make_sampler(sampler, dataset_size, batch_size, seed)
+        made = _make_sampler(sampler, dataset_size, batch_size)
         given = {"noise_multiplier": noise_multiplier, "delta": delta, "also": other_events(also)}
         terms = {"steps": steps, "strategy": strategy, "accountant": accountant}
         self.__dict__.update(given, sampler=made, fixed_point=fixed_point, **terms)
@@ -204,73 +177,6 @@ class PrivacyPlan:
         """T B / N."""
         return self.steps * self.sampler.sampling_probability
 
-    def noise(
-        self, key: "jax.Array", *, clip: "Clip | float | None" = None
-    ) -> optax.GradientTransformation:
-        """Returns the noise transform, the first transform of the chain.
-
-        This is `correlated_noise` if the plan has a strategy, `adaptive_gaussian_noise` if `clip`
-        is an `adaptive_clip`, and `gaussian_noise` otherwise.
-
-        Args:
-          key: from `dpoptax.random_key_from_os`; a new one for each run.
-          clip: the clip of all sums. Required for an `adaptive_clip`, and for correlated noise in
-            fixed point.
-
-        Raises:
-          ValueError: `clip` is missing, or is adaptive under a schedule or a strategy; or `key` is
-            the key of an event of `also`.
-
-        >>> import dpoptax, jax
-        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=1.0)
-        >>> state = plan.noise(jax.random.key(0)).init(jax.numpy.zeros(3))
-        >>> dpoptax.ledgers(state)[0].mechanism.batch_size
-        10
-        """
-        if self.also:
-            self._check_new(check_noise_key(key))
-        noise: dict[str, Any] = {
-            "noise_multiplier": self.noise_multiplier,
-            "batch_size": self.sampler.batch_size,
-            "key": key,
-        }
-        if self.strategy is not None:
-            return self._correlated_noise(self.strategy, clip, noise)
-        if clip is None or isinstance(clip, int | float):
-            return gaussian_noise(**noise, fixed_point=self.fixed_point)
-        return self._noise_of(clip, noise)
-
-    def _noise_of(self, clip: "Clip", noise: Mapping[str, Any]) -> optax.GradientTransformation:
-        """Returns independent noise for a clip, which may be adaptive."""
-        from dpoptax._release.adaptive import QuantileClip, adaptive_gaussian_noise
-
-        if not isinstance(clip, QuantileClip):
-            return gaussian_noise(**noise, fixed_point=self.fixed_point)
-        if isinstance(self.noise_multiplier, Mapping):
-            raise _not_adaptive(clip)
-        return adaptive_gaussian_noise(clip, **noise, fixed_point=self.fixed_point)
-
-    def _correlated_noise(
-        self, strategy: "Strategy", clip: "Clip | float | None", noise: Mapping[str, Any]
-    ) -> optax.GradientTransformation:
-        from dpoptax._release.adaptive import QuantileClip
-        from dpoptax._release.correlated import correlated_noise
-
-        if isinstance(clip, QuantileClip):
-            raise _not_adaptive(clip)
-        if self.fixed_point and clip is None:
-            raise ValueError(
-                "`clip` must be the clip of all sums for correlated noise in fixed point, got None."
-            )
-        fixed = clip if self.fixed_point else None
-        return correlated_noise(strategy, **noise, fixed_point_clip=fixed)
-
-    def _check_new(self, key: "jax.Array") -> None:
-        """Raises if the key is that of an event of `also`."""
-        if not isinstance(key, jax.core.Tracer):
-            keys = frozenset([key_fingerprint(words_of(key))])
-            composed(PrivacyEvent(self.also[0].dp_event, keys=keys), self.also)
-
     def grid(self, clip: "Clip | float") -> float | None:
         """Returns `grid` for `clipped_grad`, with which sums in fixed point are exact.
 
@@ -291,95 +197,49 @@ class PrivacyPlan:
             clip, noise_multiplier=self.noise_multiplier, batch_size=self.sampler.batch_size
         )
 
-    def new_run(self) -> "PrivacyPlan":
-        """Returns the plan of a new run, with a fresh secret seed in its sampler.
+    def new_run(
+        self, key: "jax.Array | None" = None, *, generator: "Generator" = "threefry"
+    ) -> "PrivateRun":
+        """Starts a run of the plan, with its own secret noise key and batches.
 
-        The seed is `secrets.randbits(128)`, or 32 bytes if the plan's seed is of that type.
-
-        Raises:
-          RuntimeError: there are several processes, and each would draw another seed.
-
-        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=3.0)
-        >>> first, second = plan.new_run(), plan.new_run()
-        >>> both = dataclasses.replace(second, also=[first.guarantee()])
-        >>> round(first.epsilon, 2), round(both.epsilon, 2)  # independent batches
-        (0.33, 0.44)
-        >>> dataclasses.replace(first, also=[first.guarantee()])
-        Traceback (most recent call last):
-        ...
-        ValueError: Two of the events must not have the same sampler seed. ...
-        """
-        if jax.process_count() > 1:
-            raise RuntimeError(
-                f"`new_run` must be called in a single process, got {jax.process_count()} "
-                "processes, and each would draw another seed. Use `seed, key = "
-                "dpoptax.training.hosts.shared_secrets()`, and pass the seed to the plan."
-            )
-        hashed = isinstance(self.sampler.seed, bytes)
-        seed = secrets.token_bytes(SEED_BYTES) if hashed else secrets.randbits(128)
-        run = copy.copy(self)
-        run.__dict__["sampler"] = dataclasses.replace(self.sampler, seed=seed)
-        return run
-
-    def batches(
-        self,
-        data: "PyTree",
-        *,
-        start: int = 0,
-        users: "UserTable | None" = None,
-        sharding: "jax.sharding.NamedSharding | None" = None,
-    ) -> Iterator[Batch]:
-        """Yields the `Batch` of each step of a run: its rows of the data, mask and ids.
-
-        Each leaf of the data must have N rows. A wrong N is an error, since JAX clamps indices
-        beyond the end. Rows are gathered in a thread, one step ahead. The batches of a plan and
-        their order depend on its seed only. Without a seed, each call is a new run.
+        Several hosts of one run must all call it at the same point of the program: they share the
+        key that one of them draws.
 
         Args:
-          data: a tree of NumPy arrays, JAX arrays or memory-mapped arrays, with N rows each.
-          start: the first step. A restored run continues at the number of its releases,
-            `ledgers(opt_state)[0].releases`, and needs the plan with its seed.
-          users: the table of owners that made the sampler, if the plan draws users. The data then
-            have a row for each record.
-          sharding: how the batch is split over devices, such as `NamedSharding(mesh, P("data"))`.
-            Each host reads only the rows of its devices. All hosts need the same data and a plan
-            with the same seed, such as one from `dpoptax.training.hosts.shared_secrets`.
+          key: the noise key, new for each run, such as `jax.random.key(0)` for a run that can be
+            repeated. By default, it is drawn from the operating system.
+          generator: that of a drawn key, as for `dpoptax.random_key_from_os`. With "chacha20",
+            noise and batches are cryptographic.
 
         Raises:
-          TypeError: a leaf of `data` is not an array with rows.
-          ValueError: a leaf of `data` has another number of rows, `users` does not fit the sampler,
-            or `start` is not 0 for a plan without a seed.
+          ValueError: the key is that of an event of `also`.
 
-        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=2, noise_multiplier=1.0)
-        >>> [batch.step for batch in plan.batches({"x": np.zeros((100, 3)), "y": np.zeros(100)})]
-        [0, 1]
-        >>> plan.batches(np.zeros((90, 3)))
-        Traceback (most recent call last):
-        ...
-        ValueError: `data` must have 100 rows, one for each example of the plan, got 90. ...
+        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=3.0)
+        >>> run, other = plan.new_run(), plan.new_run()
+        >>> run.plan == other.plan
+        True
         """
-        run = self._run(start)
-        load = example_loader(data, run.sampler, users, sharding)
-        return read_ahead(load, range(start, self.steps))
+        from dpoptax._runs.private_run import PrivateRun, shared_key
 
-    def draws(self, start: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields `(step, indices, mask)` for the plan's steps, to gather rows by hand.
+        return PrivateRun(self, shared_key(generator) if key is None else key)
 
-        Check that the data have N rows. The arguments and errors are those of `batches`.
+    def continue_run(self, opt_state: "PyTree") -> "PrivateRun":
+        """Returns the run that an optimizer state belongs to, after the steps that it counts.
+
+        The state holds the noise key and the number of releases, so a restored checkpoint is all
+        that a run needs. Repeated steps have the same batches and the same noise: continue with the
+        same data, loss and optimizer.
+
+        Args:
+          opt_state: a state of the chain that starts with `PrivateRun.noise`.
+
+        Raises:
+          ValueError: the state holds another number of noise stages than one, or other noise than
+            that of the plan.
         """
-        run = self._run(start)
-        return ((step, *run.sampler.sample(step)) for step in range(start, self.steps))
+        from dpoptax._runs.private_run import continued
 
-    def _run(self, start: int) -> "PrivacyPlan":
-        """Returns the plan of the run that starts or continues at a step."""
-        if self.sampler.seed is not None:
-            return self
-        if start:
-            raise ValueError(
-                f"`start` must be 0 for a plan without a seed, got {start}. To continue a run, "
-                "keep its plan, `run = plan.new_run()`, or make the plan with the run's `seed`."
-            )
-        return self.new_run()
+        return continued(self, opt_state)
 
     def steps_within(self, budget: float) -> int:
         """Returns the number of the plan's steps that spend at most the ε `budget`.
@@ -407,25 +267,21 @@ class PrivacyPlan:
             )
         return steps
 
-    def guarantee(
-        self, opt_state: "PyTree" = None, *, same_batches: bool | None = None
-    ) -> Guarantee:
-        """Returns the guarantee of a run that follows the plan, or of the whole plan.
+    def guarantee(self) -> Guarantee:
+        """Returns the guarantee of a run that takes all planned steps.
 
-        Args:
-          opt_state: the run's optimizer state, whose ledgers are read. By default, the guarantee is
-            that of all planned steps.
-          same_batches: as for `accounting.guarantee`.
-
-        Raises:
-          ValueError: `accounting.guarantee` raises it.
+        `PrivateRun.guarantee` states that of the steps that a run has taken.
         """
-        if opt_state is None:
-            noise, sampler = self.noise_multiplier, self._sampling
-            return planned_guarantee(
-                noise_multiplier=noise, steps=self.steps, sampler=sampler, **self._terms
-            )
-        return run_guarantee(opt_state, self.sampler, same_batches=same_batches, **self._terms)
+        noise, sampler = self.noise_multiplier, self._sampling
+        return planned_guarantee(
+            noise_multiplier=noise, steps=self.steps, sampler=sampler, **self._terms
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises for an unknown name, and says where a run has it."""
+        run = f". A plan is a value: start a use of it, `run = plan.new_run()`, and take `run.{name}`"
+        hint = run if name in ("noise", "batches", "draws") else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def __str__(self) -> str:
         from dpoptax.accounting._statement import claim_text, multipliers_text
@@ -463,13 +319,6 @@ def _frozen(schedule: Mapping[int, float]) -> Mapping[int, float]:
     return Schedule(tuple(schedule.items()))
 
 
-def _not_adaptive(clip: "Clip") -> ValueError:
-    return ValueError(
-        "`clip` must not be adaptive under a schedule of noise or with correlated noise, got "
-        f"{clip}."
-    )
-
-
 def _stddevs(values: Sequence[float]) -> str:
     most, least = max(values), min(values)
     text = f"{most:.4g} C" if most == least else f"{most:.4g} C to {least:.4g} C"
@@ -480,16 +329,13 @@ def _make_sampler(
     sampler: Sampler | Callable[..., Sampler],
     dataset_size: int | None,
     batch_size: int | None,
-    seed: int | bytes | None,
 ) -> Sampler:
     sizes = {"dataset_size": dataset_size, "batch_size": batch_size}
     if isinstance(sampler, Sampler):
         for name, size in sizes.items():
             if size not in (None, own := getattr(sampler, name)):
                 raise ValueError(f"`{name}` must be the sampler's, {own}, got {size}.")
-        if seed is not None:
-            raise ValueError("`seed` must be None if `sampler` is an object, which has its own.")
-        return sampler
+        return _without_seed(sampler)
     if not callable(sampler):
         raise TypeError(
             f"`sampler` must be a sampler or make one, got {sampler!r}. Pass a strategy of "
@@ -498,7 +344,17 @@ def _make_sampler(
     for name, size in sizes.items():
         if size is None:
             raise ValueError(f"`{name}` must be given unless `sampler` is an object.")
-    made = sampler(**sizes, seed=seed)
+    made = sampler(**sizes)
     if not isinstance(made, Sampler):
         raise TypeError(f"`sampler` must make a sampler of dpoptax.sampling, got {made!r}.")
-    return made
+    return _without_seed(made)
+
+
+def _without_seed(sampler: Sampler) -> Sampler:
+    """Returns the sampler of a plan, or raises if it is that of one run."""
+    if sampler.seed is not None:
+        raise ValueError(
+            "`sampler` must have no seed, because a plan may have several runs. Each run draws its "
+            "own, `plan.new_run()`, or `plan.new_run(key)` for a run that can be repeated."
+        )
+    return sampler

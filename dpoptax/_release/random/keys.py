@@ -51,17 +51,27 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
     >>> random_key_from_os("chacha20").shape
     (8,)
     """
-    if generator not in get_args(Generator):
-        raise ValueError(f"`generator` must be one of {get_args(Generator)}, got {generator!r}.")
-    words = 2 if generator == "threefry" else _CHACHA20_WORDS
+    words = number_of_words(generator)
     if jax.process_count() > 1:
         raise RuntimeError(
             f"`random_key_from_os` must be called in a single process, got {jax.process_count()} "
-            "processes, and each would draw another key. For one run on all processes, use "
-            "`seed, key = dpoptax.training.hosts.shared_secrets()`."
+            "processes, and each would draw another key. Use `plan.new_run()`, which shares the "
+            "key of one process."
         )
-    bits = jnp.asarray(np.frombuffer(os.urandom(4 * words), np.uint32))
-    return jax.random.wrap_key_data(bits, impl=_IMPL) if generator == "threefry" else bits
+    return key_of_words(np.frombuffer(os.urandom(4 * words), np.uint32))
+
+
+def number_of_words(generator: Generator) -> int:
+    """Returns the number of 32-bit words of a generator's key."""
+    if generator not in get_args(Generator):
+        raise ValueError(f"`generator` must be one of {get_args(Generator)}, got {generator!r}.")
+    return 2 if generator == "threefry" else _CHACHA20_WORDS
+
+
+def key_of_words(words: np.ndarray) -> jax.Array:
+    """Returns the noise key with these 32-bit words, of the generator with keys of this length."""
+    bits = jnp.asarray(words, jnp.uint32)
+    return bits if len(words) == _CHACHA20_WORDS else jax.random.wrap_key_data(bits, impl=_IMPL)
 
 
 def check_key(key: object) -> jax.Array:

@@ -1,0 +1,186 @@
+"""The identity of a run: everything that its releases rest on, and the one place that compares it.
+
+With the noise of one step, two sums would reveal their difference. So a run that is repeated, goes
+on after a restart, or is shared by several hosts must have the same
+
+- draws: the sampler with its seed, N and owners;
+- noise: the key, σ, B, and the correlation or schedule;
+- sum: the traced program with its clip, its constants and frozen arrays, and JAX's settings;
+- data: every record in its order.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
+from dpoptax._release.random.keys import words_of
+from dpoptax._runs.digests import digest_of, rows_digest, tree_digest
+from dpoptax._support import hosts
+
+if TYPE_CHECKING:
+    from dpoptax._support.tree import PyTree
+    from dpoptax.accounting._privacy_plan import PrivacyPlan
+    from dpoptax.sampling._base import Sampler
+    from dpoptax.users import UserTable
+
+Values = Mapping[str, Any]
+"""Values by the names that messages give them. Digests and fingerprints are `Hidden`."""
+
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_threefry_partitionable",
+    "jax_default_prng_impl",
+)
+
+
+class OtherRunError(ValueError):
+    """Raised where two starts or two hosts do not belong to one run. The message says why."""
+
+
+class Hidden(str):
+    """A digest, which messages do not show."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+    """Holds everything that the releases of a run rest on.
+
+    Attributes:
+      values: must be equal wherever the same noise is added. JSON values, or digests.
+      rounding: decides only how sums are rounded, such as the kind of device. It may change between
+        steps, but not in a step that is repeated after it was shown.
+    """
+
+    values: Values
+    rounding: Values = dataclasses.field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Returns a hash of all values except `rounding`."""
+        return digest_of({name: json.dumps(value) for name, value in self.values.items()})
+
+    def record(self) -> dict[str, Any]:
+        """Returns JSON values to store in the folder of a run, for `check_continues`."""
+        hidden = [name for name, value in self.values.items() if isinstance(value, Hidden)]
+        return {"values": dict(self.values), "hidden": hidden, "rounding": dict(self.rounding)}
+
+    def check_continues(self, record: Values, where: object, steps: int) -> None:
+        """Raises unless the run is that of a `record` after a number of steps.
+
+        Args:
+          record: from the start of the run.
+          where: the folder, for the message.
+          steps: the number of finished steps, for the message.
+
+        Raises:
+          OtherRunError: a value has changed.
+        """
+        old = record["values"]
+        for name in [*self.values, *(name for name in old if name not in self.values)]:
+            before, now = old.get(name), self.values.get(name)
+            if before != now:
+                hidden = isinstance(now, Hidden) or name in record["hidden"]
+                shown = "the same" if hidden else repr(before)
+                got = "another" if hidden else repr(now)
+                raise OtherRunError(
+                    f"{name} must be {shown}, as in the first {steps:,} steps of the run in "
+                    f"{where}, got {got}. The noise of a step belongs to one sampler, one program "
+                    f"and one data set.{self._also(record)} Restore it to continue that run, or "
+                    "use another folder for a new run and account for both."
+                )
+
+    def check_rounding(self, record: Values, why: str) -> None:
+        """Raises unless sums are rounded as in a `record`; `why` says why they must be.
+
+        Raises:
+          OtherRunError: a value has changed.
+        """
+        if changes := self._changes(record):
+            raise OtherRunError(
+                f"The arithmetic of a run must not change {why} These values changed: {changes}. "
+                "Repeated steps would add the same noise to other sums. Restore the original "
+                "arithmetic, or use another folder and account for both runs."
+            )
+
+    def check_same_on_hosts(self) -> None:
+        """Raises on all hosts unless all of them have this identity."""
+        check_same_on_hosts({**self.values, **self.rounding})
+
+    def _also(self, record: Values) -> str:
+        changes = self._changes(record)
+        return f" These values also changed: {changes}." if changes else ""
+
+    def _changes(self, record: Values) -> str:
+        old = record["rounding"]
+        changed = [name for name, value in self.rounding.items() if value != old.get(name)]
+        return ", ".join(f"{name} {old.get(name)!r} -> {self.rounding[name]!r}" for name in changed)
+
+
+def check_same_on_hosts(values: Values) -> None:
+    """Raises an error on all hosts unless all of them have the same values.
+
+    Each host reads its part of a batch and compiles its own program. If the order of their records
+    differed, a record could be in the parts of two hosts and move the sum by 2C. Hosts with other
+    clips, seeds or keys would release other sums. With equal hashes, the run is that of one host,
+    unless SHA-256 is broken.
+
+    Raises:
+      OtherRunError: a value differs. All hosts get the same message, which names it.
+    """
+    if other := hosts.differing({name: repr(value) for name, value in values.items()}):
+        raise OtherRunError(
+            f"All hosts of a run must have the same values, but they differ in {' and '.join(other)}"
+            ". Otherwise hosts draw different batches, add different noise or sum other gradients, "
+            "and the stated ε would be too small. Run the same program with the same files and "
+            "packages on all hosts, list files in one order, such as with sorted(), and start the "
+            "run by `plan.new_run()`, which shares its key."
+        )
+
+
+def draws_of(sampler: "Sampler", users: "UserTable | None") -> Values:
+    """Returns what the draws of a run rest on.
+
+    The padding may follow the number of devices, so it is not part of it.
+    """
+    seed = sampler.seed
+    law = dataclasses.replace(sampler, seed=None, multiple_of=1)
+    return {
+        "`sampler`": repr(law),
+        "The sampler's seed": Hidden(seed if seed is None else seed_fingerprint(seed)),
+        "`sampler`, with its draws,": Hidden(digest_of(sampler.sample(0))),
+        "`users`": Hidden(digest_of(None if users is None else vars(users))),
+    }
+
+
+def noise_of(plan: "PrivacyPlan", key: jax.Array) -> Values:
+    """Returns what the noise of a run rests on."""
+    noise = plan.noise_multiplier
+    return {
+        "The noise key": Hidden(key_fingerprint(words_of(key))),
+        "`noise_multiplier`": (
+            {str(first): sigma for first, sigma in noise.items()}
+            if isinstance(noise, Mapping)
+            else noise
+        ),
+        "`strategy`": None if plan.strategy is None else repr(plan.strategy),
+        "`steps` of correlated noise": None if plan.strategy is None else plan.steps,
+        "`fixed_point`": plan.fixed_point,
+    }
+
+
+def data_of(data: "PyTree", frozen: "PyTree" = None, *, whole: bool = True) -> Values:
+    """Returns what the data of a run are; `whole` as for `rows_digest`."""
+    found = {"The training examples": Hidden(rows_digest(data, whole=whole))}
+    if frozen is not None:
+        found["The frozen arrays"] = Hidden(tree_digest(frozen))
+    return found
+
+
+def settings() -> Values:
+    """Returns JAX's settings that change sums by more than rounding, or random numbers."""
+    config: Any = jax.config
+    return {f"`{name}`": getattr(config, name, None) for name in _SETTINGS}
