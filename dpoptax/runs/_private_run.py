@@ -201,7 +201,7 @@ class PrivateRun:
 
     def _check_same_on_hosts(self, data: "PyTree", users: "UserTable | None") -> None:
         """Raises on all hosts unless they have the same plan, key, step, data and owners."""
-        from dpoptax._runs import identity
+        from dpoptax.runs import _identity as identity
 
         identity.check_same_on_hosts(
             {
@@ -313,6 +313,14 @@ def continued(plan: "PrivacyPlan", opt_state: "PyTree") -> PrivateRun:
             "that the run was started with."
         )
     return PrivateRun(plan, key, step=ledger.releases)
+
+
+def sampler_of(plan: "PrivacyPlan", opt_state: "PyTree") -> Sampler:
+    """Returns the sampler with the seed of the run that an optimizer state belongs to.
+
+    For trainers that draw steps by their number: each draw is for one release.
+    """
+    return continued(plan, opt_state)._sampler
 
 
 def seeded(sampler: Sampler, key: jax.Array) -> Sampler:
