@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax.runs._identity import noise_of as noise_of
     from dpoptax.runs._identity import settings as settings
     from dpoptax.runs._private_run import PrivateRun as PrivateRun
+    from dpoptax.runs._private_run import noise_key_of as noise_key_of
     from dpoptax.runs._private_run import noise_stage as noise_stage
     from dpoptax.runs._private_run import sampler_of as sampler_of
     from dpoptax.runs._private_run import seeded as seeded
@@ -35,7 +36,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "._private_run": ("PrivateRun", "noise_stage", "sampler_of", "seeded", "shared_key"),
+            "._private_run": ("PrivateRun", "noise_key_of", "noise_stage", "sampler_of", "seeded", "shared_key"),
             "._identity": ("Hidden", "OtherRunError", "RunIdentity", "check_same_on_hosts", "data_of", "draws_of", "noise_of", "settings"),
             "._digests": ("array_digest", "digest_of", "rows_digest", "traced", "tree_digest"),
             ".._support.hosts": ("differing", "shared_bytes"),
