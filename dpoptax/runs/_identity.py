@@ -76,8 +76,8 @@ class RunIdentity:
           OtherRunError: a value has changed.
         """
         old = record["values"]
-        names = list(self.values) if part else [*self.values, *(old.keys() - self.values.keys())]
-        for name in names:
+        missing = [] if part else [name for name in old if name not in self.values]
+        for name in (*missing, *self.values):
             before, now = old.get(name), self.values.get(name)
             if before == now:
                 continue

@@ -126,10 +126,10 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
             "would add other noise to the same data. Pass the original seed, or another workdir "
             "for a new run."
         )
-    from dpoptax.training.run.resume import first_steps  # imports orbax
+    from dpoptax.training.run.resume import check_continues  # imports orbax
 
     known = RunIdentity({**settings(), **_fields(run)})
-    known.check_continues(begun["identity"], first_steps(begun, workdir), part=True)
+    check_continues(known, begun, workdir, part=True)
     reached = max(begun["step"], context.shown)
     if reached > plan.permitted_steps and config.epsilon is not None:
         with phases("accounting"):
