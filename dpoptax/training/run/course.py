@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from dpoptax import extend
-from dpoptax.runs import Hidden, RunIdentity, rows_digest, settings, tree_digest
+from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest
 from dpoptax.sampling import Sampler
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
@@ -142,9 +142,7 @@ class Course:
             workdir = self.context.checkpoints.directory.parent
             resume.check_continues(identity, begun, workdir)
         if jax.process_count() > 1:
-            identity.check_same_on_hosts(
-                kept=job.kept, rows=Hidden(rows_digest(job.data)), steps=job.plan.permitted_steps
-            )
+            identity.check_same_on_hosts(job.data, kept=job.kept, steps=job.plan.permitted_steps)
         return identity
 
     def _begin(self, first: State) -> None:
