@@ -43,7 +43,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     )
     from dpoptax._release.random.keys import random_key_from_os as random_key_from_os
     from dpoptax._release.read_ledger import ledgers as ledgers
-    from dpoptax._runs.private_run import PrivateRun as PrivateRun
     from dpoptax._support.version import __version__ as __version__
     from dpoptax.accounting._privacy_plan import PrivacyPlan as PrivacyPlan
     from dpoptax.filters._disk import disk as disk
@@ -52,6 +51,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax.filters._low_pass import low_pass as low_pass
     from dpoptax.filters._lp_adam import lp_adam as lp_adam
     from dpoptax.filters._pmlf import pmlf as pmlf
+    from dpoptax.runs._private_run import PrivateRun as PrivateRun
     from dpoptax.sampling._batches import Batch as Batch
 else:
     from dpoptax._support.lazy import lazy_names
@@ -87,7 +87,7 @@ else:
         "._release.information_flow.information_flow": ("information_flow",),
         "._release.random.keys": ("random_key_from_os",),
         "._release.read_ledger": ("ledgers",),
-        "._runs.private_run": ("PrivateRun",),
+        ".runs._private_run": ("PrivateRun",),
         "._support.version": ("__version__",),
         ".filters._disk": ("disk",),
         ".filters._doppler": ("doppler",),

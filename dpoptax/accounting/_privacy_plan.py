@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from dpoptax._gradients.clip.clip import Clip
     from dpoptax._release.random.keys import Generator
-    from dpoptax._runs.private_run import PrivateRun
     from dpoptax._support.tree import PyTree
     from dpoptax.matrix._participation import Participation
     from dpoptax.matrix._strategies import Strategy
+    from dpoptax.runs._private_run import PrivateRun
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -219,7 +219,7 @@ class PrivacyPlan:
         >>> run.plan == other.plan
         True
         """
-        from dpoptax._runs.private_run import PrivateRun, shared_key
+        from dpoptax.runs._private_run import PrivateRun, shared_key
 
         return PrivateRun(self, shared_key(generator) if key is None else key)
 
@@ -237,7 +237,7 @@ class PrivacyPlan:
           ValueError: the state holds another number of noise stages than one, or other noise than
             that of the plan.
         """
-        from dpoptax._runs.private_run import continued
+        from dpoptax.runs._private_run import continued
 
         return continued(self, opt_state)
 
@@ -279,7 +279,9 @@ class PrivacyPlan:
 
     def __getattr__(self, name: str) -> Any:
         """Raises for an unknown name, and says where a run has it."""
-        run = f". A plan is a value: start a use of it, `run = plan.new_run()`, and take `run.{name}`"
+        run = (
+            f". A plan is a value: start a use of it, `run = plan.new_run()`, and take `run.{name}`"
+        )
         hint = run if name in ("noise", "batches", "draws") else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 

@@ -1,21 +1,36 @@
 """Checks a private run inside another library's trainer, and takes its steps."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import logging
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
+from dpoptax.runs import (
+    Hidden,
+    RunIdentity,
+    data_of,
+    differing,
+    digest_of,
+    draws_of,
+    noise_key_of,
+    noise_of,
+    noise_stage,
+    rows_digest,
+    sampler_of,
+    settings,
+    traced,
+)
 from dpoptax.training import hosts
-from dpoptax.training.run import resume, seeds
+from dpoptax.training.run import seeds
 from dpoptax.users import UserTable, per_user_loss
 
 _NOT_SHOWN = (
@@ -44,16 +59,17 @@ class Inputs(NamedTuple):
 
 
 def step_inputs(
-    data: PlanBatches, opt_state: Any, step: int, rows: NamedSharding | None, *, random: bool = True
+    data: PlanBatches, opt_state: Any, rows: NamedSharding | None, *, random: bool = True
 ) -> Iterator[Inputs]:
-    """Yields the inputs of a run's steps from a step on. It reads no batch of earlier steps.
+    """Yields the inputs of the remaining steps of a state's run. It reads no earlier batch.
 
     `rows` is how a batch is split over devices, and `random` whether the loss gets a key.
     """
     logging.info(_NOT_SHOWN)
-    secret = _loss_key(opt_state)
+    secret = seeds.random_key(noise_key_of(opt_state))
+    run = data.plan.continue_run(opt_state)
     del opt_state  # frees it during the run
-    for batch in data.plan.batches(data.rows, start=step, users=data.users, sharding=rows):
+    for batch in run.batches(data.rows, users=data.users, sharding=rows):
         inputs = Inputs(batch.examples, batch.mask)
         if random:
             key = jax.random.fold_in(secret, batch.step)
@@ -61,13 +77,6 @@ def step_inputs(
                 key = hosts.place(key, NamedSharding(rows.mesh, PartitionSpec()))
             inputs = inputs._replace(ids=batch.ids, key=key)
         yield inputs
-
-
-def _loss_key(opt_state: Any) -> jax.Array:
-    """Derives the key of losses with randomness from the noise key."""
-    is_stage = lambda x: hasattr(x, "mechanism")  # noqa: E731
-    stages = filter(is_stage, jax.tree.leaves(opt_state, is_leaf=is_stage))
-    return seeds.random_key(next(stages).key)
 
 
 def update(
@@ -109,14 +118,9 @@ def specs_of(params: Any) -> Any:
 
 
 def check_plan(plan: dpoptax.PrivacyPlan) -> None:
-    """Raises an error unless the plan is that of one run."""
+    """Raises an error unless `plan` is a plan."""
     if not isinstance(plan, dpoptax.PrivacyPlan):
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
-    if plan.sampler.seed is None:
-        raise ValueError(
-            "`plan` must have a seed, because no checkpoint contains it. Pass "
-            "`plan = plan.new_run()`, and keep the plan as secret as the data."
-        )
 
 
 def check_data(
@@ -142,25 +146,17 @@ def check_data(
 
 
 def check_state(
-    opt_state: Any,
-    step: int,
-    plan: dpoptax.PrivacyPlan,
-    clip: dpoptax.Clip | float,
-    folder: str | epath.Path | None,
+    opt_state: Any, step: int, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip | float
 ) -> None:
-    """Raises an error unless a state is that of a run of the plan after a number of steps.
-
-    `folder` is that of its checkpoints, if any.
-    """
+    """Raises an error unless a state is that of a run of the plan after a number of steps."""
     _check_chain(opt_state, plan, clip)
     check_step(opt_state, step)
-    _check_folder(folder, plan, opt_state, step)
 
 
 def _check_chain(opt_state: Any, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip | float) -> None:
     """Raises an error unless the chain starts with the plan's noise."""
-    planned = plan.noise(jax.random.key(0), clip=clip).init(jnp.zeros(1))
-    found, remedy = dpoptax.ledgers(opt_state), "Pass `optax.chain(plan.noise(key), …)`."
+    planned = noise_stage(plan, jax.random.key(0), clip).init(jnp.zeros(1))
+    found, remedy = dpoptax.ledgers(opt_state), "Pass `optax.chain(plan.new_run().noise(), …)`."
     if len(found) != 1:
         raise ValueError(f"`optimizer` must have one noise stage, got {len(found)}. {remedy}")
     head = opt_state
@@ -196,31 +192,66 @@ def check_step(opt_state: Any, step: int) -> None:
         )
 
 
-def check_hosts(data: PlanBatches, opt_state: Any) -> None:
-    """Raises an error on all hosts unless they have the same data, sampler, seed and noise key."""
-    resume.check_same_on_hosts(_identity(data.plan, opt_state), data.rows, data.users)
+def program_of(
+    step: Callable[..., Any], data: PlanBatches, *state: Any, random: bool = True
+) -> Hidden:
+    """Returns the digest of `step(*state, inputs)`, with every array that it closes over.
 
-
-def _identity(plan: dpoptax.PrivacyPlan, opt_state: Any) -> dict[str, Any]:
-    """Returns fingerprints of a run's seed, noise key and sampler."""
-    event = plan.guarantee(opt_state).event
-    # The padding may follow the number of devices. A sampler shows no seed.
-    sampler = repr(dataclasses.replace(plan.sampler, multiple_of=1))
-    return {
-        "seed": sorted(event.seeds),
-        "key": sorted(event.keys),
-        "sampler": hashlib.sha256(sampler.encode()).hexdigest(),
-    }
-
-
-def _check_folder(
-    folder: str | epath.Path | None, plan: dpoptax.PrivacyPlan, opt_state: Any, step: int
-) -> None:
-    """Raises an error if earlier steps may belong to a run with other draws or noise.
-
-    The first start of a run writes its sampler and fingerprints of its seed and noise key to its
-    folder. The guarantee covers the steps before a restart by the sampler of the last start.
+    It does not depend on the devices that share a batch, so that a run may go on on others.
     """
+    size = data.plan.sampler.padded_size
+    mask = jax.ShapeDtypeStruct((size,), np.bool_)
+    lead: tuple[int, ...] = (size,)
+    if data.users is not None:
+        lead = (size, data.users.records_per_user)
+    examples = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), jnp.result_type(x.dtype)), data.rows
+    )
+    if data.users is not None:
+        examples = examples, jax.ShapeDtypeStruct(lead, np.bool_)
+    inputs = Inputs(examples, mask)
+    if random:
+        ids = jax.ShapeDtypeStruct((size,), jnp.result_type(np.int64))
+        inputs = inputs._replace(ids=ids, key=jax.eval_shape(jax.random.key, 0))
+    return Hidden(digest_of(traced(step, *state, inputs)))
+
+
+def check_run(
+    data: PlanBatches,
+    opt_state: Any,
+    step: int,
+    program: Hidden,
+    folder: str | epath.Path | None,
+) -> None:
+    """Raises an error on all hosts unless they start or continue one run.
+
+    The first start of a run writes its identity to its folder. A step that is repeated must have
+    the same batch, the same program and the same noise.
+
+    Args:
+      data: the data.
+      opt_state: the state before the step.
+      step: the number of steps so far.
+      program: from `program_of`.
+      folder: that of the checkpoints, if any.
+    """
+    plan = data.plan
+    identity = RunIdentity(
+        {
+            **settings(),
+            **draws_of(sampler_of(plan, opt_state), data.users),
+            **noise_of(plan, noise_key_of(opt_state)),
+            **data_of(data.rows, whole=False),
+            "The model, its loss or the optimizer": program,
+        }
+    )
+    if jax.process_count() > 1:
+        identity.check_same_on_hosts(rows=Hidden(rows_digest(data.rows)), step=step)
+    _check_folder(folder, identity, step)
+
+
+def _check_folder(folder: str | epath.Path | None, identity: RunIdentity, step: int) -> None:
+    """Raises an error if earlier steps may belong to another run."""
     record = None if folder is None else epath.Path(folder) / _RECORD
     if step and not (record and record.exists()):
         raise ValueError(
@@ -229,16 +260,8 @@ def _check_folder(
         )
     if record is None:
         return
-    own = _identity(plan, opt_state)
     if jax.process_index() == 0 and not record.exists():
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(own))
-    hosts.same_on_all_hosts(_RECORD)  # waits for the file
-    found = json.loads(record.read_text())
-    other = [name for name in own if own[name] != found.get(name)]
-    if other:
-        raise ValueError(
-            f"The folder {folder} holds a run with another {' and '.join(other)}. A step that is "
-            "repeated must have the same batch and the same noise. Continue with the plan and key "
-            "of the run, or use another folder."
-        )
+        record.write_text(json.dumps(identity.record()))
+    differing({})  # waits for the file
+    identity.check_continues(json.loads(record.read_text()), f"the run in {folder}")

@@ -1,10 +1,9 @@
 """Private training with Kauldron: a `TrainStep` that adds noise.
 
     plan = dpoptax.PrivacyPlan(dataset_size=N, batch_size=B, steps=T, epsilon=3.0, delta=1e-6)
-    plan = plan.new_run()
     trainer = kd.train.Trainer(
         train_ds=plan_batches(plan, rows),
-        optimizer=optax.chain(plan.noise(key), optax.adam(1e-3)),
+        optimizer=optax.chain(plan.new_run().noise(), optax.adam(1e-3)),
         trainstep=PrivateTrainStep(plan=plan),
         num_train_steps=T - 1,
         …,
@@ -43,11 +42,11 @@ class PrivateTrainStep(kd.train.TrainStep):
 
     Privacy: `guarantee(trainer, state)` covers the parameters of all steps. Checkpoints hold the
     noise key and must stay private. `export` writes files that may be published. A run that goes on
-    after a crash repeats the steps after its last checkpoint with the same noise. It must have the
-    same rows, losses and optimizer.
+    after a crash repeats the steps after its last checkpoint with the same noise. Other rows,
+    losses or settings raise an error, also after the last step.
 
     Args:
-      plan: its N is the number of rows, and it has a seed. Kauldron runs `num_train_steps` + 1
+      plan: its N is the number of rows. Kauldron runs `num_train_steps` + 1
         steps, at most T.
       clip: the clip of each example's gradient, as for `clipped_grad`.
       trained: selects the trained parameters, such as `kd.optim.select("lora")`; all by default.
@@ -127,11 +126,16 @@ class PrivateTrainStep(kd.train.TrainStep):
                 f"`model` must have no variables except parameters, got {list(state.collections)}: "
                 "statistics of a batch mix its examples. Use `nn.LayerNorm` or `nn.GroupNorm`."
             )
-        step, folder = int(state.step), self._seen["folder"]
-        _run.check_state(state.opt_state, step, self.plan, self.clip, folder)
-        data, rows = self._seen["data"], self.sharding.batch
-        _run.check_hosts(data, state.opt_state)
-        self._seen["inputs"] = _run.step_inputs(data, state.opt_state, step, rows)
+        step, data = int(state.step), self._seen["data"]
+        _run.check_state(state.opt_state, step, self.plan, self.clip)
+        trained, frozen = self._split(state.params)
+
+        def taken(opt_state: Any, trained: Any, inputs: _run.Inputs) -> Any:
+            return self._update(opt_state, trained, inputs, 0, frozen, rows=None, specs=None)
+
+        program = _run.program_of(taken, data, state.opt_state, trained)
+        _run.check_run(data, state.opt_state, step, program, self._seen["folder"])
+        self._seen["inputs"] = _run.step_inputs(data, state.opt_state, self.sharding.batch)
 
     def _step(
         self, state: kd.train.TrainState, batch: Any
@@ -144,24 +148,40 @@ class PrivateTrainStep(kd.train.TrainStep):
         trained, frozen = self._split(state.params)
         shapes = jax.eval_shape(lambda x: x, state.params)
         placed = kd.sharding.with_sharding_constraint(shapes, self.sharding.params)
-        trained, opt_state = _run.update(
-            self._example_loss(state.step, frozen),
+        specs = _run.specs_of(self._split(placed)[0])
+        args = state.opt_state, trained, batch, state.step, frozen
+        trained, opt_state = self._update(*args, rows=self.sharding.batch, specs=specs)
+        params = _merge(trained, frozen)
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state), shown
+
+    def _update(
+        self,
+        opt_state: Any,
+        trained: Any,
+        inputs: _run.Inputs,
+        step: jax.Array | int,
+        frozen: Any,
+        *,
+        rows: Any,
+        specs: Any,
+    ) -> tuple[Any, Any]:
+        """Returns the trained parameters and the optimizer's state after a step."""
+        return _run.update(
+            self._example_loss(step, frozen),
             self.optimizer,
-            state.opt_state,
+            opt_state,
             trained,
-            batch,
+            inputs,
             plan=self.plan,
             clip=self.clip,
-            rows=self.sharding.batch,
-            specs=_run.specs_of(self._split(placed)[0]),
+            rows=rows,
+            specs=specs,
             microbatch_size=self.microbatch_size,
             method=self.method,
             precision=self.precision,
         )
-        params = _merge(trained, frozen)
-        return state.replace(step=state.step + 1, params=params, opt_state=opt_state), shown
 
-    def _example_loss(self, step: jax.Array, frozen: Any) -> Callable[..., jax.Array]:
+    def _example_loss(self, step: jax.Array | int, frozen: Any) -> Callable[..., jax.Array]:
         """Returns the sum of the losses for one example."""
 
         def loss_fn(trained: Any, example: Any, key: jax.Array) -> jax.Array:
@@ -201,7 +221,7 @@ def plan_batches(
 
     Args:
       plan: the plan of the step.
-      rows: a tree of arrays with N rows each, as for `PrivacyPlan.batches`, usually a dictionary. A
+      rows: a tree of arrays with N rows each, as for `PrivateRun.batches`, usually a dictionary. A
         run that goes on after a restart must get the same rows in the same order.
       users: the table of owners that made the plan's sampler, if the plan draws users.
     """
@@ -213,7 +233,7 @@ def plan_batches(
 def guarantee(trainer: kd.train.Trainer, state: kd.train.TrainState) -> Guarantee:
     """Returns the guarantee of the steps of a state. `print` states it."""
     _run.check_step(state.opt_state, int(state.step))
-    return trainer.trainstep.plan.guarantee(state.opt_state)
+    return trainer.trainstep.plan.continue_run(state.opt_state).guarantee(state.opt_state)
 
 
 def export(trainer: kd.train.Trainer, state: kd.train.TrainState, folder: str) -> list[epath.Path]:

@@ -1,7 +1,7 @@
 """Private fine-tuning with tunix: a `PeftTrainer` whose step adds noise.
 
     plan = dpoptax.PrivacyPlan(dataset_size=N, batch_size=B, steps=T, epsilon=3.0, delta=1e-6)
-    optimizer = optax.chain(plan.noise(key), optax.adam(1e-3))
+    optimizer = optax.chain(plan.new_run().noise(), optax.adam(1e-3))
     trainer = PrivateTrainer(model, optimizer, config, plan=plan)
     trainer.train(plan_batches(plan, rows))
     print(guarantee(trainer))
@@ -39,16 +39,16 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
 
     Privacy: `guarantee(trainer)` covers the parameters of all steps. Checkpoints hold the noise key
     and must stay private, except `publishable_folders(trainer)`. A run that goes on after a crash
-    repeats the steps after its last checkpoint with the same noise. It must have the same rows,
-    loss and optimizer.
+    repeats the steps after its last checkpoint with the same noise. Other rows, another loss or
+    other settings raise an error, also after the last step.
 
     Args:
       model: the model. Its streams of random numbers, as for dropout, get a new key for each step
         and record.
-      optimizer: `optax.chain(plan.noise(key), …)`.
+      optimizer: `optax.chain(plan.new_run().noise(), …)`.
       training_config: the `TrainingConfig`, without gradient accumulation. On a mesh, the first
         entry of `data_sharding_axis` names the axes that share the examples.
-      plan: its N is the number of rows, and it has a seed.
+      plan: its N is the number of rows.
       clip: the clip of each example's gradient, as for `clipped_grad`.
       microbatch_size: as for `clipped_grad`. It replaces gradient accumulation.
       method: as for `clipped_grad`.
@@ -88,8 +88,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
             precision=precision,
         )
         super().__init__(model, optimizer, training_config, **options)
-        folder = training_config.checkpoint_root_directory
-        _run.check_state(self._opt_state, self.train_steps, plan, clip, folder)
+        _run.check_state(self._opt_state, self.train_steps, plan, clip)
 
     def train(
         self,
@@ -119,14 +118,9 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
                 raise ValueError(f"`{name}` must not be set, because the plan draws the batches.")
         data = _run.check_data(train_ds, self.plan, "max_steps", self.config.max_steps)
         _run.check_step(self._opt_state, self.train_steps)
-        _run.check_hosts(data, self._opt_state)
-        inputs = _run.step_inputs(
-            data,
-            self._opt_state,
-            self.train_steps,
-            self._rows,
-            random=_nnx.has_streams(self.model),
-        )
+        random = _nnx.has_streams(self.model)
+        self._check_run(data, random=random)
+        inputs = _run.step_inputs(data, self._opt_state, self._rows, random=random)
         # The base class skips one batch for each finished step. These are not read again.
         skipped = itertools.repeat(None, self.iter_steps)
         super().train(
@@ -136,6 +130,21 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
             cache_nnx_graph=cache_nnx_graph,
         )
 
+    def _check_run(self, data: _run.PlanBatches, *, random: bool) -> None:
+        """Raises an error unless the trainer starts or continues one run."""
+        loss_fn, params = self._example_loss(self.model, self.optimizer.wrt)
+
+        def taken(opt_state: Any, params: Any, inputs: _run.Inputs) -> Any:
+            state = self.optimizer.tx, opt_state, params
+            return self._update(loss_fn, *state, inputs, rows=None, specs=None)
+
+        program = _run.program_of(taken, data, self._opt_state, params, random=random)
+        folder = self.config.checkpoint_root_directory
+        _run.check_run(data, self._opt_state, self.train_steps, program, folder)
+
+    def _example_loss(self, model: nnx.Module, trained: Any) -> tuple[Callable[..., Any], Any]:
+        return _nnx.example_loss(model, trained, self.loss_fn, self.gen_model_input_fn)
+
     def create_train_step_fn(self) -> Callable[..., tuple[jax.Array, None, jax.Array]]:
         """Returns the private step. It returns NaN as loss and gradient norm, and no aux."""
         rows = self._rows
@@ -144,9 +153,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         def train_step(
             model: nnx.Module, optimizer: nnx.Optimizer, inputs: _run.Inputs
         ) -> tuple[jax.Array, None, jax.Array]:
-            loss_fn, params = _nnx.example_loss(
-                model, optimizer.wrt, self.loss_fn, self.gen_model_input_fn
-            )
+            loss_fn, params = self._example_loss(model, optimizer.wrt)
             state = optimizer.tx, nnx.as_pure(optimizer.opt_state), params
             params, opt_state = self._update(loss_fn, *state, inputs, rows=rows, specs=specs)
             nnx.update(model, params)
@@ -197,7 +204,7 @@ def plan_batches(
 
     Args:
       plan: the trainer's plan.
-      rows: a tree of arrays with N rows each, as for `PrivacyPlan.batches`. A trainer that goes on
+      rows: a tree of arrays with N rows each, as for `PrivateRun.batches`. A trainer that goes on
         after a restart must get the same rows in the same order.
       users: the table of owners that made the plan's sampler, if the plan draws users.
     """
@@ -206,7 +213,8 @@ def plan_batches(
 
 def guarantee(trainer: PrivateTrainer) -> Guarantee:
     """Returns the guarantee of the trainer's steps so far. `print` states it."""
-    return trainer.plan.guarantee(trainer._opt_state)
+    state = trainer._opt_state
+    return trainer.plan.continue_run(state).guarantee(state)
 
 
 def publishable_folders(trainer: PrivateTrainer) -> list[epath.Path]:

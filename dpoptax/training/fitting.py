@@ -12,15 +12,26 @@ import optax
 
 import dpoptax
 from dpoptax.accounting import Guarantee
-from dpoptax.training import hosts
+from dpoptax.runs import (
+    Hidden,
+    RunIdentity,
+    data_of,
+    draws_of,
+    key_of_words,
+    noise_of,
+    noise_stage,
+    sampler_of,
+    seeded,
+    settings,
+    shared_key,
+    words_of,
+)
+from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.loss_arguments import requires_key, takes_key
 from dpoptax.training.run import devices, inputs, seeds
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
-from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.run_plan import RunPlan
@@ -47,15 +58,14 @@ class FitResult:
       opt_state: the final state of the noise and the optimizer. Secret: it holds the noise key.
       guarantee: the guarantee of the steps taken; `print(guarantee)` states it.
       history: the logged records of all evaluations.
-      plan: the plan of this run, with the seed that drew the batches. It is secret. Pass the
-        original plan to another call of `fit`.
+      run: the run, which draws no further batches. Secret.
     """
 
     params: Any = dataclasses.field(repr=False)
     opt_state: Any = dataclasses.field(repr=False)
     guarantee: Guarantee = dataclasses.field(repr=False)
     history: list[Record] = dataclasses.field(repr=False)
-    plan: dpoptax.PrivacyPlan
+    run: dpoptax.PrivateRun = dataclasses.field(repr=False)
 
     @property
     def steps(self) -> int:
@@ -90,14 +100,14 @@ def fit(
 
         x_{t+1} = x_t + optimizer((Σ_ξ clip(∇ℓ(x_t; ξ)) + σ C N(0, I)) / B),   t = 0, …, T − 1
 
-    The result equals that of the loop in the README bit for bit: `plan` draws the batches and adds
-    the noise, and `clipped_grad` clips. `fit` also prefetches batches, evaluates, logs, stops at a
-    budget, and resumes an interrupted run. With `workdir`, the noise key is derived from `key`, the
-    data, the initial parameters and the traced program, so that no other run has the same noise.
+    The result equals that of the loop in the README with `plan.new_run(key)` bit for bit. `fit`
+    also prefetches batches, evaluates, logs, stops at a budget, and resumes an interrupted run.
+    With `workdir`, the noise key is derived from `key`, the data, the initial parameters, the
+    traced program and JAX's settings, so that no other run has the same noise.
 
     Privacy: `FitResult.guarantee` covers the parameters of all steps together and everything
     computed from them. It does not cover metrics that `evaluate` computes on private data. The
-    noise key, the sampler's seed, `FitResult.opt_state` and `workdir` are secret.
+    noise key, `FitResult.opt_state`, `FitResult.run` and `workdir` are secret.
 
     Args:
       loss_fn: `loss_fn(params, example)`, the scalar loss of one example. If it requires a third
@@ -108,8 +118,7 @@ def fit(
       data: a tree of columns with a row for each example: arrays, memory-mapped arrays, lists of
         examples, or sources with `len` and integer indices, such as those of `grain`. JAX arrays
         stay on their device. All others are prefetched in a thread.
-      plan: its N must be the number of examples. If it has no seed, a new run draws its own, and
-        two calls with one plan are two independent runs. Two calls with a seed draw equal batches.
+      plan: its N must be the number of examples. Two calls with one plan are two independent runs.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
         in it. It must not add noise. The learning rate of the default often needs tuning.
       clip: as for `clipped_grad`; by default 1.0.
@@ -135,8 +144,8 @@ def fit(
         a resumed run keeps it. Other processes may find another size, which rounds differently.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call.
-      key: the noise key, new for each run, and the same on all hosts. By default, one from
-        `hosts.shared_secrets`.
+      key: the noise key, which also determines the batches, as for `PrivacyPlan.new_run`. By
+        default, one from the operating system, which all hosts share.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
@@ -146,7 +155,7 @@ def fit(
         records again.
       workdir: folder for checkpoints, metrics.jsonl and, after the last step, statement.txt, the
         guarantee in plain language. If it holds a run, the same call resumes it
-        with its key, seed and parameters, and ends with the same parameters bit for bit. Another
+        with its key and parameters, and ends with the same parameters bit for bit. Another
         loss, optimizer, clip or data set raises an error, even if the run has finished. Parameters
         are saved before `evaluate` or a record shows them.
       checkpoint_every: steps between checkpoints. Evaluated steps also have one.
@@ -191,7 +200,7 @@ def fit(
     with open_context(
         workdir, place, phases, log=log, progress=progress, exact=plan.fixed_point
     ) as context:
-        plan, key = _new_or_continued(plan, key, context.begun, workdir)
+        key = _new_or_continued(plan, key, context.begun, workdir)
         private = _PrivateOptimizer(plan, optimizer, clip, random, place)
         with phases("init"):
             chain = private.chain(key)
@@ -209,7 +218,7 @@ def fit(
             grad_fn=grad_fn,
         )
         if microbatch_size == "auto":
-            feed = Feed(plan.sampler, data, place, users=users)
+            feed = Feed(seeded(plan.sampler, key), data, place, users=users)
             step = _with_automatic_size(step, private, key, params, feed, frozen, context)
         with phases("init"):
             first = State(0, params, private.first_state(key, params))
@@ -248,7 +257,7 @@ class _PrivateOptimizer:
 
     def chain(self, key: jax.Array) -> optax.GradientTransformation:
         """Returns the chain of a noise key."""
-        stages = [self.plan.noise(key, clip=self.clip), self.optimizer]
+        stages = [noise_stage(self.plan, key, self.clip), self.optimizer]
         if self.random:
             stages.insert(1, step_keys(seeds.random_key(key)))
         return optax.chain(*stages)
@@ -269,8 +278,8 @@ def _with_automatic_size(
 ) -> TrainingStep:
     """Returns the step with the micro-batch size of the run to resume, or with the fastest."""
     if context.begun is not None:  # repeated steps must not round differently
-        size = context.begun["program"].get(_MICROBATCH_SIZE, "None")
-        return dataclasses.replace(step, microbatch_size=None if size == "None" else int(size))
+        size = context.begun["identity"]["values"].get(_MICROBATCH_SIZE)
+        return dataclasses.replace(step, microbatch_size=size)
     with context.phases("tuning"), inputs.explains_optimizer(private.optimizer, params):
         state = params, private.first_state(jnp.zeros_like(key), params)
         step = with_fastest_microbatches(step, (state, *feed(0), frozen), private.place.mesh)
@@ -292,32 +301,31 @@ def _make_job(
     checkpoint_every: int,
 ) -> Job:
     """Returns the job of a plan, with everything that must be equal when it resumes."""
-    plan, seed = private.plan, private.plan.sampler.seed
-    assert seed is not None
+    plan = private.plan
     noise = plan.noise_multiplier
     least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
+
+    def identity(sampler: Sampler, args: Any) -> dict[str, Any]:
+        return {
+            **draws_of(sampler, users),
+            **noise_of(plan, key),
+            **data_of(data, frozen, whole=False),
+            "`optimizer`": Hidden(optimizer_digest(private.optimizer, args[0][0])),
+            **_gradient_identity(step, args, private.place),
+        }
+
     return Job(
         name="training",
         plan=RunPlan(plan.sampler, least_noise, steps, plan),
+        sampler=lambda opt_state: sampler_of(plan, opt_state),
         step=step,
         frozen=frozen,
         data=data,
         users=users,
         evaluate=evaluate,
-        identity=lambda: {
-            "run": _fields(plan),
-            "seed": seed.hex() if isinstance(seed, bytes) else seed,
-            "key": _words(key),
-        },
-        fingerprint=lambda: fingerprint(
-            Dataset("data", data, {}, 0), seed, frozen={"frozen": frozen}
-        ),
-        program=lambda args: {
-            "`users`": digest_of(None if users is None else vars(users)),
-            "`optimizer`": optimizer_digest(private.optimizer, args[0][0]),
-            **_gradient_digests(step, args, private.place),
-        },
-        begin=lambda read, params: private.first_state(seeds.noise_key_of(key, read), params),
+        identity=identity,
+        kept={"key": np.frombuffer(words_of(key), np.uint32).tolist()},
+        begin=lambda hashed, params: private.first_state(seeds.noise_key_of(key, hashed), params),
         exact=plan.fixed_point,
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
@@ -326,27 +334,27 @@ def _make_job(
 
 def _make_result(plan: dpoptax.PrivacyPlan, state: State, workdir: Path | None) -> FitResult:
     """Returns the final state with its guarantee, which is also stated in the folder."""
-    guarantee = dataclasses.replace(plan.guarantee(state.opt_state), drawn=True)
+    run = plan.continue_run(state.opt_state)
+    guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
     if workdir is not None and jax.process_index() == 0:
         from dpoptax.training.run import records
 
         records.write_text(workdir / records.STATEMENT, guarantee.statement())
-    return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
+    return FitResult(state.params, state.opt_state, guarantee, list(state.history), run)
 
 
-def _gradient_digests(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, str]:
-    """Returns digests of the gradient, and of the whole step with everything it closes over."""
+def _gradient_identity(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, Any]:
+    """Returns the program of the gradient, with everything that it closes over."""
     if step.grad_fn is None:
         return {
-            "`clip`": digest_of(step.clip),
-            _MICROBATCH_SIZE: str(step.microbatch_size),
-            "`loss_fn`, with everything that it closes over,": program_digest(step, args),
+            "`clip`": step.clip if isinstance(step.clip, int | float) else repr(step.clip),
+            _MICROBATCH_SIZE: step.microbatch_size,
+            "`loss_fn`, with everything that it closes over,": Hidden(program_digest(step, args)),
         }
     if place.mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
         shared = place.mesh.shape["data"]
         args = on_one_device(args, -(-len(args[2]) // shared) * shared)
-    digest = program_digest(step, args)
-    return {"`grad_fn`, with everything that it closes over,": digest}
+    return {"`grad_fn`, with everything that it closes over,": Hidden(program_digest(step, args))}
 
 
 def _metrics(
@@ -375,71 +383,19 @@ def _metrics(
 
 def _new_or_continued(
     plan: dpoptax.PrivacyPlan, key: jax.Array | None, begun: Record | None, workdir: Path | None
-) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
-    """Returns the plan with a seed, and the noise key: given, new, or of the run to resume."""
-    if begun is not None:
-        assert workdir is not None
-        plan, key = _continued(plan, key, begun, workdir)
-    seed, drawn = hosts.shared_secrets()
-    if plan.sampler.seed is None:
-        plan = _seeded(plan, seed)
-    return plan, drawn if key is None else key
-
-
-def _continued(
-    plan: dpoptax.PrivacyPlan,
-    key: jax.Array | None,
-    record: Record,
-    workdir: Path,
-) -> tuple[dpoptax.PrivacyPlan, jax.Array]:
-    """Returns the plan and the key of the run to resume, with the seed of that run.
+) -> jax.Array:
+    """Returns the noise key: given, new, or of the run to resume.
 
     Raises:
-        ValueError: The plan or the key belongs to another run.
+        OtherRunError: The plan, the key or JAX's settings belong to another run.
     """
-    from dpoptax.training.run.resume import check_same_fields
+    if begun is None:
+        return shared_key("threefry") if key is None else key
+    kept = key_of_words(np.array(begun["key"], np.uint32))
+    known = {**settings(), **noise_of(plan, kept if key is None else key)}
+    from dpoptax.training.run.resume import first_steps  # imports orbax
 
-    check_same_fields(_fields(plan), record, workdir)
-    if key is not None and _words(key) != record["key"]:
-        raise ValueError(
-            f"`key` must be the key of the run in {workdir}, got another one. Omit it to continue "
-            "that run, or pass another workdir for a new run."
-        )
-    words = jnp.asarray(record["key"], jnp.uint32)
-    key = jax.random.wrap_key_data(words) if words.size == 2 else words
-    seed = record["seed"]
-    seed = bytes.fromhex(seed) if isinstance(seed, str) else seed
-    if plan.sampler.seed not in (None, seed):
-        raise ValueError(
-            f"The seed of `plan` must be that of the run in {workdir}, got another one. Make the "
-            "plan without `seed` to continue that run, or pass another workdir for a new run."
-        )
-    return _seeded(plan, seed), key
-
-
-def _seeded(plan: dpoptax.PrivacyPlan, seed: int | bytes) -> dpoptax.PrivacyPlan:
-    """Returns the plan of a run with a seed."""
-    return dataclasses.replace(plan, sampler=dataclasses.replace(plan.sampler, seed=seed))
-
-
-def _words(key: jax.Array) -> list[int]:
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    words: list[int] = np.asarray(jax.random.key_data(key) if typed else key).tolist()
-    return words
-
-
-def _fields(plan: dpoptax.PrivacyPlan) -> dict[str, Any]:
-    """Returns values that must not change when a run resumes, except seed and key."""
-    from dpoptax.training.run import records
-
-    noise = plan.noise_multiplier
-    fields = dataclasses.asdict(plan.sampler) | {
-        "sampling": type(plan.sampler).__name__,
-        "noise_multiplier": dict(noise) if isinstance(noise, Mapping) else noise,
-        "strategy": None if plan.strategy is None else repr(plan.strategy),
-        "steps": None if plan.strategy is None else plan.steps,
-        "fixed_point": plan.fixed_point,
-    }
-    del fields["seed"]
-    found: dict[str, Any] = records.plain(fields)
-    return found
+    assert workdir is not None
+    named = first_steps(begun, workdir)
+    RunIdentity(known).check_continues(begun["identity"], named, part=True)
+    return kept

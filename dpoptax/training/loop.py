@@ -9,13 +9,15 @@ import jax
 import numpy as np
 import optax
 
+from dpoptax.runs import Hidden, RunIdentity, digest_of, draws_of, settings, tree_digest
+from dpoptax.sampling import Sampler
 from dpoptax.training import config_files
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.data.fingerprints import fingerprint
+from dpoptax.training.data.fingerprints import identity_of
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import devices, records, resume, seeds
+from dpoptax.training.run import devices, records, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
 from dpoptax.training.run.context import Context, Record, open_context
@@ -124,7 +126,10 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
             "would add other noise to the same data. Pass the original seed, or another workdir "
             "for a new run."
         )
-    resume.check_same_fields(run.fields, begun, workdir)
+    from dpoptax.training.run.resume import first_steps  # imports orbax
+
+    known = RunIdentity({**settings(), **_fields(run)})
+    known.check_continues(begun["identity"], first_steps(begun, workdir), part=True)
     reached = max(begun["step"], context.shown)
     if reached > plan.permitted_steps and config.epsilon is not None:
         with phases("accounting"):
@@ -206,6 +211,10 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
             seed = seeds.of_records(plan.seed, config.generator)
             users = dataset.users(config.records_per_user, seed=seed)
     evaluator = Evaluator(config, run.model, test, frozen)
+
+    def identity(sampler: Sampler, args: Any) -> dict[str, Any]:
+        return {**_fields(run), **draws_of(sampler, users), **sum_of(run, dataset, frozen, args)}
+
     job = Job(
         name=config.method.name,
         plan=plan,
@@ -215,21 +224,39 @@ def make_job(run: ResolvedRun, dataset: Dataset, context: Context) -> tuple[Job,
         users=users,
         evaluate=evaluator,
         shown=averaged,
-        identity=lambda: {
-            "run": run.fields,
-            "seed": plan.seed,
-            "seed_given": config.seed is not None,
-        },
-        fingerprint=lambda: fingerprint(dataset, plan.seed, model=run.model, frozen=frozen),
+        sampler=lambda opt_state: plan.sampler,
+        identity=identity,
+        kept={"seed": plan.seed, "seed_given": config.seed is not None},
         exact=config.fixed_point,
-        program=lambda args: {
-            **config_files.code_digests(model=config.model, optimizer=config.optimizer),
-            "The training step": program_digest(run.step, args),
-        },
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
     )
     return job, State(0, params, opt_state)
+
+
+def _fields(run: ResolvedRun) -> dict[str, Any]:
+    """Returns the fields of a config that must not change when the run resumes."""
+    return {f"`{name}`": value for name, value in run.fields.items()}
+
+
+def sum_of(run: ResolvedRun, dataset: Dataset, frozen: Any, args: Any) -> dict[str, Any]:
+    """Returns the data and the program of a run's steps, for its identity.
+
+    Args:
+        run: The resolved config.
+        dataset: Its data.
+        frozen: Constants of the model.
+        args: Arguments of a step on one device.
+    """
+    code = config_files.code_digests(model=run.config.model, optimizer=run.config.optimizer)
+    return {
+        **identity_of(dataset),
+        "The frozen arrays or published weights": Hidden(
+            digest_of([repr(run.model), tree_digest(frozen)] if frozen else None)
+        ),
+        **{name: Hidden(digest) for name, digest in code.items()},
+        "The training step": Hidden(program_digest(run.step, args)),
+    }
 
 
 def _result(run: ResolvedRun, course: Course, dataset: str) -> RunResult:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dpoptax.training import ConfigError
+from dpoptax.runs import rows_digest
 from dpoptax.training.data.dataset import (
     Dataset,
     DatasetSpec,
@@ -17,7 +18,6 @@ from dpoptax.training.data.dataset import (
     Unit,
     register_dataset,
 )
-from dpoptax.training.data.fingerprints import source_digests
 from experiments.data.features import FeatureMap, example_of, featured
 from experiments.data.tokens import Tokens
 
@@ -117,7 +117,7 @@ class PublishedSpec(DatasetSpec):
         fields: dict[str, Any] = {
             field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
         }
-        digests = source_digests(dataset.train)
+        digests = {"source": rows_digest(dataset.train, whole=False)}
         fields |= {"train": train, "test": test, "computed_from": digests}
         return FeatureDataset(**fields)
 

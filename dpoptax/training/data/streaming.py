@@ -4,7 +4,6 @@ A step reads only the records of its sample. Each host draws the same sample, a 
 step), and reads only the rows that its devices need.
 """
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,6 @@ from dpoptax.training.data.rows import check_numbers, read_rows
 _COMPARED = 64
 # Memory-mapped sources up to this number of bytes are checked completely.
 _CHECKED_BYTES = 2**28
-# Bytes of an array that are hashed at once.
-_HASHED_BYTES = 2**24
 
 
 Source = Any
@@ -65,31 +62,6 @@ def read(source: Source, indices: np.ndarray) -> Any:
         return read_rows(column, indices, path)
 
     return jax.tree_util.tree_map_with_path(rows, source, is_leaf=_is_column)
-
-
-def digest(source: Source) -> str:
-    """Returns the SHA-256 of all records in order, with their types and shapes.
-
-    It reads the whole source once: arrays at about a gigabyte a second, other columns record by
-    record.
-    """
-    whole = hashlib.sha256()
-    for path, column in jax.tree_util.tree_leaves_with_path(source, is_leaf=_is_column):
-        size = len(column)
-        whole.update(f"{jax.tree_util.keystr(path)}: {size}".encode())
-        each = 1
-        if _is_array(column):
-            each = max(1, _HASHED_BYTES * size // max(1, column.nbytes))
-        for start in range(0, size, each):
-            part = column[start : start + each] if _is_array(column) else column[start]
-            for place, leaf in jax.tree_util.tree_leaves_with_path(part):
-                values = np.ascontiguousarray(leaf)
-                if values.dtype.hasobject:
-                    values = values.astype(str)
-                name = jax.tree_util.keystr(place)
-                whole.update(f"{name} {values.dtype.str} {np.shape(leaf)}".encode())
-                whole.update(values.reshape(-1).view(np.uint8).data)
-    return whole.hexdigest()
 
 
 def spread(size: int) -> np.ndarray:

@@ -30,11 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 
-FORMAT = 7
+FORMAT = 8
 
 _KEPT = 3
 """Number of checkpoints to keep, in case a file is damaged."""
@@ -242,7 +243,7 @@ class Checkpoints:
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Reads the newest checkpoint. A damaged one is not skipped without the user's consent."""
         steps = self.steps()
-        if not hosts.same_on_all_hosts(repr(steps)):
+        if differing({"steps": repr(steps)}):
             # Hosts would read batches and add noise of different steps.
             raise CheckpointError(
                 f"All hosts must see the same checkpoints in {self.directory}. Use a workdir on a "

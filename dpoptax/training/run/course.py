@@ -1,8 +1,6 @@
 """Implements the training loop, which compiles, restores and finishes a run."""
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +8,12 @@ from typing import Any
 import jax
 
 from dpoptax import extend
+from dpoptax.runs import Hidden, RunIdentity, rows_digest, settings, tree_digest
+from dpoptax.sampling import Sampler
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
-from dpoptax.training.data.fingerprints import tree_digest
 from dpoptax.training.run import records
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.digests import digest_of
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
@@ -33,20 +31,19 @@ class Job:
 
     Attributes:
         name: Title of the progress bar.
-        plan: Sampler, permitted steps and privacy cost.
+        plan: Permitted steps and privacy cost.
+        sampler: Returns the sampler of the run with this optimizer state, with its seed.
         step: The training step.
         frozen: Arrays that the loss uses and that are not trained, or None.
         data: The examples, indexed by the sampler.
         users: The owners of the examples, if the sampler draws users.
         evaluate: Returns the metrics of shown parameters.
-        identity: Returns the values that must not change when the run resumes, as "run", and the
-            seed and other secret values that a resumed run needs.
-        fingerprint: Returns a keyed hash of the examples and the frozen arrays.
+        identity: Returns everything that the releases rest on, except JAX's settings, given the
+            sampler and the arguments of a step on one device.
+        kept: Secret values that a resumed run needs.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
-        program: Returns hashes of the program by the name of its part, given the arguments of a
-            step on one device.
         begin: Returns the initial optimizer state of a run with a folder, whose noise key depends
-            on the given hash of everything that its steps read. None: that of the first state.
+            on the given hash of its identity. None: that of the first state.
         shown: Returns the parameters that are shown, given parameters and optimizer state.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
@@ -54,15 +51,15 @@ class Job:
 
     name: str
     plan: RunPlan
+    sampler: Callable[[Any], Sampler]
     step: TrainingStep
     frozen: Any
     data: streaming.Source
     evaluate: Callable[[Any], Record]
-    identity: Callable[[], dict[str, Any]]
-    fingerprint: Callable[[], str]
+    identity: Callable[[Sampler, Any], dict[str, Any]]
+    kept: dict[str, Any]
     eval_every: int
     checkpoint_every: int
-    program: Callable[[Any], dict[str, str]]
     users: UserTable | None = None
     exact: bool = False
     begin: Callable[[str, Any], Any] | None = None
@@ -100,9 +97,9 @@ class Course:
         """Compiles and restores the run. A new run starts at `first` and saves it."""
         self.job, self.context, self.state = job, context, first
         phases, place = context.phases, context.place
-        self._feed = Feed(job.plan.sampler, job.data, place, users=job.users)
+        self._feed = self._feed_of(first.opt_state)
         self._waiting: tuple[int, Any] | None = None
-        self._identity: dict[str, Any] = {}
+        self._identity: RunIdentity | None = None
         if context.checkpoints is not None or jax.process_count() > 1:
             with phases("data"):
                 self._identity = self._identify()
@@ -120,34 +117,42 @@ class Course:
         if not restored:
             self._begin(first)
             self.save(wait=True)
+        self._feed = self._feed_of(self.state.opt_state)
+
+    def _feed_of(self, opt_state: Any) -> Feed:
+        """Returns the batches of the run with this optimizer state."""
+        job = self.job
+        return Feed(job.sampler(opt_state), job.data, self.context.place, users=job.users)
 
     def _arguments(self) -> Any:
         """Returns the arguments of a step."""
         return (self.state.params, self.state.opt_state), *self._feed(0), self.job.frozen
 
-    def _identify(self) -> dict[str, Any]:
-        """Returns all values that a resumed run must share, with its data if they are compared."""
+    def _identify(self) -> RunIdentity:
+        """Returns what the releases rest on, which several hosts compare here."""
         from dpoptax.training.run import resume
 
-        job, checkpoints = self.job, self.context.checkpoints
-        arithmetic = resume.arithmetic(job.plan.sampler, self.context.place, exact=job.exact)
-        program = dict[str, str]()
-        if checkpoints is not None:
-            program = job.program(on_one_device(self._arguments(), job.plan.sampler.padded_size))
-            program["`sampler`, with its draws,"] = digest_of(job.plan.sampler.sample(0))
-        compared = {"data": job.fingerprint(), "program": program, "arithmetic": arithmetic}
-        identity = {**job.identity(), **compared}
-        resume.check_same_on_hosts(identity, job.data, job.users)
+        job, sampler = self.job, self.job.sampler(self.state.opt_state)
+        args = on_one_device(self._arguments(), sampler.padded_size)
+        identity = RunIdentity(
+            {**settings(), **job.identity(sampler, args)},
+            resume.rounding(sampler, self.context.place, exact=job.exact),
+        )
+        if jax.process_count() > 1:
+            identity.check_same_on_hosts(
+                kept=job.kept, rows=Hidden(rows_digest(job.data)), steps=job.plan.permitted_steps
+            )
         return identity
 
     def _begin(self, first: State) -> None:
         """Makes the noise key of a run with a folder depend on its program and its data."""
         if self.context.checkpoints is None or self.job.begin is None:
             return
-        read = {**self._identity, "params": tree_digest(first.params)}
-        if not self.job.exact:
-            del read["arithmetic"]  # devices and versions change sums by rounding at most
-        hashed = hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+        assert self._identity is not None
+        values = {**self._identity.values, "params": Hidden(tree_digest(first.params))}
+        if self.job.exact:  # devices and versions change sums by rounding at most
+            values |= self._identity.rounding
+        hashed = RunIdentity(values).digest()
         self.state = State(0, first.params, self.job.begin(hashed, first.params))
 
     def _restore(self) -> bool:
@@ -161,10 +166,13 @@ class Course:
 
         (params, opt_state), saved = begun
         # If a damaged checkpoint was removed, this one is older than the last shown step.
+        assert self._identity is not None
+        assert checkpoints is not None
         resume.check_restored(
             self._identity,
             saved,
             opt_state,
+            checkpoints.directory.parent,
             steps=self.job.plan.permitted_steps,
             shown=self.context.shown,
             exact=self.job.exact,
@@ -307,13 +315,14 @@ class Course:
         from dpoptax.training.run import resume
 
         with self.context.phases("checkpoints"):
-            ledgers, history = resume.ledgers(state.opt_state), list(state.history)
-            checkpoints.save(
-                state.done,
-                (state.params, state.opt_state),
-                {**self._identity, "ledgers": ledgers, "history": history},
-                wait=wait,
-            )
+            assert self._identity is not None
+            record = {
+                **self.job.kept,
+                "identity": self._identity.record(),
+                "ledgers": resume.ledgers(state.opt_state),
+                "history": list(state.history),
+            }
+            checkpoints.save(state.done, (state.params, state.opt_state), record, wait=wait)
 
 
 def evaluated_steps(every: int, last: int) -> tuple[int, ...]:

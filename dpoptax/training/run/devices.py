@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpoptax.runs import shared_bytes
 from dpoptax.training import hosts
 
 
@@ -63,5 +64,5 @@ def start(parallel: str) -> Devices:
 
 def fresh_seed(bits: int) -> int:
     """Draws a seed with this number of random bits, equal on all hosts."""
-    drawn = int.from_bytes(hosts.shared_bytes(-(-bits // 32) * 4), "little")
+    drawn = int.from_bytes(shared_bytes(-(-bits // 32) * 4), "little")
     return drawn >> (-bits % 32)

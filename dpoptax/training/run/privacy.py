@@ -1,5 +1,6 @@
 """Plans the privacy of a config: sampler, noise multiplier and permitted steps."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,7 +105,7 @@ def _make_privacy_plan(config: TrainConfig, sampler: sampling.Sampler) -> "dpopt
             ) from error
     # `dpoptax` loads the accounting lazily, so that help, which imports this module, stays fast.
     return dpoptax.PrivacyPlan(
-        sampler=sampler,
+        sampler=dataclasses.replace(sampler, seed=None),
         steps=config.steps,
         epsilon=config.epsilon if config.noise_multiplier is None else None,
         delta=config.delta,

@@ -71,10 +71,15 @@ class ResolvedRun:
 
     def guarantee(self, opt_state: Any) -> "accounting.Guarantee | None":
         """Returns the guarantee of the ledger in the final state, or None without a guarantee."""
+        from dpoptax import accounting
+
         plan = self.plan
         if plan.promise is None or plan.noise_multiplier == 0:
             return None
-        return dataclasses.replace(plan.promise.guarantee(opt_state), drawn=True)
+        found = accounting.guarantee(
+            opt_state, plan.sampler, delta=plan.delta, accountant=plan.promise.accountant
+        )
+        return dataclasses.replace(found, drawn=True)
 
     def summary(self, guarantee: "accounting.Guarantee | None") -> dict[str, Any]:
         """Returns the part of the summary on privacy."""

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax.training.run.digests import digest_of, traced
+from dpoptax.runs import digest_of, traced
 from dpoptax.training.run.feeding import Loaded, Resident
 from dpoptax.training.run.step_keys import step_key
 from dpoptax.users import per_user_loss

@@ -4,14 +4,14 @@ import dataclasses
 import json
 import math
 import os
-import secrets
 import statistics
 from pathlib import Path
 from typing import Any
 
+from dpoptax.runs import RunIdentity
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.fingerprints import fingerprint
+from dpoptax.training.data.fingerprints import identity_of
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
@@ -38,10 +38,9 @@ class Comparison:
 
     workdir: Path
     """Directory for results.json, table.md, comparison.png and the records of runs in runs/.
-    Finished runs with the same code and settings are not trained again, so the same command resumes
-    a comparison, and more configs train only missing runs. Changes to methods outside the package
-    are not detected: use another directory after them. data.json, which only its owner can read,
-    detects other examples under the name of a data set."""
+    Finished runs with the same code, settings and program are not trained again, so the same
+    command resumes a comparison, and more configs train only missing runs. data.json, which only
+    its owner can read, detects other examples under the name of a data set."""
     seeds: int = 5
     """Number of repetitions, with the seeds 0, 1, 2, ... for every config. These seeds are known,
     so publish none of the models."""
@@ -124,24 +123,20 @@ def compare(
 
 
 def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
-    """Returns the content of data.json: data fingerprints and their secret key.
+    """Returns the content of data.json, the identities of all data sets by name.
 
     Raises:
-        ConfigError: Earlier runs used other examples under the same name.
+        OtherRunError: Earlier runs used other examples under the same name. Accuracies on other
+            data do not compare, and runs with one seed would add the same noise to gradients of two
+            data sets.
     """
-    known: dict[str, Any] = {"key": secrets.randbits(63), "data": {}}
+    known: dict[str, Any] = {}
     if path.is_file():
         known = json.loads(path.read_text(encoding="utf-8"))
     for config in configs.values():
         name = f"{config.unit}s of {dataclasses.replace(config.data(), data_dir=None)}"
-        now = fingerprint(dataset_of(config, held_out=False), known["key"], test=True)
-        if known["data"].setdefault(name, now) != now:
-            raise ConfigError(
-                f"The examples and owners of dataset={config.dataset!r} must be those of earlier "
-                f"runs in {path.parent}. Accuracies on other data do not compare, and runs with "
-                "one seed would add the same noise to gradients of two data sets. Restore the "
-                "original files (`data_dir`), or use another workdir and account for both."
-            )
+        now = RunIdentity(identity_of(dataset_of(config, held_out=False), test=True))
+        now.check_continues(known.setdefault(name, now.record()), f"earlier runs in {path.parent}")
     return known
 
 

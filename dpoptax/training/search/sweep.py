@@ -11,12 +11,12 @@ import numpy as np
 from flax import serialization
 
 import dpoptax
+from dpoptax.runs import RunIdentity
 from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
-from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -27,7 +27,7 @@ from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
-from dpoptax.training.search.trials import Runner, Trial, dataset_of
+from dpoptax.training.search.trials import Runner, Trial, dataset_of, sum_identity
 
 if TYPE_CHECKING:
     from dpoptax.accounting import Guarantee
@@ -50,21 +50,24 @@ def run_sweep(
         candidates, chosen, cost, guarantee = prepare(
             configs, sweep, begun["seed"], progress=progress
         )
-        first = _priced(configs, sweep, candidates)[0].config
-        data = fingerprint(dataset_of(first, held_out=False), begun["seed"])
-        for name, value in records.plain({"data": data, "price": cost}).items():
-            if begun.setdefault(name, value) != value:
-                raise ConfigError(
-                    "The examples, and the noise of each trial, must be those of the sweep in "
-                    f"{sweep.workdir}. No ε holds for two data sets or two prices in one sweep. "
-                    "Restore the original files (`data_dir`) and versions, or use another workdir "
-                    "and account for both sweeps."
-                )
+        identity = RunIdentity({**_sums(configs), "The price": records.plain(cost)})
+        identity.check_continues(
+            begun.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
+        )
         # Written after all checks and before the first trial, because a second start must use the
         # same seeds.
         if not (sweep.workdir / "sweep.json").is_file():
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
         return _run(begun, sweep, candidates, chosen, cost, guarantee, progress=progress)
+
+
+def _sums(configs: dict[str, TrainConfig]) -> dict[str, Any]:
+    """Returns the data and the programs of the configs, which no second start may change."""
+    return {
+        (f"{name} of {label}" if len(configs) > 1 else name): value
+        for label, config in configs.items()
+        for name, value in sum_identity(config, held_out=True).values.items()
+    }
 
 
 def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
@@ -78,7 +81,7 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     said = notes(sweep, cost)
     if sweep.repetitions != "fixed":
         said.append(f"The sweep trains a secret number of trials, {likely_number(sweep)}.")
-    if "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
+    if "identity" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
             "The settings are drawn when the sweep starts. If their costs differ, this price is "
             "for other draws."
@@ -102,7 +105,7 @@ def _run(
         Trial(
             dataclasses.replace(
                 one.config,
-                seed=_seed(seed, index),
+                seed=_trial_seed(seed, index, one.config),
                 eval_every=one.config.steps,  # only the last score is used
             ),
             held_out=True,
@@ -335,6 +338,12 @@ def _publish(
     }
     records.write_json(directory / "summary.json", result)
     return result
+
+
+def _trial_seed(seed: int, index: int, config: TrainConfig) -> int:
+    """Derives the seed of a trial, so that another program or data set has other noise."""
+    released = sum_identity(config, held_out=True).digest()
+    return _seed(seed, f"trial {index} of {records.to_json(config.to_dict())} {released}")
 
 
 def _seed(seed: int, use: int | str) -> int:

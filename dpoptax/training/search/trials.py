@@ -1,7 +1,7 @@
 """Trains many runs, sequentially or in parallel, and reuses finished ones.
 
-A run is a function of its config, including the seed. A killed run starts again. With the same
-noise on the same batches, it repeats its releases and adds none.
+A run is a function of its config with the seed, its program and its data. A killed run starts
+again. With the same noise on the same batches, it repeats its releases and adds none.
 """
 
 import concurrent.futures
@@ -21,14 +21,20 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dpoptax.runs import RunIdentity, settings
 from dpoptax.training import config_files
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, DatasetSpec
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train
+from dpoptax.training.loop import sum_of, train
 from dpoptax.training.run import devices, records
+from dpoptax.training.run.planning import step_arguments
 from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.resolved import resolve
 
 
 @functools.lru_cache(maxsize=2)
@@ -77,7 +83,8 @@ class Runner:
 
     def path(self, trial: Trial) -> Path:
         """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self.made_by]
+        released = sum_identity(trial.config, held_out=trial.held_out).digest()
+        identity = [trial.config.to_dict(), trial.keep_params, released, self.made_by]
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self.directory / f"{name}.json"
 
@@ -133,6 +140,25 @@ def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -
     """
     dataset = _loaded(config.data(progress=progress))
     return dataset.for_selection() if held_out else dataset
+
+
+def sum_identity(config: TrainConfig, *, held_out: bool) -> RunIdentity:
+    """Returns the data and the program of a config's steps.
+
+    Configs that differ in seed and learning rate share them: the optimizer's state holds both.
+    """
+    return _sum_identity(dataclasses.replace(config, seed=0, learning_rate=1.0), held_out)
+
+
+@functools.lru_cache(maxsize=64)
+def _sum_identity(config: TrainConfig, held_out: bool) -> RunIdentity:
+    dataset = dataset_of(config, held_out=held_out)
+    plan = make_run_plan(config, dataset.units(config.unit))
+    run = resolve(config, plan, num_classes=dataset.num_classes)
+    first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
+    _, frozen = config.initial_variables(run.model, first, run.init_key)
+    params, state, *rest = step_arguments(run, dataset.shapes(config.unit))
+    return RunIdentity({**settings(), **sum_of(run, dataset, frozen, ((params, state), *rest))})
 
 
 def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:

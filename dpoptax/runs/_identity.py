@@ -18,7 +18,7 @@ import jax
 
 from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
 from dpoptax._release.random.keys import words_of
-from dpoptax._runs.digests import digest_of, rows_digest, tree_digest
+from dpoptax.runs._digests import digest_of, rows_digest, tree_digest
 from dpoptax._support import hosts
 
 if TYPE_CHECKING:
@@ -68,30 +68,30 @@ class RunIdentity:
         hidden = [name for name, value in self.values.items() if isinstance(value, Hidden)]
         return {"values": dict(self.values), "hidden": hidden, "rounding": dict(self.rounding)}
 
-    def check_continues(self, record: Values, where: object, steps: int) -> None:
-        """Raises unless the run is that of a `record` after a number of steps.
+    def check_continues(self, record: Values, begun: str, *, part: bool = False) -> None:
+        """Raises unless the run is that of a `record`.
 
         Args:
           record: from the start of the run.
-          where: the folder, for the message.
-          steps: the number of finished steps, for the message.
+          begun: names the run in the message, such as "the first 5 steps of the run in FOLDER".
+          part: whether this identity lacks values of the record, to refuse a start early.
 
         Raises:
           OtherRunError: a value has changed.
         """
         old = record["values"]
-        for name in [*self.values, *(name for name in old if name not in self.values)]:
+        names = list(self.values) if part else [*self.values, *(old.keys() - self.values.keys())]
+        for name in names:
             before, now = old.get(name), self.values.get(name)
-            if before != now:
-                hidden = isinstance(now, Hidden) or name in record["hidden"]
-                shown = "the same" if hidden else repr(before)
-                got = "another" if hidden else repr(now)
-                raise OtherRunError(
-                    f"{name} must be {shown}, as in the first {steps:,} steps of the run in "
-                    f"{where}, got {got}. The noise of a step belongs to one sampler, one program "
-                    f"and one data set.{self._also(record)} Restore it to continue that run, or "
-                    "use another folder for a new run and account for both."
-                )
+            if before == now:
+                continue
+            hidden = isinstance(now, Hidden) or name in record["hidden"]
+            shown, got = ("the same", "another") if hidden else (f"{before!r},", repr(now))
+            raise OtherRunError(
+                f"{name} must be {shown} as in {begun}, got {got}. The noise of a step "
+                f"belongs to one sampler, one program and one data set.{self._also(record)} Restore "
+                "it to continue that run, or use another folder for a new run and account for both."
+            )
 
     def check_rounding(self, record: Values, why: str) -> None:
         """Raises unless sums are rounded as in a `record`; `why` says why they must be.
@@ -106,9 +106,9 @@ class RunIdentity:
                 "arithmetic, or use another folder and account for both runs."
             )
 
-    def check_same_on_hosts(self) -> None:
-        """Raises on all hosts unless all of them have this identity."""
-        check_same_on_hosts({**self.values, **self.rounding})
+    def check_same_on_hosts(self, **others: Any) -> None:
+        """Raises on all hosts unless all of them have this identity, and the other values."""
+        check_same_on_hosts({**self.values, **self.rounding, **others})
 
     def _also(self, record: Values) -> str:
         changes = self._changes(record)
@@ -161,6 +161,7 @@ def noise_of(plan: "PrivacyPlan", key: jax.Array) -> Values:
     noise = plan.noise_multiplier
     return {
         "The noise key": Hidden(key_fingerprint(words_of(key))),
+        "`batch_size`": plan.sampler.batch_size,
         "`noise_multiplier`": (
             {str(first): sigma for first, sigma in noise.items()}
             if isinstance(noise, Mapping)
@@ -181,6 +182,6 @@ def data_of(data: "PyTree", frozen: "PyTree" = None, *, whole: bool = True) -> V
 
 
 def settings() -> Values:
-    """Returns JAX's settings that change sums by more than rounding, or random numbers."""
+    """Returns JAX's settings that change sums by more than rounding, such as random numbers."""
     config: Any = jax.config
     return {f"`{name}`": getattr(config, name, None) for name in _SETTINGS}

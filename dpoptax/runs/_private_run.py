@@ -204,7 +204,7 @@ class PrivateRun:
 
     def _check_same_on_hosts(self, data: "PyTree", users: "UserTable | None") -> None:
         """Raises on all hosts unless they have the same plan, key, step, data and owners."""
-        from dpoptax._runs import identity
+        from dpoptax.runs import _identity as identity
 
         identity.check_same_on_hosts(
             {
@@ -300,15 +300,13 @@ def continued(plan: "PrivacyPlan", opt_state: "PyTree") -> PrivateRun:
       ValueError: the state holds another number of noise stages than one, or its noise is not that
         of the plan.
     """
-    from dpoptax._release.read_ledger import states_in
-
-    (ledger, *others), states = read_ledgers(opt_state).ledgers, states_in(opt_state)
+    ledger, *others = read_ledgers(opt_state).ledgers
     if others:
         raise ValueError(
             f"`opt_state` must have one noise stage, got {1 + len(others)}. Use `gaussian_noise` "
             "and a sampler, and keep the sampler's seed."
         )
-    key, found = states[0].key, ledger.mechanism
+    key, found = noise_key_of(opt_state), ledger.mechanism
     clip = getattr(found, "sensitivity", None)  # correlated noise in fixed point has one
     planned = read_ledgers(noise_stage(plan, key, clip).init(jnp.zeros(1))).ledgers[0].mechanism
     if found != planned:
@@ -317,6 +315,21 @@ def continued(plan: "PrivacyPlan", opt_state: "PyTree") -> PrivateRun:
             "that the run was started with."
         )
     return PrivateRun(plan, key, step=ledger.releases)
+
+
+def noise_key_of(opt_state: "PyTree") -> jax.Array:
+    """Returns the key of the first noise stage in an optimizer's state."""
+    from dpoptax._release.read_ledger import states_in
+
+    return states_in(opt_state)[0].key
+
+
+def sampler_of(plan: "PrivacyPlan", opt_state: "PyTree") -> Sampler:
+    """Returns the sampler with the seed of the run that an optimizer state belongs to.
+
+    For trainers that draw steps by their number: each draw is for one release.
+    """
+    return continued(plan, opt_state)._sampler
 
 
 def seeded(sampler: Sampler, key: jax.Array) -> Sampler:

@@ -1,1 +1,0 @@
-"""Runs of a plan: their secrets, batches and guarantees, and what their releases rest on."""
