@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax import sampling, users
-from dpoptax._runs import private_run
+from dpoptax import runs, sampling, users
 from dpoptax.sampling._batches import read_ahead
 
 X = np.arange(200 * 3, dtype=np.float32).reshape(200, 3)
@@ -72,7 +71,7 @@ def test_batches_of_users_hold_their_records():
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=2, noise_multiplier=2.0)
     records = np.arange(400.0)
     for batch in plan.new_run(key).batches(records, users=table):
-        drawn = table.sample(private_run.seeded(sampler, key), batch.step)
+        drawn = table.sample(runs.seeded(sampler, key), batch.step)
         rows, rows_mask = batch.examples
         np.testing.assert_array_equal(rows, records[drawn.records])
         np.testing.assert_array_equal(rows_mask, drawn.records_mask)

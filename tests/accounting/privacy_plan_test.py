@@ -16,8 +16,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax import accounting, matrix, sampling, users
-from dpoptax._runs import private_run
+from dpoptax import accounting, matrix, runs, sampling, users
 from tests.helpers import after_releases, slow_but
 
 pytestmark = pytest.mark.usefixtures("coarse_prices")
@@ -49,9 +48,7 @@ def spent(plan, state):
 @pytest.mark.parametrize("name", slow_but(("poisson", "cyclic"), SAMPLERS))
 def test_plan_equals_its_parts(name):
     sampler = SAMPLERS[name]
-    plan = dpoptax.PrivacyPlan(
-        **SIZES, epsilon=2.0, delta=1e-5, sampler=sampler, accountant="rdp"
-    )
+    plan = dpoptax.PrivacyPlan(**SIZES, epsilon=2.0, delta=1e-5, sampler=sampler, accountant="rdp")
     by_hand = sampler(dataset_size=1000, batch_size=50)
     assert plan.sampler == by_hand
     run = {"delta": 1e-5, "steps": 20, "sampler": by_hand, "accountant": "rdp"}
@@ -60,7 +57,7 @@ def test_plan_equals_its_parts(name):
     assert plan.epsilon == accounting.epsilon(noise_multiplier=sigma, **run)
     assert plan.epsilon <= 2.0
     key = jax.random.key(3)
-    seeded = private_run.seeded(by_hand, key)
+    seeded = runs.seeded(by_hand, key)
     drawn = list(plan.new_run(key).draws())
     assert [step for step, *_ in drawn] == list(range(20))
     for step, indices, mask in drawn:

@@ -37,9 +37,7 @@ RUNS = {  # options of the plan, the key and the clip
 
 
 def plan_of(**options):
-    return dpoptax.PrivacyPlan(
-        **SIZES | {"noise_multiplier": 2.0, "accountant": "rdp"} | options
-    )
+    return dpoptax.PrivacyPlan(**SIZES | {"noise_multiplier": 2.0, "accountant": "rdp"} | options)
 
 
 def state_of(run, steps):
@@ -107,9 +105,10 @@ def test_continued_run_equals_the_uninterrupted_run(name):
             one, two = jax.random.key_data(one), jax.random.key_data(two)
         np.testing.assert_array_equal(one, two)
     assert again.guarantee(resumed.state).event == run.guarantee(whole.state).event
-    assert run.guarantee(whole.state).event == first.plan.continue_run(whole.state).guarantee(
-        resumed.state
-    ).event
+    assert (
+        run.guarantee(whole.state).event
+        == first.plan.continue_run(whole.state).guarantee(resumed.state).event
+    )
 
 
 def test_state_of_another_chain_continues_in_a_chain_that_is_made_again():
