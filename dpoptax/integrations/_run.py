@@ -135,7 +135,7 @@ def check_data(
             "`train_ds` must be `plan_batches(plan, rows)`, because ε holds for random batches of "
             f"the plan, got a {type(batches).__name__}."
         )
-    if batches.plan is not plan:
+    if batches.plan != plan:
         raise ValueError("`train_ds` must be made with the plan of the trainer, got another plan.")
     if steps is not None and steps > plan.steps:
         raise ValueError(
@@ -205,13 +205,16 @@ def program_of(
     if data.users is not None:
         lead = (size, data.users.records_per_user)
     examples = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), jnp.result_type(x.dtype)), data.rows
+        lambda x: jax.ShapeDtypeStruct(
+            (*lead, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
+        ),
+        data.rows,
     )
     if data.users is not None:
         examples = examples, jax.ShapeDtypeStruct(lead, np.bool_)
     inputs = Inputs(examples, mask)
     if random:
-        ids = jax.ShapeDtypeStruct((size,), jnp.result_type(np.int64))
+        ids = jax.ShapeDtypeStruct((size,), jax.dtypes.canonicalize_dtype(np.int64))
         inputs = inputs._replace(ids=ids, key=jax.eval_shape(jax.random.key, 0))
     return Hidden(digest_of(traced(step, *state, inputs)))
 

@@ -135,7 +135,7 @@ def rows_digest(data: PyTree, *, whole: bool = True) -> str:
 def _column_digest(column: Any, whole: bool) -> str:
     if isinstance(column, np.ndarray | jax.Array):
         return array_digest(column)
-    size = len(column)
+    size = column.shape[0] if hasattr(column, "shape") else len(column)
     places: Iterable[int] = range(size)
     if not (whole or _is_list(column)):
         places = np.unique(np.linspace(0, size - 1, _SAMPLED).astype(np.int64)).tolist()

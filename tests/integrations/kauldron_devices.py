@@ -33,9 +33,7 @@ SHARDINGS = {
 
 
 def make_devices_plan():
-    sampler = dpoptax.sampling.PoissonSampler(
-        dataset_size=100, batch_size=10, multiple_of=8, seed=5
-    )
+    sampler = dpoptax.sampling.PoissonSampler(dataset_size=100, batch_size=10, multiple_of=8)
     return dpoptax.PrivacyPlan(steps=STEPS, sampler=sampler, noise_multiplier=1.0)
 
 

@@ -34,9 +34,10 @@ def main(folder):
     check_refused_on_hosts(lambda *run: start(f"{folder}/other", *run))
 
 
-def start(folder, seed, key, shift):
+def start(folder, key, shift, clip):
     """Starts a run."""
-    plan, rows = make_plan(seed=seed), make_rows()
+    plan, rows = make_plan(), make_rows()
     rows["label"][0] += shift
     options = {"train_ds": plan_batches(plan, rows), "optimizer": make_chain(plan, key=key)}
+    options["step"] = {"clip": clip}
     make_trainer(plan, folder, sharding=SHARDING, **options).train()

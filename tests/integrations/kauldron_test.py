@@ -35,6 +35,7 @@ from tests.integrations.kauldron_problem import (
     trained,
 )
 from tests.integrations.shared import (
+    KEY,
     OPTIONS,
     CountedRows,
     assert_equal,
@@ -83,9 +84,7 @@ def test_options_are_those_of_clipped_grad(options, tmp_path):
 
 
 def test_correlated_noise_equals_loop_by_hand(tmp_path):
-    sampler = dpoptax.matrix.CyclicPoissonSampler(
-        dataset_size=100, batch_size=10, cycle_length=2, seed=5
-    )
+    sampler = dpoptax.matrix.CyclicPoissonSampler(dataset_size=100, batch_size=10, cycle_length=2)
     plan = dpoptax.PrivacyPlan(
         steps=STEPS,
         sampler=sampler,
@@ -110,13 +109,13 @@ def test_goes_on_from_checkpoint_of_kauldron(kind, tmp_path):
     trainer, state = train(plan, tmp_path / "run", **options, rows=rows, optimizer=fresh)
     assert_equal(state.params, whole.params)
     assert private.guarantee(trainer, state).releases[0].number == STEPS
-    expected = [plan.sampler.sample(step)[0] for step in range(2, STEPS)]
+    expected = [indices for _, indices, _ in plan.new_run(KEY).draws()][2:]
     assert_equal(rows["text"].reads, expected)
 
 
 def test_clip_that_adapts(tmp_path):
     plan, clip = make_plan(), dpoptax.contrib.adaptive_clip(1.0)
-    chain = optax.chain(plan.noise(jax.random.key(3), clip=clip), optax.adam(1e-2))
+    chain = optax.chain(plan.new_run(KEY).noise(clip=clip), optax.adam(1e-2))
     _, state = train(plan, tmp_path, optimizer=chain, step={"clip": clip})
     assert state.opt_state[0].noise.count == STEPS
     masked = optax.masked(chain, lambda params: jax.tree.map(lambda x: True, params))
@@ -126,7 +125,7 @@ def test_clip_that_adapts(tmp_path):
 
 def test_users_have_one_gradient_each(tmp_path):
     table = dpoptax.users.UserTable(np.arange(100) % 40, records_per_user=3, seed=0)
-    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=8, seed=1)
+    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=8)
     plan = dpoptax.PrivacyPlan(steps=STEPS, sampler=sampler, noise_multiplier=1.0)
     data = private.plan_batches(plan, make_rows(), users=table)
     trainer, state = train(plan, tmp_path, train_ds=data)
@@ -136,7 +135,7 @@ def test_users_have_one_gradient_each(tmp_path):
 def private_values(plan, trainer):
     """Returns the loss and the gradient norm of a layer for the first private batch."""
     params = trainer.init_state().params
-    batch = next(plan.batches(make_rows()))
+    batch = next(plan.new_run(KEY).batches(make_rows()))
     rows = jax.tree.map(jnp.asarray, batch.examples)
 
     def loss_fn(params):
@@ -204,7 +203,7 @@ def test_shows_nothing_of_private_batches(tmp_path, caplog, capfd):
 
 def test_search_finds_losses_of_plain_trainer(tmp_path, caplog):
     plan = make_plan()
-    batch = next(plan.batches(make_rows())).examples
+    batch = next(plan.new_run(KEY).batches(make_rows())).examples
     plain = {
         "trainstep": kd.train.TrainStep(),
         "optimizer": optax.adam(1e-2),
@@ -234,7 +233,7 @@ def traced(trainer, batch):
 
 def test_information_flow_finds_nothing_in_own_step(tmp_path):
     trainer = make_trainer(make_plan(), tmp_path, model=Classifier(dropout=0.5))
-    batch = next(trainer.trainstep.plan.batches(make_rows()))
+    batch = next(trainer.trainstep.plan.new_run(KEY).batches(make_rows()))
     flow = traced(trainer, (batch.examples, batch.mask, batch.ids))
     assert flow.private == ()
     assert {"public", "released", "secret"} == {shown.kind for shown in flow.shown}
@@ -245,7 +244,7 @@ def test_information_flow_finds_plain_step(tmp_path):
     plan = make_plan()
     plain = {"trainstep": kd.train.TrainStep(), "optimizer": optax.adam(1e-2)}
     trainer = make_trainer(plan, tmp_path, **plain)
-    assert len(traced(trainer, next(plan.batches(make_rows())).examples).private) > 3
+    assert len(traced(trainer, next(plan.new_run(KEY).batches(make_rows())).examples).private) > 3
 
 
 def make_public():
@@ -302,10 +301,11 @@ def test_each_step_has_its_own_key(tmp_path):
     plan = make_plan()
     trainer = make_trainer(plan, tmp_path)
     state, data = trainer.init_state(), trainer.train_ds.data
-    inputs = _run.step_inputs(data, state.opt_state, 0, trainer.sharding.batch)
+    inputs = _run.step_inputs(data, state.opt_state, trainer.sharding.batch)
     keys = [tuple(np.asarray(jax.random.key_data(each.key))) for each in inputs]
     assert len({*keys}) == len(keys) == STEPS
-    later = next(_run.step_inputs(data, state.opt_state, 2, trainer.sharding.batch))
+    moved = make_trainer(plan, tmp_path, stop_after_steps=2).train()[0]
+    later = next(_run.step_inputs(data, moved.opt_state, trainer.sharding.batch))
     assert tuple(np.asarray(jax.random.key_data(later.key))) == keys[2]
 
 
@@ -392,10 +392,9 @@ def test_evaluators_get_no_private_rows(tmp_path):
 
 def test_refuses_plans(tmp_path):
     plan = make_plan()
+    other = private.plan_batches(make_plan(noise_multiplier=2.0), make_rows())
     with pytest.raises(ValueError, match="another plan"):
-        make_trainer(plan, tmp_path, train_ds=private.plan_batches(make_plan(), make_rows()))
-    with pytest.raises(ValueError, match="must have a seed"):
-        make_trainer(make_plan(seed=None), tmp_path)
+        make_trainer(plan, tmp_path, train_ds=other)
     with pytest.raises(TypeError, match="must be a `dpoptax.PrivacyPlan`"):
         make_trainer(plan, tmp_path, trainstep=private.PrivateTrainStep(plan=None))
 
@@ -410,7 +409,7 @@ def test_step_reads_the_batch_of_its_number(tmp_path):
     moved, _ = step(moved)
     assert_equal(moved.params, train(plan, tmp_path, stop_after_steps=2)[1].params)
     assert private.guarantee(trainer, moved).releases[0].number == 2
-    assert_equal(rows["text"].reads[0], plan.sampler.sample(0)[0])
+    assert_equal(rows["text"].reads[0], next(plan.new_run(KEY).draws())[1])
 
 
 def test_refuses_wrong_steps(tmp_path):
@@ -424,17 +423,46 @@ def test_refuses_wrong_steps(tmp_path):
 
 
 def test_refuses_folder_of_another_run(tmp_path):
-    plan, saves = make_plan(), {"checkpointer": saved_each_step()}
-    train(plan, tmp_path, **saves, stop_after_steps=2)
-    saves = {"checkpointer": saved_each_step()}
-    with pytest.raises(ValueError, match="with another seed"):
-        train(make_plan(seed=6), tmp_path, **saves)
+    plan = make_plan()
+
+    def start(plan=plan, **options):
+        return train(plan, tmp_path, checkpointer=saved_each_step(), **options)
+
+    start(stop_after_steps=2)
     more = private.plan_batches(make_plan(dataset_size=200), make_rows(200))
-    with pytest.raises(ValueError, match="with another sampler"):
-        train(more.data.plan, tmp_path, checkpointer=saved_each_step(), train_ds=more)
+    with pytest.raises(ValueError, match="`sampler` must be"):
+        start(more.data.plan, train_ds=more)
+    changes = (
+        {"step": {"clip": 2.0}},
+        {"optimizer": optax.chain(plan.new_run(KEY).noise(), optax.adam(2e-2))},
+        {"model": Classifier(dropout=0.5)},
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match="The model, its loss or the optimizer must be the"):
+            start(**change)
     (tmp_path / "dpoptax_run.json").unlink()
     with pytest.raises(ValueError, match=r"no dpoptax_run\.json in the folder"):
-        train(plan, tmp_path, checkpointer=saved_each_step())
+        start()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_finished_run_refuses_a_corrected_row(saved, tmp_path):
+    """Kauldron does not store the last state, so the last steps would be repeated."""
+    plan, rows = make_plan(), make_rows()
+
+    def start(key, rows):
+        every = kd.ckpts.Checkpointer(save_interval_steps=2 if saved else 100)
+        return train(
+            plan, tmp_path, rows=rows, checkpointer=every, optimizer=make_chain(plan, key=key)
+        )[1]
+
+    first = start(KEY, rows)
+    assert_equal(start(KEY, rows).params, first.params)
+    corrected = {**rows, "label": rows["label"].copy()}
+    corrected["label"][31] += 1
+    for key in (KEY, jax.random.key(9)):
+        with pytest.raises(ValueError, match=r"(noise key|training examples) must be the same"):
+            start(key, corrected)
 
 
 def test_record_is_in_folder_of_checkpoints(tmp_path):
@@ -445,8 +473,8 @@ def test_record_is_in_folder_of_checkpoints(tmp_path):
 
     train(plan, tmp_path / "run", checkpointer=checkpointer(), stop_after_steps=2)
     assert (elsewhere / "dpoptax_run.json").exists()
-    with pytest.raises(ValueError, match="with another seed"):
-        train(make_plan(seed=6), tmp_path / "other", checkpointer=checkpointer())
+    with pytest.raises(ValueError, match="The model, its loss or the optimizer must be the same"):
+        train(plan, tmp_path / "other", checkpointer=checkpointer(), step={"clip": 2.0})
 
 
 def test_programs_do_not_hold_noise_key(tmp_path):

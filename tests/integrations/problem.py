@@ -125,6 +125,6 @@ def train_by_hand(plan, model, chain, kind, **options):
         return optax.apply_updates(params, updates), opt_state
 
     opt_state = chain.init(params)
-    for batch in plan.batches(make_rows()):
+    for batch in plan.new_run(shared.KEY).batches(make_rows()):
         params, opt_state = step(params, rest, opt_state, batch.examples, batch.mask)
     return params

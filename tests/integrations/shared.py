@@ -22,27 +22,30 @@ OPTIONS = (
 
 
 def make_plan(*, steps, **options):
-    run = {"dataset_size": 100, "batch_size": 10, "noise_multiplier": 1.0, "seed": 5}
+    run = {"dataset_size": 100, "batch_size": 10, "noise_multiplier": 1.0}
     return dpoptax.PrivacyPlan(**{**run, "steps": steps, **options})
 
 
 def make_chain(plan, *, key=KEY, methods=()):
-    return optax.chain(plan.noise(key), *methods, optax.adam(1e-2))
+    return optax.chain(plan.new_run(key).noise(), *methods, optax.adam(1e-2))
 
 
 def assert_equal(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-class CountedRows:
-    """Counts how often each row was read."""
+class CountedRows(np.ndarray):
+    """Records which rows are read by their numbers."""
 
-    def __init__(self, array):
-        self.array, self.shape, self.dtype, self.reads = array, array.shape, array.dtype, []
+    def __new__(cls, array):
+        made = array.view(cls)
+        made.reads = []
+        return made
 
     def __getitem__(self, indices):
-        self.reads.append(np.asarray(indices))
-        return self.array[indices]
+        if isinstance(indices, np.ndarray):
+            self.reads.append(indices)
+        return np.asarray(self)[indices]
 
 
 def occurrences(numbers, folder, text):
@@ -80,9 +83,9 @@ def write_params(folder, params, mesh):
 
 
 def check_refused_on_hosts(start):
-    """Checks that `start(seed, key, shift)`, with data moved by `shift`, refuses other hosts."""
+    """Checks that `start(key, shift, clip)`, with data moved by `shift`, refuses other hosts."""
     rank = jax.process_index()
-    runs = (5 + rank, KEY, 0), (5, jax.random.fold_in(KEY, rank), 0), (5, KEY, rank)
+    runs = (jax.random.fold_in(KEY, rank), 0, 1.0), (KEY, rank, 1.0), (KEY, 0, 1.0 + rank)
     for run in runs if jax.process_count() > 1 else ():
-        with pytest.raises(ValueError, match="All hosts (of a run )?must have the same"):
+        with pytest.raises(ValueError, match="All hosts of a run must have the same"):
             start(*run)

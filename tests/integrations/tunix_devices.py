@@ -39,9 +39,7 @@ def make_mesh(name):
 
 
 def make_devices_plan():
-    sampler = dpoptax.sampling.PoissonSampler(
-        dataset_size=100, batch_size=10, multiple_of=8, seed=5
-    )
+    sampler = dpoptax.sampling.PoissonSampler(dataset_size=100, batch_size=10, multiple_of=8)
     return dpoptax.PrivacyPlan(steps=3, sampler=sampler, noise_multiplier=1.0)
 
 

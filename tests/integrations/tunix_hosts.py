@@ -33,11 +33,11 @@ def main(folder):
         check_refused_on_hosts(start)
 
 
-def start(seed, key, shift):
+def start(key, shift, clip):
     """Starts a run. Its parameters are not placed on the mesh."""
-    plan, rows = make_plan(seed=seed), make_rows()
+    plan, rows = make_plan(), make_rows()
     rows.input_tokens[0] += shift
-    trainer = make_trainer(plan, make_model(), make_chain(plan, key=key))
+    trainer = make_trainer(plan, make_model(), make_chain(plan, key=key), clip=clip)
     trainer.train(plan_batches(plan, rows))
 
 

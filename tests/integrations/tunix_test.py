@@ -1,6 +1,7 @@
 """Tests private fine-tuning with tunix. They need tunix."""
 
 import logging
+import shutil
 import warnings
 from pathlib import Path
 
@@ -88,9 +89,7 @@ def test_options_are_those_of_clipped_grad(options):
 
 
 def test_correlated_noise_equals_loop_by_hand():
-    sampler = dpoptax.matrix.CyclicPoissonSampler(
-        dataset_size=100, batch_size=10, cycle_length=2, seed=5
-    )
+    sampler = dpoptax.matrix.CyclicPoissonSampler(dataset_size=100, batch_size=10, cycle_length=2)
     plan = dpoptax.PrivacyPlan(
         steps=STEPS,
         sampler=sampler,
@@ -103,7 +102,7 @@ def test_correlated_noise_equals_loop_by_hand():
 
 def test_clip_that_adapts():
     plan, clip = make_plan(), dpoptax.contrib.adaptive_clip(1.0)
-    chain = optax.chain(plan.noise(KEY, clip=clip), optax.adam(1e-2))
+    chain = optax.chain(plan.new_run(KEY).noise(clip=clip), optax.adam(1e-2))
     assert private.guarantee(train(plan, chain=chain, clip=clip)).releases[0].number == STEPS
 
 
@@ -139,13 +138,13 @@ def test_goes_on_from_checkpoint_of_tunix(kind, tmp_path):
     assert private.guarantee(resumed).releases[0].number == 4
     resumed.train(private.plan_batches(plan, counted))
     assert_equal(trained(resumed), whole)
-    expected = [plan.sampler.sample(step)[0] for step in range(4, STEPS)]
+    expected = [indices for _, indices, _ in plan.new_run(KEY).draws()][4:]
     assert_equal(counted.input_tokens.reads, expected)
 
 
 def test_users_have_one_gradient_each():
     table = dpoptax.users.UserTable(np.arange(100) % 40, records_per_user=3, seed=0)
-    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=8, seed=1)
+    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=8)
     plan = dpoptax.PrivacyPlan(steps=2, sampler=sampler, noise_multiplier=1.0)
     trainer = make_trainer(plan, max_steps=2)
     trainer.train(private.plan_batches(plan, make_rows(), users=table))
@@ -154,7 +153,7 @@ def test_users_have_one_gradient_each():
 
 def private_losses(plan):
     """Returns the loss and perplexity that tunix would show for the first private batch."""
-    (batch, *_) = plan.batches(make_rows())
+    (batch, *_) = plan.new_run(KEY).batches(make_rows())
     model = make_model()
     loss = peft_trainer._default_loss_fn(model, **make_inputs(batch.examples))
     return [float(np.float32(loss)), float(np.exp(np.float32(loss)))]
@@ -218,7 +217,7 @@ def test_search_finds_losses_of_plain_trainer(tmp_path, caplog):
     trainer = peft_trainer.PeftTrainer(
         make_model(), optax.adam(1e-2), make_config(**outputs_in(tmp_path))
     ).with_gen_model_input_fn(make_inputs)
-    batches = [batch.examples for batch in plan.batches(make_rows())]
+    batches = [batch.examples for batch in plan.new_run(KEY).batches(make_rows())]
     seen, history = watched(trainer, caplog, lambda t: t.train(batches))
     assert len(history) == 3 * STEPS  # losses, perplexities and norms of gradients
     assert np.all(np.isfinite([*seen, *history]))
@@ -243,7 +242,7 @@ def traced(trainer, batch):
 def test_information_flow_finds_nothing_in_own_step():
     plan = make_plan()
     trainer = make_trainer(plan)
-    batch = next(plan.batches(make_rows()))
+    batch = next(plan.new_run(KEY).batches(make_rows()))
     flow = traced(trainer, Inputs(batch.examples, batch.mask))
     assert flow.private == ()
     assert {"public", "released", "secret"} == {shown.kind for shown in flow.shown}
@@ -254,7 +253,7 @@ def test_information_flow_finds_plain_step():
     trainer = peft_trainer.PeftTrainer(
         make_model(), optax.adam(1e-2), make_config()
     ).with_gen_model_input_fn(make_inputs)
-    flow = traced(trainer, next(make_plan().batches(make_rows())).examples)
+    flow = traced(trainer, next(make_plan().new_run().batches(make_rows())).examples)
     assert len(flow.private) > 3
 
 
@@ -331,7 +330,7 @@ REFUSED = {
     "no noise": ({"chain": lambda plan: optax.adam(1e-3)}, "one noise stage, got 0"),
     "clip before noise": ({"chain": clip_first}, "starts with EmptyState.*clip_by_global_norm"),
     "named chain": (
-        {"chain": lambda plan: optax.named_chain(("noise", plan.noise(KEY)))},
+        {"chain": lambda plan: optax.named_chain(("noise", plan.new_run().noise()))},
         "starts with OrderedDict.*named chain",
     ),
     "MultiSteps": ({"chain": accumulate}, "starts with MultiStepsState.*`optax.MultiSteps`"),
@@ -385,34 +384,42 @@ def test_refuses_parameters_without_their_state(tmp_path):
 
 
 def test_refuses_folder_of_another_run(tmp_path):
-    plan, folder = make_plan(), str(tmp_path)
-    train(plan, max_steps=2, checkpoint_root_directory=folder)
-    with pytest.raises(ValueError, match="with another seed"):
-        make_trainer(make_plan(seed=6), checkpoint_root_directory=folder)
-    with pytest.raises(ValueError, match="with another sampler"):
-        make_trainer(make_plan(dataset_size=200), checkpoint_root_directory=folder)
+    plan, folder = make_plan(), {"checkpoint_root_directory": str(tmp_path), "max_steps": 2}
+    train(plan, **folder)
     fresh = make_chain(plan, key=jax.random.key(9))  # the restored key wins
-    assert make_trainer(plan, chain=fresh, checkpoint_root_directory=folder).train_steps == 2
+    train(plan, chain=fresh, **folder)  # also after the last step
+    rows, other = make_rows(), make_rows()
+    other.input_tokens[17, 0] += 1
+    larger = make_rows(200)
+    changes = {
+        "The training examples": {"rows": other},
+        "`sampler`": {"plan": make_plan(dataset_size=200), "rows": larger},
+        "The model, its loss or the optimizer": {"clip": 2.0},
+    }
+    for message, change in changes.items():
+        with pytest.raises(ValueError, match=f"^{message} must be"):
+            train(**{"plan": plan, "rows": rows, **change}, **folder)
+    steeper = optax.chain(plan.new_run(KEY).noise(), optax.adam(2e-2))
+    with pytest.raises(ValueError, match="The model, its loss or the optimizer must be the same"):
+        train(plan, chain=steeper, **folder)
     (tmp_path / "dpoptax_run.json").unlink()
     with pytest.raises(ValueError, match=r"no dpoptax_run\.json in the folder"):
-        make_trainer(plan, checkpoint_root_directory=folder)
+        train(plan, **folder)
 
 
-def test_refuses_another_key_before_first_checkpoint(tmp_path):
-    plan, folder = make_plan(), str(tmp_path)
-    make_trainer(plan, checkpoint_root_directory=folder)
-    make_trainer(plan, checkpoint_root_directory=folder)
-    with pytest.raises(ValueError, match="with another key"):
-        make_trainer(
-            plan,
-            chain=make_chain(plan, key=jax.random.key(9)),
-            checkpoint_root_directory=folder,
-        )
+def test_refuses_another_key_without_checkpoint(tmp_path):
+    plan, folder = make_plan(), {"checkpoint_root_directory": str(tmp_path), "max_steps": 1}
+    unsaved = ocp.CheckpointManagerOptions(save_interval_steps=100)
+    train(plan, checkpointing_options=unsaved, **folder)
+    for path in tmp_path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    train(plan, checkpointing_options=unsaved, **folder)
+    with pytest.raises(ValueError, match="The noise key must be the same"):
+        train(plan, chain=make_chain(plan, key=jax.random.key(9)), **folder)
 
 
 def test_refuses_plans():
-    with pytest.raises(ValueError, match="must have a seed"):
-        make_trainer(make_plan(seed=None))
     with pytest.raises(TypeError, match="must be a `dpoptax.PrivacyPlan`"):
         private.PrivateTrainer(make_model(), make_chain(make_plan()), make_config(), plan=None)
 

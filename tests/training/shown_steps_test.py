@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from dpoptax.training.run.digests import digest_of, traced
 
 import dpoptax
 from dpoptax.training import fit
 from dpoptax.training.data import fingerprints
 from dpoptax.training.run.course import Course
-from dpoptax.training.run.digests import digest_of, traced
 from dpoptax.users import UserTable
 from tests import helpers
 
