@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
 from dpoptax._gradients.clip.checksum import mixed
 from dpoptax._release.random.keys import fold_in, two_words
+from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_arrays
 
@@ -142,7 +142,7 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
     """
     register()
     check_arrays(params)
-    _check_hosts(key, params)
+    _check_hosts(mechanism, key, params)
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
@@ -275,7 +275,7 @@ def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
         )
 
 
-def _check_hosts(key: jax.Array, params: PyTree) -> None:
+def _check_hosts(mechanism: Mechanism, key: jax.Array, params: PyTree) -> None:
     """Raises an error if hosts would add different noise to the same sum.
 
     The sum would be released once per host, but the ledger would count one release.
@@ -283,13 +283,8 @@ def _check_hosts(key: jax.Array, params: PyTree) -> None:
     shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
     if not any(shared) or isinstance(key, jax.core.Tracer):
         return
-    own = np.asarray(_fingerprint(key))
-    if not np.all(multihost_utils.process_allgather(own) == own):
-        raise ValueError(
-            "All hosts of a run must have the same key. With different keys, each host would "
-            "release the same sum with different noise, and the ledger would count one release. "
-            "Use a key of `dpoptax.training.hosts.shared_secrets()`, or one from the same seed."
-        )
+    values = {"The noise key": np.asarray(_fingerprint(key)).tolist(), "The noise": mechanism}
+    check_same_on_hosts(values)
 
 
 def _is_local(x: jax.Array) -> bool:

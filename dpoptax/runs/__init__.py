@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
     from dpoptax._release.random.keys import key_of_words as key_of_words
     from dpoptax._release.random.keys import words_of as words_of
+    from dpoptax._support.digests import array_digest as array_digest
+    from dpoptax._support.digests import digest_of as digest_of
+    from dpoptax._support.digests import rows_digest as rows_digest
+    from dpoptax._support.digests import traced as traced
+    from dpoptax._support.digests import tree_digest as tree_digest
+    from dpoptax._support.hosts import OtherRunError as OtherRunError
+    from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
     from dpoptax._support.hosts import differing as differing
     from dpoptax._support.hosts import shared_bytes as shared_bytes
-    from dpoptax.runs._digests import array_digest as array_digest
-    from dpoptax.runs._digests import digest_of as digest_of
-    from dpoptax.runs._digests import rows_digest as rows_digest
-    from dpoptax.runs._digests import traced as traced
-    from dpoptax.runs._digests import tree_digest as tree_digest
     from dpoptax.runs._identity import Hidden as Hidden
-    from dpoptax.runs._identity import OtherRunError as OtherRunError
     from dpoptax.runs._identity import RunIdentity as RunIdentity
-    from dpoptax.runs._identity import check_same_on_hosts as check_same_on_hosts
     from dpoptax.runs._identity import data_of as data_of
     from dpoptax.runs._identity import draws_of as draws_of
     from dpoptax.runs._identity import noise_of as noise_of
@@ -37,9 +37,9 @@ else:
         __name__,
         {
             "._private_run": ("PrivateRun", "noise_key_of", "noise_stage", "sampler_of", "seeded", "shared_key"),
-            "._identity": ("Hidden", "OtherRunError", "RunIdentity", "check_same_on_hosts", "data_of", "draws_of", "noise_of", "settings"),
-            "._digests": ("array_digest", "digest_of", "rows_digest", "traced", "tree_digest"),
-            ".._support.hosts": ("differing", "shared_bytes"),
+            "._identity": ("Hidden", "RunIdentity", "data_of", "draws_of", "noise_of", "settings"),
+            ".._support.digests": ("array_digest", "digest_of", "rows_digest", "traced", "tree_digest"),
+            ".._support.hosts": ("OtherRunError", "check_same_on_hosts", "differing", "shared_bytes"),
             ".._release.random.keys": ("key_of_words", "words_of"),
         },
     )

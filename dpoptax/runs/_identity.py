@@ -18,8 +18,8 @@ import jax
 
 from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
 from dpoptax._release.random.keys import words_of
-from dpoptax.runs._digests import digest_of, rows_digest, tree_digest
-from dpoptax._support import hosts
+from dpoptax._support.digests import digest_of, rows_digest, tree_digest
+from dpoptax._support.hosts import OtherRunError, check_same_on_hosts
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree
@@ -36,10 +36,6 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_default_prng_impl",
 )
-
-
-class OtherRunError(ValueError):
-    """Raised where two starts or two hosts do not belong to one run. The message says why."""
 
 
 class Hidden(str):
@@ -118,27 +114,6 @@ class RunIdentity:
         old = record["rounding"]
         changed = [name for name, value in self.rounding.items() if value != old.get(name)]
         return ", ".join(f"{name} {old.get(name)!r} -> {self.rounding[name]!r}" for name in changed)
-
-
-def check_same_on_hosts(values: Values) -> None:
-    """Raises an error on all hosts unless all of them have the same values.
-
-    Each host reads its part of a batch and compiles its own program. If the order of their records
-    differed, a record could be in the parts of two hosts and move the sum by 2C. Hosts with other
-    clips, seeds or keys would release other sums. With equal hashes, the run is that of one host,
-    unless SHA-256 is broken.
-
-    Raises:
-      OtherRunError: a value differs. All hosts get the same message, which names it.
-    """
-    if other := hosts.differing({name: repr(value) for name, value in values.items()}):
-        raise OtherRunError(
-            f"All hosts of a run must have the same values, but they differ in {' and '.join(other)}"
-            ". Otherwise hosts draw different batches, add different noise or sum other gradients, "
-            "and the stated ε would be too small. Run the same program with the same files and "
-            "packages on all hosts, list files in one order, such as with sorted(), and start the "
-            "run by `plan.new_run()`, which shares its key."
-        )
 
 
 def draws_of(sampler: "Sampler", users: "UserTable | None") -> Values:

@@ -293,10 +293,27 @@ def _over_devices(
     if sums.engine.in_backward:
         from dpoptax._gradients.clipped_grad.mesh_devices import sum_in_backward
 
-        return sum_in_backward(sums, layout, clip.sensitivity)
-    return sharding.sum_over_devices(
-        sums, layout, scatter=not encodes(clip), bound=clip.sensitivity
-    )
+        total = sum_in_backward(sums, layout, clip.sensitivity)
+    else:
+        total = sharding.sum_over_devices(
+            sums, layout, scatter=not encodes(clip), bound=clip.sensitivity
+        )
+    return _compared_on_hosts(total, clip) if jax.process_count() > 1 else total
+
+
+def _compared_on_hosts(
+    total: Callable[..., tuple[PyTree, PyTree]], clip: Clip
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Returns a sum that hosts compare when they trace it, because each compiles its own."""
+    from dpoptax._support.digests import digest_of
+    from dpoptax._support.hosts import check_same_on_hosts
+
+    def compared(*args: PyTree) -> tuple[PyTree, PyTree]:
+        program = digest_of(jax.make_jaxpr(total)(*args))
+        check_same_on_hosts({"`clip`": clip, "`loss_fn`, with all it closes over": program})
+        return total(*args)
+
+    return compared
 
 
 def _with_value(loss_fn: Callable[..., PyTree], has_aux: bool) -> Callable[..., PyTree]:

@@ -62,6 +62,8 @@ class _Describer:
     def text(self, value: Any) -> str:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return f"{type(value).__name__} {value!r}"
+        if isinstance(value, jax.core.Tracer):  # an argument of the program around this one
+            return str(value.aval)
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._once(value, array_digest)
         if isinstance(value, Jaxpr | ClosedJaxpr):  # one class since jax 0.12
@@ -106,10 +108,10 @@ class _Describer:
         for eqn in jaxpr.eqns:
             if "callback" in eqn.primitive.name and eqn.outvars:
                 raise ValueError(
-                    "A run with a `workdir` must not call host functions in its steps, got "
-                    f"{eqn.primitive.name}. Nothing shows whether the function or its data have "
-                    "changed, and two sums would get the same noise. Compute its values before "
-                    "the run and pass them as data, or omit `workdir`."
+                    "A run with a `workdir`, or on several hosts, must not call host functions in "
+                    f"its steps, got {eqn.primitive.name}. Nothing shows whether the function or "
+                    "its data have changed, and two sums would get the same noise. Compute its "
+                    "values before the run and pass them as data."
                 )
             params = {name: each for name, each in eqn.params.items() if name not in _UNUSED}
             inputs = " ".join(map(variable, eqn.invars))
@@ -118,6 +120,7 @@ class _Describer:
             )
         lines.append(" ".join(map(variable, jaxpr.outvars)))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
 
 def rows_digest(data: PyTree, *, whole: bool = True) -> str:
     """Returns the SHA-256 of all records of a data set in order.
