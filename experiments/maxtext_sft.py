@@ -54,15 +54,15 @@ def check_config(config: Any) -> None:
 
 
 def make_trainer(
-    config: Any, plan: dpoptax.PrivacyPlan, key: jax.Array, clip: float = 1.0
+    config: Any, plan: dpoptax.PrivacyPlan, clip: float = 1.0, *, key: jax.Array | None = None
 ) -> tuple[PrivateTrainer, jax.sharding.Mesh]:
     """Returns the trainer of MaxText's model, and its mesh.
 
     Args:
       config: A config of MaxText for SFT.
       plan: The plan. Its steps are at least those of the config.
-      key: The noise key, `dpoptax.random_key_from_os()`.
       clip: The clip of each example's gradient.
+      key: The noise key, to repeat a run; None draws one from the operating system.
 
     Raises:
       ValueError: A setting contradicts the guarantee.
@@ -75,7 +75,7 @@ def make_trainer(
             model = lora_utils.apply_lora_to_model(model, mesh, config)
         schedule = maxtext_utils.create_learning_rate_schedule(config)
         chain = optax.chain(
-            plan.noise(key, clip=clip), optimizers.get_optimizer(config, schedule, model)
+            plan.new_run(key).noise(clip=clip), optimizers.get_optimizer(config, schedule, model)
         )
         nnx.pop(model, nnx.Intermediate)
         trainer = UnhookedTrainer(

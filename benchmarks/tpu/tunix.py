@@ -57,8 +57,8 @@ def make_trainer(model: nnx.Module, step: str, batch_size: int) -> peft_trainer.
         return peft_trainer.PeftTrainer(model, adam, config).with_gen_model_input_fn(make_inputs)
     plan = dpoptax.PrivacyPlan(
         dataset_size=100 * batch_size, batch_size=batch_size, steps=1, noise_multiplier=1.0
-    ).new_run()
-    chain = optax.chain(plan.noise(jax.random.key(0)), adam)
+    )
+    chain = optax.chain(plan.new_run().noise(), adam)
     return PrivateTrainer(model, chain, config, plan=plan).with_gen_model_input_fn(make_inputs)
 
 

@@ -14,7 +14,7 @@ _FINGERPRINT_BYTES = 16
 _SHARED_SEED = (
     "Two of the events must not have the same sampler seed. Equal seeds draw equal batches, and "
     "two releases on one batch cost as much as one with noise σ/√2, more than independent batches. "
-    "Give each run its own seed: omit `seed` in `dpoptax.PrivacyPlan`, or call `plan.new_run()`. "
+    "Start each run by `plan.new_run()`, which draws its own seed. "
     "If both events are of one run, pass only the later one, which includes the earlier one."
 )
 _SHARED_KEY = (

@@ -197,7 +197,7 @@ def _batches(values: Mapping[str, Any], confirmed: str) -> str:
         )
     return (
         f"{text} dpoptax, the software that protects the data, did not see whether the program did "
-        f"so, or whether the data have this number of {unit}s. (In a program, `plan.batches` does "
+        f"so, or whether the data have this number of {unit}s. (In a program, `run.batches` does "
         f"both.) Confirmed by, and how: {confirmed}."
     )
 

@@ -73,6 +73,7 @@ class PrivateRun:
         self._key = check_noise_key(key)
         self._sampler = seeded(plan.sampler, self._key)
         self._chained, self._turn = False, object()
+        self._in_use = False  # whether the last batch may still wait for its release
         self._drawn = step == 0  # whether `batches` drew all steps
         self._check_new()
 
@@ -197,7 +198,9 @@ class PrivateRun:
                     "`batches` or `draws` has begun, which continues after the batches taken."
                 )
             self.step += 1
+            self._in_use = True
             yield item
+            self._in_use = False
 
     def _check_same_on_hosts(self, data: "PyTree", users: "UserTable | None") -> None:
         """Raises on all hosts unless they have the same plan, key, step, data and owners."""
@@ -219,8 +222,8 @@ class PrivateRun:
           opt_state: the state of the chain that starts with `noise`.
 
         Raises:
-          ValueError: the state belongs to another run; it counts other releases than batches that
-            were handed out, so that one batch was used for two releases; or
+          ValueError: the state belongs to another run; it does not count one release for each batch
+            that was handed out, except for the last one while it is in use; or
             `accounting.guarantee` raises it.
         """
         readings = read_ledgers(opt_state)
@@ -231,12 +234,13 @@ class PrivateRun:
                 "`dpoptax.accounting.guarantee` for several noise stages."
             )
         released = readings.ledgers[0].releases
-        if not 0 <= self.step - released <= 1:
+        if not self.step - self._in_use <= released <= self.step:
             raise ValueError(
                 f"`opt_state` counts {released:,} releases, but the run has handed out {self.step:,} "
                 "batches. Each batch is for one release: a batch that is used twice, or a state "
-                "that starts again, costs more than the ledger counts. To go back to an earlier "
-                "state, also restore the run: `plan.continue_run(opt_state)`."
+                "that starts again, costs more than the ledger counts. To look at a batch, take one "
+                "of another run. To go back to an earlier state, also restore the run: "
+                "`plan.continue_run(opt_state)`."
             )
         plan = self.plan
         found = guarantee(

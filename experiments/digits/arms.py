@@ -118,24 +118,25 @@ def measure(arm: Arm, split: Split, *, trials: int, seeds: int) -> Result:
 def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[np.ndarray, ...]]:
     """Returns a function from settings and seeds to accuracies in percent."""
     grad_fn = arm.grad_fn or dpoptax.clipped_grad(loss_fn, arm.clip)
-    noise = None if arm.plan is None else arm.plan.noise(jax.random.key(0), clip=arm.clip)
+    noise = None if arm.plan is None else arm.plan.new_run().noise(clip=arm.clip)
 
-    def run(settings: Settings, params: Params, state: Any, samples: Any, data: Split) -> Any:
+    def run(settings: Settings, params: Params, state: Any, draws: Any, data: Split) -> Any:
         params = arm.start(params, settings)
         optimizer = arm.optimizer(settings)
 
-        def step(carry: Any, sample: Any) -> Any:
+        def step(carry: Any, draw: Any) -> Any:
             params, state, rest = carry
-            rows = jax.tree.map(lambda column: column[sample.indices], data.private)
+            _, indices, mask = draw
+            rows = jax.tree.map(lambda column: column[indices], data.private)
             assert noise is not None
             points = dpoptax.gradient_points(state, params)
-            released, state = noise.update(grad_fn(points, rows, sample.mask), state, params)
+            released, state = noise.update(grad_fn(points, rows, mask), state, params)
             updates, rest = optimizer.update(released, rest, params)
             return (optax.apply_updates(params, updates), state, rest), None
 
         if noise is not None:
             carry: Any = (params, state, optimizer.init(params))
-            (params, *_), _ = jax.lax.scan(step, carry, samples)
+            (params, *_), _ = jax.lax.scan(step, carry, draws)
         held_out = (data.validation, data.test)
         return [100 * jnp.mean(logits(params, x).argmax(-1) == y) for x, y in held_out]
 
@@ -146,12 +147,11 @@ def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[n
     def drawn(seed: int) -> Any:
         """Returns start, noise state and batches of a seed, shared by all settings."""
         params = initial_params(jax.random.key(seed), split.private[0].shape[1])
-        if arm.plan is None or noise is None:
+        if arm.plan is None:
             return params, (), ()
-        state = arm.plan.noise(jax.random.key(1000 + seed), clip=arm.clip).init(params)
-        sampler = dataclasses.replace(arm.plan.sampler, seed=seed)
-        samples = jax.tree.map(lambda *rows: np.stack(rows), *sampler.samples(0, arm.plan.steps))
-        return params, state, samples
+        run = arm.plan.new_run(jax.random.key(1000 + seed))
+        draws = tuple(map(np.stack, zip(*run.draws(), strict=True)))
+        return params, run.noise(clip=arm.clip).init(params), draws
 
     def train(settings: Settings, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         each = [compiled(settings, *drawn(int(seed)), data) for seed in seeds]

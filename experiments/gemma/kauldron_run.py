@@ -90,9 +90,7 @@ class KauldronNetwork:
                 trainer = kd.train.Trainer(
                     workdir=folder,
                     train_ds=plan_batches(plan, rows),
-                    optimizer=optax.chain(
-                        plan.noise(dpoptax.random_key_from_os(), clip=given.clip), adam
-                    ),
+                    optimizer=optax.chain(plan.new_run().noise(clip=given.clip), adam),
                     trainstep=PrivateTrainStep(
                         plan=plan,
                         clip=given.clip,

@@ -148,10 +148,9 @@ def make_plan(given: LanguageArguments, size: int, epsilon: float) -> dpoptax.Pr
         "delta": given.delta,
     }
     if not epsilon:
-        sampler = FixedSizeSampler
-        return dpoptax.PrivacyPlan(**run, noise_multiplier=1.0, sampler=sampler, seed=given.seed)
+        return dpoptax.PrivacyPlan(**run, noise_multiplier=1.0, sampler=FixedSizeSampler)
     cut = functools.partial(PoissonSampler, max_batch_size=given.max_batch_size)
-    return dpoptax.PrivacyPlan(**run, epsilon=epsilon, sampler=cut).new_run()
+    return dpoptax.PrivacyPlan(**run, epsilon=epsilon, sampler=cut)
 
 
 def plain_batches(
@@ -163,7 +162,8 @@ def plain_batches(
     trainer accumulates their gradients.
     """
     parts = math.ceil(given.batch_size / (given.microbatch_size or given.batch_size))
-    batches = (batch.examples for batch in plan.batches(tokens))
+    run = plan.new_run(jax.random.key(given.seed))
+    batches = (batch.examples for batch in run.batches(tokens))
     return parts, itertools.chain.from_iterable(np.array_split(x, parts) for x in batches)
 
 

@@ -55,7 +55,7 @@ class TunixNetwork:
             trainer = peft_trainer.PeftTrainer(model, adam, config)
             trainer.with_gen_model_input_fn(make_inputs).train(map(make_batch, batches))
             return None
-        chain = optax.chain(plan.noise(dpoptax.random_key_from_os(), clip=given.clip), adam)
+        chain = optax.chain(plan.new_run().noise(clip=given.clip), adam)
         private_trainer = PrivateTrainer(
             model, chain, config, plan=plan, clip=given.clip, microbatch_size=given.microbatch_size
         )

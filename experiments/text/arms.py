@@ -140,7 +140,7 @@ def train_arm(
         assert share is not None
         parts = (head.batch, head.steps, share), (settings.batch, settings.steps, epsilon)
         noise = noise_multipliers(problems.owners, parts)[1]
-        plan = make_plan(problem, settings, noise, seed=2 * seed + 1, also=[first.guarantee])
+        plan = make_plan(problem, settings, noise, also=[first.guarantee])
     start = {"head": first.params["head"], "lora": factors}
     return problem, train(problem, settings, start, seed=2 * seed + 1, plan=plan)
 
@@ -164,6 +164,6 @@ def _train_head(problem: Problem, settings: Settings, epsilon: float | None, see
     if epsilon is not None:
         parts = ((settings.batch, settings.steps, epsilon),)
         (noise,) = noise_multipliers(len(np.unique(problem.owners)), parts)
-        plan = make_plan(problem, settings, noise, seed=2 * seed)
+        plan = make_plan(problem, settings, noise)
     start = {"head": start_head(problem.train["inputs"].shape[1], problem.classes)}
     return train(problem, settings, start, seed=2 * seed, plan=plan)

@@ -150,13 +150,14 @@ def train(
     """
     gradient = _gradient(problem.encoder, settings.clip, settings.lora_clip, plan is not None)
     rates = {"head": settings.rate, "lora": settings.lora_rate}
-    stages = [] if plan is None else [plan.noise(jax.random.key(seed))]
+    run = None if plan is None else plan.new_run(jax.random.key(seed))
+    stages = [] if run is None else [run.noise()]
     noise = None if plan is None else float(cast(float, plan.noise_multiplier))
     state = _chain(stages, settings, rates, problem.encoder, noise).init(start)
     update = _update(dataclasses.replace(settings, rate=0.0, lora_rate=0.0), problem.encoder, noise)
     params = average = start
     begun = time.monotonic()
-    for t, parts in enumerate(_batches(problem, settings, plan, seed)):
+    for t, parts in enumerate(_batches(problem, settings, run, seed)):
         points = params if plan is None else dpoptax.gradient_points(state, params)
         sums = [gradient(points, problem.frozen, *part) for part in parts]
         total = _mean(settings.batch, *sums) if plan is None else _accumulate(*sums)
@@ -167,19 +168,17 @@ def train(
             begun = time.monotonic()
     jax.block_until_ready(params)
     seconds = (time.monotonic() - begun) / max(settings.steps - 1, 1)
-    guarantee = None if plan is None else plan.guarantee(state)
+    guarantee = None if run is None else run.guarantee(state)
     return Trained(params, average, guarantee, seconds)
 
 
 def make_plan(
-    problem: Problem, settings: Settings, noise_multiplier: float, *, seed: int, also: Any = ()
+    problem: Problem, settings: Settings, noise_multiplier: float, *, also: Any = ()
 ) -> dpoptax.PrivacyPlan:
     """Returns a plan for Poisson samples of owners, after other releases."""
-    table = UserTable(problem.owners, records_per_user=1, seed=seed)
-    kind = dpoptax.sampling.PoissonSampler
-    sampler = table.sampler(kind, batch_size=settings.batch, seed=seed)
+    table = UserTable(problem.owners, records_per_user=1, seed=0)
     return dpoptax.PrivacyPlan(
-        sampler=sampler,
+        sampler=table.sampler(dpoptax.sampling.PoissonSampler, batch_size=settings.batch),
         steps=settings.steps,
         noise_multiplier=noise_multiplier,
         delta=DELTA,
@@ -326,13 +325,15 @@ def _chain(
 
 
 def _batches(
-    problem: Problem, settings: Settings, plan: dpoptax.PrivacyPlan | None, seed: int
+    problem: Problem, settings: Settings, run: dpoptax.PrivateRun | None, seed: int
 ) -> Iterator[list[tuple[Columns, np.ndarray]]]:
     """Yields each step's drawn texts, one for each owner, in parts of equal size."""
     size = settings.batch if problem.encoder is None else min(_PART, settings.batch)
-    sampler = None if plan is None else plan.sampler
-    owners = problem.owners.tobytes()
-    for records in _drawn_records(owners, settings.batch, settings.steps, sampler, seed):
+    if run is None:
+        drawn = _drawn_plainly(problem.owners, settings, seed)
+    else:
+        drawn = _drawn_privately(problem.owners, run, seed)
+    for records in drawn:
         parts = []
         for start in range(0, max(len(records), 1), size):
             part = records[start : start + size]
@@ -342,21 +343,20 @@ def _batches(
         yield parts
 
 
-# Settings are compared on the same batches.
-@functools.lru_cache(maxsize=32)
-def _drawn_records(
-    owners: bytes, batch: int, steps: int, sampler: Any, seed: int
-) -> list[np.ndarray]:
-    """Returns the texts of each step: of owners that a sampler draws, or of `batch` owners."""
-    numbers = np.frombuffer(owners, np.int64)
-    if sampler is not None:
-        table = UserTable(numbers, records_per_user=1, seed=seed)
-        samples = (table.sample(sampler, t) for t in range(steps))
-        return [sample.records[sample.mask, 0] for sample in samples]
-    names, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+def _drawn_privately(
+    owners: np.ndarray, run: dpoptax.PrivateRun, seed: int
+) -> Iterator[np.ndarray]:
+    """Yields the texts of each step, one of each owner that the run draws."""
+    table = UserTable(owners, records_per_user=1, seed=seed)
+    for batch in run.batches(np.arange(len(owners)), users=table):
+        texts, _ = batch.examples
+        yield texts[batch.mask, 0]
+
+
+def _drawn_plainly(owners: np.ndarray, settings: Settings, seed: int) -> Iterator[np.ndarray]:
+    """Yields the texts of each step, one of each of `batch` owners."""
+    names, first, counts = np.unique(owners, return_index=True, return_counts=True)
     rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(steps):
-        drawn = rng.choice(len(names), batch, replace=False)
-        found.append(first[drawn] + rng.integers(0, counts[drawn]))
-    return found
+    for _ in range(settings.steps):
+        drawn = rng.choice(len(names), settings.batch, replace=False)
+        yield first[drawn] + rng.integers(0, counts[drawn])

@@ -135,7 +135,6 @@ def train_probe(
             steps=settings.steps,
             epsilon=epsilon,
             delta=DELTA,
-            seed=seed,
             also=also,
         )
         found = fit(

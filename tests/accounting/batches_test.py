@@ -1,4 +1,4 @@
-"""Tests of `PrivacyPlan.batches`: checked rows, their order, and each kind of array."""
+"""Tests of `PrivateRun.batches`: checked rows, their order, and each kind of array."""
 
 import threading
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax import sampling, users
+from dpoptax import runs, sampling, users
 from dpoptax.sampling._batches import read_ahead
 
 X = np.arange(200 * 3, dtype=np.float32).reshape(200, 3)
 Y = np.arange(200)
 
 
-def plan_of(**options):
+def run_of(key=None):
     sizes = {"dataset_size": 200, "batch_size": 20, "steps": 4}
-    return dpoptax.PrivacyPlan(**sizes, noise_multiplier=2.0, **options)
+    return dpoptax.PrivacyPlan(**sizes, noise_multiplier=2.0).new_run(key)
 
 
 def memory_mapped(folder):
@@ -29,10 +29,10 @@ def memory_mapped(folder):
 def test_batches_are_the_drawn_rows(kind, tmp_path):
     x = {"numpy": lambda: X, "jax": lambda: jnp.asarray(X), "memory-mapped": lambda: None}[kind]()
     x = memory_mapped(tmp_path) if x is None else x
-    plan = plan_of(seed=7)
-    batches = list(plan.batches({"x": x, "y": Y}))
+    key = jax.random.key(7)
+    batches = list(run_of(key).batches({"x": x, "y": Y}))
     assert [batch.step for batch in batches] == [0, 1, 2, 3]
-    for batch, (step, indices, mask) in zip(batches, plan.draws(), strict=True):
+    for batch, (step, indices, mask) in zip(batches, run_of(key).draws(), strict=True):
         assert batch.step == step
         np.testing.assert_array_equal(batch.ids, indices)
         np.testing.assert_array_equal(batch.mask, mask)
@@ -40,8 +40,6 @@ def test_batches_are_the_drawn_rows(kind, tmp_path):
         np.testing.assert_array_equal(batch.examples["y"], indices)
         assert isinstance(batch.examples["x"], jax.Array if kind == "jax" else np.ndarray)
         assert not isinstance(batch.examples["x"], np.memmap)
-    later = next(plan.batches({"x": x, "y": Y}, start=3))
-    np.testing.assert_array_equal(later.ids, batches[3].ids)
 
 
 @pytest.mark.parametrize(
@@ -57,22 +55,23 @@ def test_batches_are_the_drawn_rows(kind, tmp_path):
 )
 def test_wrong_rows_are_refused_before_the_first_step(data, error, match):
     with pytest.raises(error, match=match):
-        plan_of().batches(data)
+        run_of().batches(data)
 
 
-def test_plan_itself_is_not_a_loop_over_unchecked_indices():
-    with pytest.raises(TypeError, match="not iterable"):
-        iter(plan_of())
+def test_run_itself_is_not_a_loop_over_unchecked_indices():
+    for each in (run_of(), run_of().plan):
+        with pytest.raises(TypeError, match="not iterable"):
+            iter(each)
 
 
 def test_batches_of_users_hold_their_records():
     owners = np.arange(400) % 200
     table = users.UserTable(owners, records_per_user=2, seed=0)
-    sampler = table.sampler(sampling.PoissonSampler, batch_size=20, seed=3)
+    sampler, key = table.sampler(sampling.PoissonSampler, batch_size=20), jax.random.key(3)
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=2, noise_multiplier=2.0)
     records = np.arange(400.0)
-    for batch in plan.batches(records, users=table):
-        drawn = table.sample(sampler, batch.step)
+    for batch in plan.new_run(key).batches(records, users=table):
+        drawn = table.sample(runs.seeded(sampler, key), batch.step)
         rows, rows_mask = batch.examples
         np.testing.assert_array_equal(rows, records[drawn.records])
         np.testing.assert_array_equal(rows_mask, drawn.records_mask)
@@ -80,11 +79,11 @@ def test_batches_of_users_hold_their_records():
         np.testing.assert_array_equal(batch.ids, drawn.users)
         assert np.all(owners[rows.astype(int)][rows_mask] == np.repeat(batch.ids[batch.mask], 2))
     with pytest.raises(ValueError, match="must have 400 rows, one for each record of `users`"):
-        plan.batches(records[:200], users=table)
+        plan.new_run().batches(records[:200], users=table)
     with pytest.raises(ValueError, match="`users` must be the table"):
-        plan.batches(records)
+        plan.new_run().batches(records)
     with pytest.raises(ValueError, match="`users` must be the table"):
-        plan_of().batches(X, users=table)
+        run_of().batches(X, users=table)
 
 
 def test_reads_one_step_ahead_in_order():

@@ -25,12 +25,27 @@ SAME_SEED = "must not have the same sampler seed"
 SAME_KEY = "must not have the same noise key"
 
 
-def plan_of(seed=7, **options):
-    return dpoptax.PrivacyPlan(**SIZES | {"accountant": "rdp"} | options, seed=seed)
+SAMPLER = sampling.PoissonSampler(1000, 50, seed=7)
+
+
+def plan_of(**options):
+    return dpoptax.PrivacyPlan(**SIZES | {"accountant": "rdp"} | options)
 
 
 def state_of(plan, key=KEYS[0], steps=3):
-    return after_releases(plan.noise(key), jnp.zeros(3), steps)
+    """Returns the state of a run of the plan after some steps."""
+    return after_releases(plan.new_run(key).noise(), jnp.zeros(3), steps)
+
+
+def spent(plan, key=KEYS[0], steps=3):
+    """Returns the guarantee of a run of the plan after some steps."""
+    state = state_of(plan, key, steps)
+    return plan.continue_run(state).guarantee(state)
+
+
+def planned(sampler, **options):
+    run = {"noise_multiplier": 6.0, "steps": 3, "accountant": "rdp"}
+    return accounting.planned_guarantee(sampler=sampler, **run | options)
 
 
 @pytest.mark.parametrize(
@@ -62,37 +77,29 @@ def test_shared_draws_cost_as_much_as_noise_over_root_two(
         )
 
 
-def same_batches(other):
-    """Returns a planned run whose batches depend on those of `plan_of()`."""
-    return accounting.planned_guarantee(
-        noise_multiplier=6.0, steps=3, sampler=other, accountant="rdp"
-    )
-
-
-DEPENDENT = {
-    "same sampler": plan_of().guarantee(),
-    "event": plan_of().guarantee().event,
-    "other batch size": same_batches(sampling.PoissonSampler(1000, 20, seed=7)),
-    "other kind": same_batches(matrix.CyclicPoissonSampler(1000, 50, seed=7, cycle_length=2)),
-    "released": plan_of().guarantee(state_of(plan_of(), KEYS[1])),
+DEPENDENT = {  # runs whose batches depend on those of `SAMPLER`
+    "same sampler": planned(SAMPLER),
+    "event": planned(SAMPLER).event,
+    "other batch size": planned(sampling.PoissonSampler(1000, 20, seed=7)),
+    "other kind": planned(matrix.CyclicPoissonSampler(1000, 50, seed=7, cycle_length=2)),
+    "released": accounting.guarantee(state_of(plan_of(), KEYS[1]), SAMPLER),
 }
 
 
 @pytest.mark.parametrize("name", DEPENDENT)
 def test_equal_seeds_are_refused_wherever_events_meet(name):
-    other, plan = DEPENDENT[name], plan_of()
-    state = state_of(plan)
-    run = {"sampler": plan.sampler, "delta": DELTA, "also": [other], "accountant": "rdp"}
+    other, own, state = DEPENDENT[name], planned(SAMPLER), state_of(plan_of())
+    run = {"sampler": SAMPLER, "delta": DELTA, "also": [other], "accountant": "rdp"}
+    target = {"noise_multiplier": None, "epsilon": 2.0, "delta": DELTA}
     ways = {
-        "replace": lambda: dataclasses.replace(plan, also=[other]),
-        "plan": lambda: plan_of(also=[other]),
-        "target": lambda: plan_of(also=[other], noise_multiplier=None, epsilon=2.0, delta=DELTA),
-        "planned": lambda: accounting.planned_guarantee(noise_multiplier=1.0, steps=2, **run),
+        "replace": lambda: dataclasses.replace(plan_of(), also=[own, other]),
+        "plan": lambda: plan_of(also=[own, other]),
+        "target": lambda: plan_of(also=[own, other], **target),
+        "planned": lambda: planned(**run),
         "calibrate": lambda: accounting.calibrate_noise_multiplier(epsilon=2.0, steps=2, **run),
         "guarantee": lambda: accounting.guarantee(state, **run),
         "spent": lambda: accounting.epsilon_spent(state, **run),
-        "all_of": lambda: accounting.selection.all_of([plan.guarantee(state), other]),
-        "among others": lambda: plan_of(seed=None, also=[other, plan.guarantee()]),
+        "all_of": lambda: accounting.selection.all_of([own, other]),
     }
     for way, compose in ways.items():
         with pytest.raises(ValueError, match=f"{SAME_SEED}.*new_run"):
@@ -100,22 +107,21 @@ def test_equal_seeds_are_refused_wherever_events_meet(name):
 
 
 def test_equal_keys_are_refused_wherever_events_meet():
-    first, second = plan_of(seed=1), plan_of(seed=2)
-    spent = first.guarantee(state_of(first))
-    again = dataclasses.replace(second, also=[spent])
-    assert again.guarantee(state_of(second, KEYS[1])).epsilon(DELTA) > second.epsilon
-    state = state_of(second, KEYS[0])
+    plan = plan_of()
+    first = spent(plan, KEYS[0])
+    again = plan_of(also=[first])
+    assert spent(again, KEYS[1]).epsilon(DELTA) > spent(plan, KEYS[1]).epsilon(DELTA)
+    state = state_of(plan, KEYS[0])
     for compose in (
-        lambda: again.noise(KEYS[0]),  # before the first release
-        lambda: again.guarantee(state),
-        lambda: accounting.selection.all_of([spent, second.guarantee(state)]),
-        lambda: accounting.epsilon_spent(state, second.sampler, DELTA, also=[spent.event]),
+        lambda: again.new_run(KEYS[0]),  # before the first release
+        lambda: again.continue_run(state),
+        lambda: accounting.selection.all_of([first, accounting.guarantee(state, SAMPLER)]),
+        lambda: accounting.epsilon_spent(state, SAMPLER, DELTA, also=[first.event]),
+        # A new `tx.init` starts again at step 0 with the same noise.
+        lambda: accounting.selection.all_of([first, spent(plan, KEYS[0], steps=2)]),
     ):
         with pytest.raises(ValueError, match=f"{SAME_KEY}.*random_key_from_os"):
             compose()
-    # A new `tx.init` starts again at step 0 with the same noise.
-    with pytest.raises(ValueError, match=SAME_KEY):
-        accounting.selection.all_of([spent, first.new_run().guarantee(state_of(first))])
 
 
 def test_vocabulary_and_run_need_different_keys():
@@ -126,82 +132,67 @@ def test_vocabulary_and_run_need_different_keys():
     )
     plan = plan_of()
     for key, fine in ((KEYS[0], False), (KEYS[1], True)):
-        state, also = state_of(plan), [choose(key=key).event]
+        with_vocabulary = plan_of(also=[choose(key=key).event])
         if fine:
-            assert plan.epsilon < dataclasses.replace(plan, also=also).guarantee(state).epsilon(
-                DELTA
-            )
+            assert plan.epsilon < spent(with_vocabulary).epsilon(DELTA)
         else:
             with pytest.raises(ValueError, match=SAME_KEY):
-                accounting.guarantee(state, plan.sampler, also=also)
+                with_vocabulary.new_run(KEYS[0])
+            with pytest.raises(ValueError, match=SAME_KEY):
+                accounting.guarantee(state_of(plan), SAMPLER, also=with_vocabulary.also)
 
 
-def test_runs_of_a_plan_without_a_seed_are_independent():
-    plan = plan_of(seed=None)
-    first, second, third = plan.new_run(), plan.new_run(), plan.new_run()
-    assert first.guarantee().event.seeds != second.guarantee().event.seeds
-    both = dataclasses.replace(second, also=[first.guarantee()])
+def test_runs_of_a_plan_are_independent():
+    plan = plan_of()
+    first, second, third = (spent(plan, key=None) for _ in range(3))
+    assert len({*first.event.seeds, *second.event.seeds, *third.event.seeds}) == 3
+    both = plan_of(also=[first])
     twice = {"steps": 6, "sampler": plan.sampler, "delta": DELTA, "accountant": "rdp"}
     assert both.epsilon == pytest.approx(accounting.epsilon(noise_multiplier=6.0, **twice))
-    # Not started runs have no seed yet, so each will draw its own.
-    assert dataclasses.replace(plan, also=[plan.guarantee()]).epsilon == pytest.approx(both.epsilon)
-    # A third run with all earlier ones.
-    all_three = dataclasses.replace(third, also=[both.guarantee()]).guarantee()
-    assert all_three.event.seeds == frozenset().union(
-        *(run.guarantee().event.seeds for run in (first, second, third))
-    )
-    with pytest.raises(ValueError, match=SAME_SEED):
-        dataclasses.replace(first, also=[all_three])
-
-
-def test_each_pass_over_a_plan_without_a_seed_draws_new_batches():
-    def drawn(passes):
-        return [tuple(np.sort(indices[mask])) for _, indices, mask in passes]
-
-    plan, fixed = plan_of(seed=None), plan_of()
-    assert drawn(plan.draws()) != drawn(plan.draws())
-    assert drawn(fixed.draws()) == drawn(fixed.draws())
-    run = plan.new_run()
-    assert drawn(run.draws())[1:] == drawn(run.draws(1))
-    with pytest.raises(ValueError, match="`start` must be 0 for a plan without a seed"):
-        plan.draws(1)
+    assert spent(both, key=None).stated_epsilon == pytest.approx(both.epsilon)
+    # A plan has no seed, so each of its runs will draw its own.
+    assert plan_of(also=[plan.guarantee()]).epsilon == pytest.approx(both.epsilon)
+    # A later run with all earlier ones.
+    all_three = accounting.selection.all_of([first, second, third])
+    assert all_three.seeds == first.event.seeds | second.event.seeds | third.event.seeds
+    with pytest.raises(ValueError, match=SAME_KEY):
+        plan_of(also=[all_three, first])
 
 
 def test_more_steps_of_one_run_are_one_run():
-    plan = plan_of(seed=None).new_run()
-    longer = dataclasses.replace(plan, steps=9)
-    assert [step for step, *_ in longer.draws(3)] == list(range(3, 9))
-    state = state_of(plan, steps=9)
-    spent = longer.guarantee(state)
-    assert spent.event.dp_event == longer.guarantee().event.dp_event
+    plan, longer = plan_of(), plan_of(steps=9)
+    assert spent(longer, steps=9).event.dp_event == longer.guarantee().event.dp_event
     # The later guarantee includes the earlier one, so they must not be added.
-    for earlier in (plan.guarantee(), plan.guarantee(state_of(plan))):
+    for earlier in (spent(plan), spent(plan, steps=1)):
         with pytest.raises(ValueError, match="pass only the later one"):
-            dataclasses.replace(longer, also=[earlier]).guarantee(state)
+            accounting.selection.all_of([spent(longer, steps=9), earlier])
+        with pytest.raises(ValueError, match="pass only the later one"):
+            plan_of(also=[earlier], steps=9).continue_run(state_of(longer, steps=9))
 
 
 def test_several_stages_and_ensembles_are_one_event():
-    sampler = plan_of().sampler
     stages = [state_of(plan_of(), key) for key in KEYS[:2]]
     for same in (True, False):
-        found = accounting.guarantee(stages, sampler, same_batches=same).event
+        found = accounting.guarantee(stages, SAMPLER, same_batches=same).event
         assert len(found.keys) == 2
         assert len(found.seeds) == 1
-    runs = jax.vmap(lambda key: plan_of().noise(key).init(jnp.zeros(3)))(KEYS)
-    found = accounting.guarantee(runs, sampler, same_batches=True).event
+    noise = functools.partial(dpoptax.gaussian_noise, noise_multiplier=6.0, batch_size=50)
+    runs = jax.vmap(lambda key: noise(key=key).init(jnp.zeros(3)))(KEYS)
+    found = accounting.guarantee(runs, SAMPLER, same_batches=True).event
     assert found.keys == {
         key_fingerprint(np.asarray(jax.random.key_data(k)).tobytes()) for k in KEYS
     }
     with pytest.raises(ValueError, match=SAME_KEY):
-        accounting.selection.all_of([found, accounting.guarantee(stages[:1], plan_of(8).sampler)])
+        accounting.selection.all_of([found, spent(plan_of())])
 
 
 def test_candidates_of_a_random_number_of_trials_have_no_seed():
     options = {"mean": 3, "distribution": "geometric"}
-    event = accounting.selection.best_of_random([plan_of(seed=None).guarantee()], **options)
+    event = accounting.selection.best_of_random([plan_of().guarantee()], **options)
     assert math.isfinite(accounting.Guarantee(event, accountant="rdp").epsilon(DELTA))
-    with pytest.raises(ValueError, match="must not have a sampler seed or a noise key"):
-        accounting.selection.best_of_random([plan_of().guarantee()], **options)
+    for candidate in (planned(SAMPLER), spent(plan_of())):
+        with pytest.raises(ValueError, match="must not have a sampler seed or a noise key"):
+            accounting.selection.best_of_random([candidate], **options)
 
 
 def test_fingerprints_differ_by_use_and_are_not_shown():
@@ -210,10 +201,10 @@ def test_fingerprints_differ_by_use_and_are_not_shown():
     prints += [key_fingerprint(bytes(32)), key_fingerprint(bytes(8))]
     assert len(set(prints)) == len(prints)
     assert {len(each) for each in prints} == {32}
-    plan = plan_of(seed=271828)
-    made = plan.guarantee(state_of(plan))
+    seeded = sampling.PoissonSampler(1000, 50, seed=271828)
+    made = accounting.guarantee(state_of(plan_of()), seeded)
     (seed,), (key,) = made.event.seeds, made.event.keys
-    for text in (repr(made), str(made), str(made.to_dict()), repr(plan), str(plan)):
+    for text in (repr(made), str(made), str(made.to_dict())):
         assert not any(part in text for part in (seed, key, "271828"))
 
 
@@ -222,16 +213,16 @@ def test_event_converts_both_ways():
     event = accounting.PrivacyEvent(gaussian)
     assert event.dp_event is gaussian
     assert accounting.Guarantee(gaussian).event == accounting.Guarantee(event).event == event
-    state, sampler = state_of(plan_of()), plan_of().sampler
+    state = state_of(plan_of())
     prices = {
-        accounting.epsilon_spent(state, sampler, DELTA, also=[other])
+        accounting.epsilon_spent(state, SAMPLER, DELTA, also=[other])
         for other in (gaussian, event, accounting.Guarantee(event))
     }
     assert len(prices) == 1
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3"):
         accounting.PrivacyEvent(3)
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3.0"):
-        accounting.epsilon_spent(state, sampler, DELTA, also=[3.0])
+        accounting.epsilon_spent(state, SAMPLER, DELTA, also=[3.0])
 
 
 class TestUnits:
@@ -241,14 +232,14 @@ class TestUnits:
 
     def plan_of_unit(self, unit, **options):
         if unit == "example":
-            return plan_of(None, **options)
+            return plan_of(**options)
         sampler = self.TABLE.sampler(sampling.PoissonSampler, batch_size=5)
-        return plan_of(None, dataset_size=None, batch_size=None, sampler=sampler, **options)
+        return plan_of(dataset_size=None, batch_size=None, sampler=sampler, **options)
 
     @pytest.mark.parametrize("units", [("user", "example"), ("example", "user")])
     def test_events_of_two_units_are_refused(self, units):
         one, other = map(self.plan_of_unit, units)
-        released = one.guarantee(state_of(one))
+        released = spent(one)
         for also in (one.guarantee(), released, released.event):
             with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
                 dataclasses.replace(other, also=[also])
@@ -256,9 +247,9 @@ class TestUnits:
                 accounting.guarantee(state_of(other, KEYS[1]), other.sampler, also=[also])
             with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
                 accounting.selection.all_of([other.guarantee(), also])
-        planned = [one.guarantee(), other.guarantee()]
+        candidates = [one.guarantee(), other.guarantee()]
         with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-            accounting.selection.best_of_random(planned, mean=3, distribution="geometric")
+            accounting.selection.best_of_random(candidates, mean=3, distribution="geometric")
 
     @pytest.mark.parametrize("unit", ["user", "example"])
     def test_events_of_one_unit_keep_it(self, unit):
@@ -327,10 +318,9 @@ def test_audit_of_two_runs_of_one_plan():
 
 def test_a_pickled_guarantee_keeps_its_fingerprints():
     """Without pickles, people would store `event.dp_event`, which has none."""
-    plan = plan_of()
-    stored = pickle.loads(pickle.dumps(plan.guarantee(state_of(plan))))
-    assert stored == plan.guarantee(state_of(plan))
-    with pytest.raises(ValueError, match=SAME_SEED):
-        plan_of(also=[stored])
+    stored = pickle.loads(pickle.dumps(spent(plan_of())))
+    assert stored == spent(plan_of())
+    with pytest.raises(ValueError, match=SAME_KEY):
+        plan_of(also=[stored]).new_run(KEYS[0])
     with pytest.raises(ValueError, match="no sequence of steps.*of a pickle"):
         stored.epsilon_curve([1], DELTA)

@@ -1,12 +1,13 @@
 """Tests that the statement in plain language agrees with the guarantee and its assumptions."""
 
 import dataclasses
+import functools
 import math
 import re
 
 import dp_accounting as dpa
-import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpoptax
@@ -14,14 +15,13 @@ from dpoptax import accounting, matrix, sampling, users
 from dpoptax.accounting import _plain_statement, _statement
 from tests.helpers import after_releases
 
-KEY = jax.random.key(0)
 OPTIONS = {"dataset_size": 2000, "batch_size": 100, "steps": 4, "noise_multiplier": 1.0}
 
 
-def guarantee_of(plan, **options):
-    """Returns the guarantee of a run that followed a plan."""
-    state = after_releases(plan.noise(KEY, **options), jnp.zeros(3), plan.steps)
-    return plan.guarantee(state)
+def guarantee_of(plan):
+    """Returns the guarantee of a run that followed a plan, with batches drawn elsewhere."""
+    state = after_releases(plan.new_run().noise(), jnp.zeros(3), plan.steps)
+    return plan.continue_run(state).guarantee(state)
 
 
 @pytest.fixture
@@ -125,9 +125,12 @@ def test_has_no_wall_of_text():
 def test_says_which_check_of_batches_was_made():
     found = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
     assert "did not see whether the program did so" in paragraphs(found)[2]
-    drawn = paragraphs(dataclasses.replace(found, drawn=True))[2]
-    assert "chose them itself, and checked" in drawn
-    assert "did not see" not in drawn
+    run = dpoptax.PrivacyPlan(**OPTIONS).new_run()
+    made, steps = run.noise(), list(run.batches(np.zeros((2000, 1))))
+    by_run = run.guarantee(after_releases(made, jnp.zeros(3), len(steps)))
+    for each in (dataclasses.replace(found, drawn=True), by_run):
+        assert "chose them itself, and checked" in paragraphs(each)[2]
+        assert "did not see" not in paragraphs(each)[2]
 
 
 @pytest.mark.usefixtures("quick")
@@ -166,9 +169,7 @@ def test_says_whether_rounding_is_covered():
 def test_counts_other_uses_of_the_data():
     first = guarantee_of(dpoptax.PrivacyPlan(**OPTIONS))
     both = dpoptax.PrivacyPlan(**OPTIONS, also=[first, dpa.GaussianDpEvent(9.0)])
-    key = jax.random.key(1)
-    found = both.guarantee(after_releases(both.noise(key), jnp.zeros(3), 4))
-    assert "numbers above include 2 other uses of the data" in paragraphs(found)[2]
+    assert "numbers above include 2 other uses of the data" in paragraphs(guarantee_of(both))[2]
     assert "numbers above include" not in paragraphs(first)[2]
 
 
@@ -178,9 +179,7 @@ def test_correlated_noise_and_several_stages_have_a_statement():
     plan = dpoptax.PrivacyPlan(
         **OPTIONS,
         strategy=strategy,
-        sampler=lambda dataset_size, batch_size, seed: matrix.CyclicPoissonSampler(
-            dataset_size, batch_size, seed=seed, cycle_length=2
-        ),
+        sampler=functools.partial(matrix.CyclicPoissonSampler, cycle_length=2),
     )
     unit, strength, _ = paragraphs(guarantee_of(plan))
     assert "whether or not this example contributed" in unit

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import pickle
-import secrets
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax import accounting, matrix, sampling, users
+from dpoptax import accounting, matrix, runs, sampling, users
 from tests.helpers import after_releases, slow_but
 
 pytestmark = pytest.mark.usefixtures("coarse_prices")
@@ -37,69 +36,55 @@ SAMPLERS = {
 }
 
 
-def state_of(tx, steps):
-    return after_releases(tx, jnp.zeros(3), steps)
+def state_of(plan, steps, clip=None):
+    """Returns the state of a run of the plan after some steps."""
+    return after_releases(plan.new_run().noise(clip=clip), jnp.zeros(3), steps)
+
+
+def spent(plan, state):
+    return plan.continue_run(state).guarantee(state)
 
 
 @pytest.mark.parametrize("name", slow_but(("poisson", "cyclic"), SAMPLERS))
 def test_plan_equals_its_parts(name):
     sampler = SAMPLERS[name]
-    plan = dpoptax.PrivacyPlan(
-        **SIZES, epsilon=2.0, delta=1e-5, sampler=sampler, seed=7, accountant="rdp"
-    )
-    by_hand = sampler(dataset_size=1000, batch_size=50, seed=7)
+    plan = dpoptax.PrivacyPlan(**SIZES, epsilon=2.0, delta=1e-5, sampler=sampler, accountant="rdp")
+    by_hand = sampler(dataset_size=1000, batch_size=50)
     assert plan.sampler == by_hand
     run = {"delta": 1e-5, "steps": 20, "sampler": by_hand, "accountant": "rdp"}
     sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
     assert plan.noise_multiplier == sigma
     assert plan.epsilon == accounting.epsilon(noise_multiplier=sigma, **run)
     assert plan.epsilon <= 2.0
-    drawn = list(plan.draws(start=18))
-    assert [step for step, *_ in drawn] == [18, 19]
-    for step, indices, mask in drawn:
-        np.testing.assert_array_equal(indices, by_hand.sample(step).indices)
-        np.testing.assert_array_equal(mask, by_hand.sample(step).mask)
     key = jax.random.key(3)
+    seeded = runs.seeded(by_hand, key)
+    drawn = list(plan.new_run(key).draws())
+    assert [step for step, *_ in drawn] == list(range(20))
+    for step, indices, mask in drawn:
+        np.testing.assert_array_equal(indices, seeded.sample(step).indices)
+        np.testing.assert_array_equal(mask, seeded.sample(step).mask)
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=50, key=key)
     if name == "poisson":
         sums = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP, examples=50)
-        mine, _ = jax.jit(plan.noise(key).update)(sums, plan.noise(key).init(jnp.zeros(3)))
+        noise = plan.new_run(key).noise()
+        mine, _ = jax.jit(noise.update)(sums, noise.init(jnp.zeros(3)))
         theirs, _ = jax.jit(tx.update)(sums, tx.init(jnp.zeros(3)))
         np.testing.assert_array_equal(mine, theirs)
-    state, other = state_of(plan.noise(key), 1), state_of(tx, 1)
+    state = after_releases(plan.new_run(key).noise(), jnp.zeros(3), 1)
+    other = after_releases(tx, jnp.zeros(3), 1)
     assert dpoptax.ledgers(state) == dpoptax.ledgers(other)
-    made = plan.guarantee(state)
-    assert made.event == accounting.guarantee(other, by_hand).event
+    made = spent(plan, state)
+    assert made.event == accounting.guarantee(other, seeded).event
     assert made.epsilon(1e-5) == accounting.epsilon_spent(state, by_hand, 1e-5, accountant="rdp")
-
-
-def test_plan_yields_each_step_once():
-    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=1)
-    assert [step for step, *_ in plan.draws()] == list(range(20))
-    assert [step for step, *_ in plan.draws(5)] == list(range(5, 20))
 
 
 def test_plan_costs_as_much_as_all_its_releases():
     plan = dpoptax.PrivacyPlan(**{**SIZES, "steps": 3}, noise_multiplier=6.0, delta=1e-6)
-    state = state_of(plan.noise(jax.random.key(0)), 3)
-    assert plan.guarantee().event.dp_event == plan.guarantee(state).event.dp_event
-    assert plan.guarantee(state).stated_delta == 1e-6
-    assert plan.epsilon == plan.guarantee(state).epsilon(1e-6)
-    assert "3 of the Gaussian mechanism" in str(plan.guarantee(state))
-
-
-def test_seeds_come_from_operating_system(monkeypatch):
-    seedless = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0)
-    runs = [seedless.new_run() for _ in range(2)]
-    assert seedless.sampler.seed is None
-    assert runs[0].sampler.seed != runs[1].sampler.seed
-    assert any(run.sampler.seed >= 2**100 for run in runs)
-    monkeypatch.setattr(secrets, "randbits", lambda bits: 12345 if bits == 128 else None)
-    plan = seedless.new_run()
-    assert plan.sampler.seed == 12345
-    assert "12345" not in f"{plan} {plan!r}"
-    ciphered = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=bytes(32))
-    assert ciphered.sampler.generator == ciphered.new_run().sampler.generator == "SHAKE-256"
+    made = spent(plan, state_of(plan, 3))
+    assert plan.guarantee().event.dp_event == made.event.dp_event
+    assert made.stated_delta == 1e-6
+    assert plan.epsilon == made.epsilon(1e-6)
+    assert "3 of the Gaussian mechanism" in str(made)
 
 
 def test_schedule_is_calibrated_or_given():
@@ -116,8 +101,8 @@ def test_schedule_is_calibrated_or_given():
         accountant="rdp",
     )
     assert plan.noise_multiplier == {0: 2 * sigma, 10: sigma}
-    given = dpoptax.PrivacyPlan(**SIZES, noise_multiplier={0: 8.0, 10: 4.0}, seed=0)
-    (ledger,) = dpoptax.ledgers(state_of(given.noise(jax.random.key(0)), 1))
+    given = dpoptax.PrivacyPlan(**SIZES, noise_multiplier={0: 8.0, 10: 4.0})
+    (ledger,) = dpoptax.ledgers(state_of(given, 1))
     assert ledger.mechanism.schedule == ((0, 8.0), (10, 4.0))
     assert "8 from step 0 on, 4 from step 10 on, σC/B = 0.16 C to 0.08 C" in str(given)
 
@@ -144,9 +129,9 @@ def test_schedule_is_a_copy_that_cannot_change():
     ids=["schedule", "strategy"],
 )
 def test_adaptive_clip_needs_independent_noise_of_one_multiplier(noise):
-    plan = dpoptax.PrivacyPlan(**SIZES, **noise, seed=0)
+    plan = dpoptax.PrivacyPlan(**SIZES, **noise)
     with pytest.raises(ValueError, match="`clip` must not be adaptive under a schedule"):
-        plan.noise(jax.random.key(0), clip=dpoptax.contrib.adaptive_clip(1.0))
+        plan.new_run().noise(clip=dpoptax.contrib.adaptive_clip(1.0))
 
 
 def test_budget_allows_as_many_steps_as_it_pays():
@@ -160,21 +145,20 @@ def test_budget_allows_as_many_steps_as_it_pays():
 
 
 def test_supports_correlated_noise():
-    options = {**SIZES, "sampler": SAMPLERS["cyclic"], "strategy": STRATEGY, "seed": 0}
+    options = {**SIZES, "sampler": SAMPLERS["cyclic"], "strategy": STRATEGY}
     plan = dpoptax.PrivacyPlan(**options, epsilon=0.5, delta=1e-5)
     priced = STRATEGY.under(plan.sampler)
     sigma = accounting.calibrate_noise_multiplier(epsilon=0.5, delta=1e-5, steps=20, sampler=priced)
     assert plan.noise_multiplier == sigma
     for fixed_point in (False, True):
-        run = dataclasses.replace(plan, fixed_point=fixed_point)
-        tx = run.noise(jax.random.key(0), clip=CLIP)
-        (ledger,) = dpoptax.ledgers(state := state_of(tx, 2))
+        planned = dataclasses.replace(plan, fixed_point=fixed_point)
+        (ledger,) = dpoptax.ledgers(state := state_of(planned, 2, clip=CLIP))
         assert ledger.mechanism.strategy == STRATEGY
         assert ledger.mechanism.fixed_point == fixed_point
-        assert plan.guarantee(state).epsilon(1e-5) < plan.epsilon
+        assert spent(planned, state).epsilon(1e-5) < plan.epsilon
     assert f"correlated by {STRATEGY}" in str(plan)
     with pytest.raises(ValueError, match="`clip` must be the clip of all sums"):
-        run.noise(jax.random.key(0))
+        planned.new_run().noise()
     with pytest.raises(ValueError, match="`strategy` must be None under a schedule"):
         dpoptax.PrivacyPlan(**options, noise_multiplier={0: 2.0, 1: 1.0})
     with pytest.raises(ValueError, match="no ε is known"):
@@ -184,8 +168,8 @@ def test_supports_correlated_noise():
 def test_supports_fixed_point_noise():
     plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=6.0, fixed_point=True)
     assert "in fixed point" in str(plan)
-    tx = plan.noise(jax.random.key(0))
-    assert "for every bit of a release" in str(plan.guarantee(state_of(tx, 1)))
+    tx = plan.new_run().noise()
+    assert "for every bit of a release" in str(spent(plan, state_of(plan, 1)))
     # Sums on the plan's grid fit its noise, and no others.
     batch, mask = jnp.ones((64, 3)), jnp.ones(64, bool)
     for grid, refused in ((plan.grid(CLIP), False), (plan.grid(CLIP) / 2, True)):
@@ -194,7 +178,7 @@ def test_supports_fixed_point_noise():
         with pytest.raises(ValueError, match="`grid` .* must be") if refused else nullcontext():
             tx.update(clipped, tx.init(params), params)
     assert dataclasses.replace(plan, fixed_point=False).grid(CLIP) is None
-    turns = SAMPLERS["cyclic"](1000, 500, seed=0, cycle_length=2)
+    turns = SAMPLERS["cyclic"](1000, 500, cycle_length=2)
     wide = dpoptax.matrix.BandedToeplitz((1.0, 0.5, 0.2))
     with pytest.raises(ValueError, match="Correlated noise in fixed point must have"):
         dpoptax.PrivacyPlan(
@@ -204,12 +188,12 @@ def test_supports_fixed_point_noise():
 
 def test_unit_is_user_if_sampler_draws_users():
     table = users.UserTable(np.arange(3000) % 1000, records_per_user=2, seed=0)
-    sampler = table.sampler(sampling.PoissonSampler, batch_size=50, seed=0)
+    sampler = table.sampler(sampling.PoissonSampler, batch_size=50)
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=20, noise_multiplier=6.0)
     assert plan.sampler is sampler
     assert "N = 1,000 users" in str(plan)
     assert "for one user with all of its records more or less" in str(plan)
-    assert plan.guarantee(state_of(plan.noise(jax.random.key(0)), 1)).unit == "user"
+    assert spent(plan, state_of(plan, 1)).unit == "user"
 
 
 def test_guarantee_includes_other_events():
@@ -220,8 +204,7 @@ def test_guarantee_includes_other_events():
     )
     assert both.noise_multiplier > alone.noise_multiplier
     assert both.epsilon <= 2.0
-    state = state_of(both.noise(jax.random.key(0)), 1)
-    assert both.guarantee(state).event.dp_event == dpa.ComposedDpEvent(
+    assert spent(both, state_of(both, 1)).event.dp_event == dpa.ComposedDpEvent(
         [both.sampler.dp_event(both.noise_multiplier, 1), other]
     )
 
@@ -249,7 +232,7 @@ def test_str_describes_plan():
         assert part in str(plan)
 
 
-POISSON = sampling.PoissonSampler(1000, 50, seed=0)
+POISSON = sampling.PoissonSampler(1000, 50)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +250,14 @@ POISSON = sampling.PoissonSampler(1000, 50, seed=0)
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"sampler": POISSON, "batch_size": 49}, ValueError, "`batch_size` must be .* 50, got 49"),
         ({"sampler": POISSON, "dataset_size": 9}, ValueError, "`dataset_size` must be"),
-        ({"sampler": POISSON, "seed": 3}, ValueError, "`seed` must be None"),
+        (
+            {"sampler": dataclasses.replace(POISSON, seed=0)},
+            ValueError,
+            "`sampler` must have no seed",
+        ),
         ({"sampler": "poisson"}, TypeError, "`sampler` must be a sampler"),
         (
-            {"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10, seed=0))},
+            {"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10))},
             TypeError,
             "as `strategy`",
         ),
@@ -300,7 +287,8 @@ def test_loop_over_plan_trains():
     plan = dpoptax.PrivacyPlan(
         dataset_size=200, batch_size=50, steps=20, epsilon=8.0, delta=1e-4, accountant="rdp"
     )
-    tx = optax.chain(plan.noise(jax.random.key(0)), optax.sgd(0.5))
+    run = plan.new_run()
+    tx = optax.chain(run.noise(), optax.sgd(0.5))
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), CLIP)
 
     @jax.jit
@@ -310,7 +298,7 @@ def test_loop_over_plan_trains():
         return optax.apply_updates(params, updates), state
 
     params, state = jnp.zeros(4), tx.init(jnp.zeros(4))
-    for batch in plan.batches(data):
+    for batch in run.batches(data):
         params, state = step(params, state, batch.examples, batch.mask)
     assert jnp.linalg.norm(params - 3.0) < jnp.linalg.norm(jnp.full(4, 3.0)) / 2
-    assert plan.guarantee(state).epsilon(1e-4) == plan.epsilon
+    assert run.guarantee(state).epsilon(1e-4) == plan.epsilon

@@ -93,7 +93,7 @@ def test_release_costs_as_much_as_that_of_a_fixed_bound():
     plan = dpoptax.PrivacyPlan(dataset_size=200, batch_size=20, steps=10, epsilon=3.0, delta=1e-5)
     params = jnp.zeros(3)
     ledgers = [
-        dpoptax.ledgers(plan.noise(jax.random.key(0), clip=clip).init(params))[0]
+        dpoptax.ledgers(plan.new_run().noise(clip=clip).init(params))[0]
         for clip in (CLIP, dpoptax.l2_clip(1.0))
     ]
     assert ledgers[0].mechanism == ledgers[1].mechanism

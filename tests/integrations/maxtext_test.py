@@ -49,7 +49,7 @@ def make_config(tmp_path):
 
 def make_plan(**options):
     run = {"dataset_size": 40, "batch_size": 4, "steps": STEPS, "noise_multiplier": 1.0}
-    return dpoptax.PrivacyPlan(**run, seed=3, **options)
+    return dpoptax.PrivacyPlan(**run, **options)
 
 
 def make_rows():
@@ -61,10 +61,11 @@ def make_rows():
 
 def train_by_hand(config, plan, key):
     """Returns the parameters after a loop that uses no trainer."""
+    run = plan.new_run(key)
     model, mesh = model_creation_utils.from_pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         schedule = maxtext_utils.create_learning_rate_schedule(config)
-        chain = optax.chain(plan.noise(key), optimizers.get_optimizer(config, schedule, model))
+        chain = optax.chain(run.noise(), optimizers.get_optimizer(config, schedule, model))
         nnx.pop(model, nnx.Intermediate)
         graph, params, rest = nnx.split(model, nnx.Param, ...)
         params = nnx.as_pure(params)
@@ -83,14 +84,14 @@ def train_by_hand(config, plan, key):
             return optax.apply_updates(params, updates), opt_state
 
         opt_state = chain.init(params)
-        for batch in plan.batches(make_rows()):
+        for batch in run.batches(make_rows()):
             params, opt_state = step(params, opt_state, batch.examples, batch.mask)
     return params
 
 
 def test_equals_loop_by_hand(make_config):
     config, plan, key = make_config(), make_plan(), jax.random.key(0)
-    trainer, mesh = maxtext_sft.make_trainer(config, plan, key)
+    trainer, mesh = maxtext_sft.make_trainer(config, plan, key=key)
     first = jax.tree.map(np.asarray, nnx.as_pure(nnx.state(trainer.model, nnx.Param)))
     maxtext_sft.train(config, trainer, mesh, plan_batches(plan, make_rows()))
     got = nnx.as_pure(nnx.state(trainer.model, nnx.Param))

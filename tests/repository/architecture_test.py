@@ -18,7 +18,7 @@ ORDER = (
     "_gradients.clip", "_gradients.ghost_clipping", "_gradients.clipped_grad",
     "_gradients.track_reference", "_gradients",
     "_release", "filters", "contrib", "accounting", "sampling._batches",
-    "accounting._privacy_plan", "tables", "users",
+    "runs", "accounting._privacy_plan", "tables", "users",
     "_release.information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
@@ -52,7 +52,7 @@ PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
     "dpoptax.integrations.kauldron", "dpoptax.integrations.tunix", "dpoptax.matrix",
-    "dpoptax.sampling", "dpoptax.tables", "dpoptax.training", "dpoptax.training.data",
+    "dpoptax.runs", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training", "dpoptax.training.data",
     "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.

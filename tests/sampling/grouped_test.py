@@ -91,12 +91,12 @@ def test_equal_weights_are_poisson_sampling():
 
 def test_plan_accepts_grouped_sampler():
     plan = dpoptax.PrivacyPlan(
-        sampler=GroupedPoissonSampler(1000, 48, seed=0, group_sizes=(900, 100), weights=(1, 3)),
+        sampler=GroupedPoissonSampler(1000, 48, group_sizes=(900, 100), weights=(1, 3)),
         steps=10,
         noise_multiplier=2.0,
     )
     assert plan.guarantee().sampling["probabilities"] == pytest.approx([0.04, 0.12])
-    assert len(list(plan.draws())) == 10
+    assert len(list(plan.new_run().draws())) == 10
 
 
 @pytest.mark.parametrize(
