@@ -67,7 +67,7 @@ def pytest_collection():
 _LONG_EXAMPLES = {
     "accumulate", "augmented", "calibrate_batch_size", "calibrate_noise_multiplier",
     "calibrate_steps", "canary_gradient", "information_flow",
-    "scale_by_shrunk_muon", "searched_canary", "select_rows", "selected_grad", "statement",
+    "searched_canary", "select_rows", "selected_grad", "statement",
     "tune_microbatch_size",
 }  # fmt: skip
 

@@ -13,9 +13,4 @@ from dpoptax.contrib._geodp import HypersphericalClip as HypersphericalClip
 from dpoptax.contrib._geodp import geodp as geodp
 from dpoptax.contrib._geodp import hyperspherical_clip as hyperspherical_clip
 from dpoptax.contrib._inner_outer import inner_outer as inner_outer
-from dpoptax.contrib._muon import scale_by_shrunk_muon as scale_by_shrunk_muon
-from dpoptax.contrib._muon import shrunk_muon as shrunk_muon
-from dpoptax.contrib._sat import dp_sat as dp_sat
-from dpoptax.contrib._shrinkage import james_stein as james_stein
-from dpoptax.contrib._shrinkage import singular_value_shrinkage as singular_value_shrinkage
 from dpoptax.filters._lp_adam import adam_bc as adam_bc

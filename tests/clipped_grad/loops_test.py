@@ -106,9 +106,6 @@ def test_refuses_injected_noise_multiplier():
         (dpoptax.contrib.adaptive_fir, {"length": 3, "stddev": 0.1}),
         (dpoptax.lp_adam, {"learning_rate": 0.1, "b": (1.0,)}),
         (dpoptax.contrib.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
-        (dpoptax.contrib.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
-        (dpoptax.contrib.james_stein, {"stddev": 0.1}),
-        (dpoptax.contrib.singular_value_shrinkage, {"stddev": 0.1}),
     ],
 )
 def test_inject_hyperparams_error_names_static_args(factory, arguments):
