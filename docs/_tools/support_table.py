@@ -149,7 +149,7 @@ def accountants_of(method, clip, transform):
 
 def _states_epsilon(state, sampler, accountant):
     try:
-        spent = dpoptax.accounting.epsilon_spent(state, sampler, _DELTA, accountant=accountant)
+        spent = dpoptax.accounting.guarantee(state, sampler, accountant=accountant).epsilon(_DELTA)
     except ValueError:
         return False
     if not 0 < spent < float("inf"):

@@ -22,7 +22,7 @@ from dpoptax._pricing.privacy_event import (
 )
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.random.keys import check_noise_key, words_of
-from dpoptax.accounting._calibration import calibrate_noise_multiplier
+from dpoptax.accounting._calibration import calibrate
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee as run_guarantee
 from dpoptax.accounting._runs import planned_guarantee
@@ -46,7 +46,7 @@ class PrivacyPlan:
 
     The plan calibrates σ to a target ε, makes the sampler and the noise transform, draws and
     gathers the batches, and states the guarantee. `print(plan)` shows all of them. The plan uses
-    these parts: `accounting.calibrate_noise_multiplier`, a sampler of `dpoptax.sampling`,
+    these parts: `accounting.calibrate`, a sampler of `dpoptax.sampling`,
     `gaussian_noise` or `correlated_noise`, and `accounting.guarantee`.
 
     Units: σ is relative to the clipping bound C. N and B count examples, or users if the sampler
@@ -158,9 +158,7 @@ class PrivacyPlan:
                 f"determines it, got {schedule}."
             )
         terms = {"steps": self.steps, **self._terms}
-        sigma = calibrate_noise_multiplier(
-            epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms
-        )
+        sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
         self.__dict__["noise_multiplier"] = sigma
         if schedule is not None:
             phases = {first: sigma * ratio for first, ratio in schedule.items()}

@@ -151,7 +151,7 @@ def compare_correlated_noise(
 
 def _compare(arm, epsilon, steps, learning_rates, seeds):
     data = _digits()
-    multiplier = accounting.calibrate_noise_multiplier(
+    multiplier = accounting.calibrate(
         epsilon=epsilon, delta=1e-4, steps=steps, sampler=arm.strategy.under(arm.sampler)
     )
     drawn = [

@@ -46,14 +46,17 @@ def test_shared_draws_cost_as_much_as_noise_over_root_two(
     """Shows why equal seeds are refused: two releases on one draw are one with σ/√2."""
     q = batch_size / size
     run = {"sampling_probability": q, "delta": DELTA}
-    price = functools.partial(accounting.epsilon, **run)
+
+    def price(**noise):
+        return accounting.planned_guarantee(**run, **noise).stated_epsilon
+
     assert price(noise_multiplier=sigma, steps=steps) == pytest.approx(one, abs=0.006)
     assert price(noise_multiplier=sigma, steps=2 * steps) == pytest.approx(independent, abs=0.006)
     found = price(noise_multiplier=sigma / math.sqrt(2), steps=steps)
     assert found == pytest.approx(shared, abs=0.006)
-    assert found > 2 * accounting.epsilon(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=DELTA / 2
-    )
+    assert found > 2 * accounting.planned_guarantee(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps
+    ).epsilon(DELTA / 2)
     if steps == 3:  # the pair, by its definition: one draw under two releases
         two = dpa.ComposedDpEvent([dpa.GaussianDpEvent(sigma)] * 2)
         pair = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, two), steps)
@@ -88,9 +91,9 @@ def test_equal_seeds_are_refused_wherever_events_meet(name):
         "plan": lambda: plan_of(also=[other]),
         "target": lambda: plan_of(also=[other], noise_multiplier=None, epsilon=2.0, delta=DELTA),
         "planned": lambda: accounting.planned_guarantee(noise_multiplier=1.0, steps=2, **run),
-        "calibrate": lambda: accounting.calibrate_noise_multiplier(epsilon=2.0, steps=2, **run),
+        "calibrate": lambda: accounting.calibrate(epsilon=2.0, steps=2, **run),
         "guarantee": lambda: accounting.guarantee(state, **run),
-        "spent": lambda: accounting.epsilon_spent(state, **run),
+        "spent": lambda: accounting.guarantee(state, **run).stated_epsilon,
         "all_of": lambda: accounting.selection.all_of([plan.guarantee(state), other]),
         "among others": lambda: plan_of(seed=None, also=[other, plan.guarantee()]),
     }
@@ -109,7 +112,7 @@ def test_equal_keys_are_refused_wherever_events_meet():
         lambda: again.noise(KEYS[0]),  # before the first release
         lambda: again.guarantee(state),
         lambda: accounting.selection.all_of([spent, second.guarantee(state)]),
-        lambda: accounting.epsilon_spent(state, second.sampler, DELTA, also=[spent.event]),
+        lambda: accounting.guarantee(state, second.sampler, also=[spent.event]).epsilon(DELTA),
     ):
         with pytest.raises(ValueError, match=f"{SAME_KEY}.*random_key_from_os"):
             compose()
@@ -142,7 +145,9 @@ def test_runs_of_a_plan_without_a_seed_are_independent():
     assert first.guarantee().event.seeds != second.guarantee().event.seeds
     both = dataclasses.replace(second, also=[first.guarantee()])
     twice = {"steps": 6, "sampler": plan.sampler, "delta": DELTA, "accountant": "rdp"}
-    assert both.epsilon == pytest.approx(accounting.epsilon(noise_multiplier=6.0, **twice))
+    assert both.epsilon == pytest.approx(
+        accounting.planned_guarantee(noise_multiplier=6.0, **twice).stated_epsilon
+    )
     # Not started runs have no seed yet, so each will draw its own.
     assert dataclasses.replace(plan, also=[plan.guarantee()]).epsilon == pytest.approx(both.epsilon)
     # A third run with all earlier ones.
@@ -224,14 +229,14 @@ def test_event_converts_both_ways():
     assert accounting.Guarantee(gaussian).event == accounting.Guarantee(event).event == event
     state, sampler = state_of(plan_of()), plan_of().sampler
     prices = {
-        accounting.epsilon_spent(state, sampler, DELTA, also=[other])
+        accounting.guarantee(state, sampler, also=[other]).epsilon(DELTA)
         for other in (gaussian, event, accounting.Guarantee(event))
     }
     assert len(prices) == 1
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3"):
         accounting.PrivacyEvent(3)
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3.0"):
-        accounting.epsilon_spent(state, sampler, DELTA, also=[3.0])
+        accounting.guarantee(state, sampler, also=[3.0]).epsilon(DELTA)
 
 
 class TestUnits:

@@ -36,7 +36,7 @@ def _banded(bands):
 
 @functools.lru_cache
 def _multiplier(strategy, sampler):
-    return accounting.calibrate_noise_multiplier(
+    return accounting.calibrate(
         epsilon=1.0, delta=1e-4, steps=STEPS, sampler=strategy.under(sampler)
     )
 

@@ -165,7 +165,9 @@ def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
     sampler = matrix.CyclicPoissonSampler(1438, 64, seed=7, cycle_length=3)
     strategy = matrix.optimal_banded_toeplitz(6, 3)
     release = {"noise_multiplier": summary["noise_multiplier"], "delta": 1e-5, "accountant": "rdp"}
-    want = accounting.epsilon(**release, steps=6, sampler=strategy.under(sampler))
+    want = accounting.planned_guarantee(
+        **release, steps=6, sampler=strategy.under(sampler)
+    ).stated_epsilon
     assert summary["epsilon"] == pytest.approx(want)
     assert 0.99 * config.epsilon < want <= config.epsilon
     # Two rounds with probability 3B/N each need more noise than six with B/N.
@@ -200,13 +202,12 @@ def test_in_order_batches_are_whole_groups_and_unamplified(method):
     assert len(drawn) == len(set(drawn)) == 22 * 64
     alone = plan.epsilon(22)
     assert alone == pytest.approx(
-        accounting.epsilon(
+        accounting.planned_guarantee(
             noise_multiplier=4.0,
             steps=1,
-            delta=1e-5,
             sampler=sampling.PoissonSampler(64, 64, seed=0),
             accountant="rdp",
-        )
+        ).epsilon(1e-5)
     )
     assert plan.epsilon(30) > alone
 

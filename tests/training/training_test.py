@@ -96,13 +96,12 @@ def test_run_without_a_guarantee_leaves_no_statement(tmp_path):
 
 def test_epsilon_matches_accounting_of_written_numbers(finished):
     summary = finished[0].summary
-    expected = accounting.epsilon(
+    expected = accounting.planned_guarantee(
         noise_multiplier=summary["noise_multiplier"],
         sampling_probability=summary["batch_size"] / summary["dataset_size"],
         steps=summary["steps"],
-        delta=summary["delta"],
         accountant="rdp",
-    )
+    ).epsilon(summary["delta"])
     assert summary["epsilon"] == pytest.approx(expected, rel=1e-3)
     assert summary["epsilon"] > 0.99 * TINY.epsilon  # the calibration uses nearly the whole budget
 
@@ -378,8 +377,11 @@ def test_prices_fixed_size_sampling():
     assert fixed.sampler.neighboring_relation == "replace-one"
     assert fixed.epsilon(4) > poisson.epsilon(4)
     run = {"noise_multiplier": 3.0, "steps": 4, "delta": TINY.delta, "accountant": "rdp"}
-    assert fixed.epsilon(4) == accounting.epsilon(
-        sampler=sampling.FixedSizeSampler(1438, 64, seed=0), **run
+    assert (
+        fixed.epsilon(4)
+        == accounting.planned_guarantee(
+            sampler=sampling.FixedSizeSampler(1438, 64, seed=0), **run
+        ).stated_epsilon
     )
 
 
