@@ -46,4 +46,4 @@ else:
         "._runs": ("guarantee", "planned_guarantee"),
         "._suggestion": ("PlanOption", "PlanSuggestion", "suggest_plan"),
     }
-    __getattr__, __dir__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)

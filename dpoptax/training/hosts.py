@@ -17,6 +17,12 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax.training.data import streaming
 
+__all__ = ["check_same", "join", "replicate", "shared_secrets"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def join() -> None:
     """Joins this process to the others of a run, before any other use of JAX.
