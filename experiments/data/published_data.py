@@ -27,17 +27,6 @@ the next token or `NO_LABEL`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TextDataset(Dataset):
-    """A data set for text generation.
-
-    Attributes:
-        texts: Each source of the test split, with all of its references.
-    """
-
-    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class FeatureDataset(Dataset):
     """A data set of features, which may be memory-mapped. They fit in memory."""
 

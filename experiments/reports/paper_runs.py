@@ -17,7 +17,6 @@ from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.seeds import Keys
 from experiments.code_version import source_sha256
 from experiments.config import ExperimentConfig, load_experiments
-from experiments.data import PUBLISHED
 from experiments.models.published_models import PUBLISHED_MODELS
 
 CLAIMS = {
@@ -167,8 +166,6 @@ def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
         named = f"{shlex.quote(f'{run.file}:{run.name}')} {needs}"
         named += f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}"
         lines.append(f"dpoptax train {named}  # {_hours(run.flops / flops_per_second)}")
-        if PUBLISHED[run.config.dataset].kind == "generation":
-            lines.append(f"python -m experiments generate {named}")
     return "\n".join(lines) + "\n"
 
 

@@ -26,7 +26,7 @@ PACKAGES = (
 # Each takes longer to import than the package, or is an optional dependency.
 FIRST_WHEN_NEEDED = {
     *("chex", "dp_accounting", "flax", "jax_privacy", "matplotlib", "orbax", "pandas", "scipy"),
-    *("PIL", "pooch", "sacrebleu", "safetensors", "sklearn", "tokenizers", "tqdm", "tyro"),
+    *("PIL", "pooch", "safetensors", "sklearn", "tokenizers", "tqdm", "tyro"),
 }
 
 USER_PROGRAM = """\
