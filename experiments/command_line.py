@@ -19,7 +19,7 @@ _USAGE = f"""\
 usage: {_PROGRAM} COMMAND ...
 
 Experiments that recompute the papers' results. Run them from the root of the
-repository. `{_PROGRAM} COMMAND --help` lists the options of a command.
+repository. `{_PROGRAM} COMMAND --help` lists the options.
 
 commands, described in experiments/README.md:"""
 
