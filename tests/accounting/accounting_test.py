@@ -274,18 +274,6 @@ class TestCurve:
         assert curve_of(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
         assert curve_of(steps=[], **run).shape == (0,)
 
-    def test_prices_few_points_for_many_steps(self, monkeypatch):
-        asked = []
-        priced = accountants.epsilon_of
-
-        def counting(event, *arguments):
-            asked.append(event)
-            return priced(event, *arguments)
-
-        monkeypatch.setattr(accountants, "epsilon_of", counting)
-        curve_of(noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301))
-        assert len(asked) <= 50
-
     def test_refuses_shuffled_epochs(self):
         sampler = ShuffledSampler(1000, 100, seed=0)
         with pytest.raises(ValueError, match="no privacy event"):
@@ -407,24 +395,6 @@ class TestRenyiDivergences:
         accuracy, widths = 44.0, np.linspace(0, math.pi * sigma**2, 100_001)[1:]
         allowed = 2 * math.pi * widths / (accuracy + widths**2 / (2 * sigma**2))
         assert renyi._step(sigma, accuracy) == pytest.approx(allowed.max(), rel=1e-6)
-
-    def test_curve_is_computed_once_for_all_step_counts(self, monkeypatch):
-        computed = []
-        log_moments = renyi._log_moments
-
-        def counting(*arguments):
-            computed.append(arguments)
-            return log_moments(*arguments)
-
-        monkeypatch.setattr(renyi, "_log_moments", counting)
-        for steps in (1, 7, 500):
-            accounting.planned_guarantee(
-                noise_multiplier=1.7654321,
-                sampling_probability=0.0123,
-                steps=steps,
-                accountant="rdp",
-            ).epsilon(DELTA)
-        assert len(computed) == 1
 
 
 @pytest.mark.usefixtures("coarse_prices")
@@ -765,24 +735,6 @@ class TestEdges:
                 )
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "q", "steps"), [(3, 0.1, 20), (2, 0.01, 1000), (8, 0.07, 10_000)]
-)
-def test_full_price_is_computed_once(monkeypatch, epsilon, q, steps):
-    """Extrapolated coarse prices are so near that the first full price suffices."""
-    intervals, priced = [], accountants.epsilon_of
-
-    def counting(*arguments):
-        intervals.append(arguments[-1])
-        return priced(*arguments)
-
-    monkeypatch.setattr(accountants, "epsilon_of", counting)
-    run = {"epsilon": epsilon, "delta": 1e-5, "steps": steps, "sampling_probability": q}
-    accounting.calibrate(**run)
-    assert intervals.count(accountants.DISCRETIZATION) == 1
-    assert len(intervals) <= 12
-
-
 @pytest.mark.usefixtures("coarse_prices")
 class TestCalibration:
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -1050,31 +1002,6 @@ class TestPricing:
         assert (paid > 1e-3 * DELTA) == bool(largest)
         own = dpa.pld.PLDAccountant().compose(priced).get_epsilon(delta)
         assert 0 <= event_epsilon(event, DELTA) / own - 1 < 1e-8
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("size", "batch", "sigma", "steps"), [(1000, 50, 0.5, 10), (50_000, 256, 0.9, 46_875)]
-    )
-    def test_sampler_builds_one_privacy_loss(self, monkeypatch, size, batch, sigma, steps):
-        """Checks that one privacy loss is built, not the larger loss of a truncated draw."""
-        built, loss_of = [], privacy_losses.loss_of
-
-        def recorded(event, relation, interval):
-            built.append(event)
-            return loss_of(event, relation, interval)
-
-        monkeypatch.setattr(privacy_losses, "loss_of", recorded)
-        sampler = PoissonSampler(size, batch, seed=0)
-        accounting.planned_guarantee(noise_multiplier=sigma, sampler=sampler, steps=steps).epsilon(
-            DELTA
-        )
-        assert [type(event) for event in built] == [dpa.PoissonSampledDpEvent]
-
-    def test_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
-        run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.123}
-        sigma = accounting.calibrate(epsilon=0.2, **run)
-        monkeypatch.setattr(accountants, "_pld_epsilon", None)
-        assert accounting.planned_guarantee(noise_multiplier=sigma, **run).stated_epsilon <= 0.2
 
 
 @pytest.mark.parametrize("wrong", [1e-5, PoissonSampler])

@@ -197,19 +197,6 @@ def test_without_terminal_bars_print_few_lines():
     assert re.fullmatch(r"runs: 1000/1000 runs \[.*\]\n", file.getvalue())
 
 
-@pytest.mark.parametrize(("seconds", "waits"), [(4.0, 20), (0.1, 10), (0.001, 1)])
-def test_limits_steps_in_flight(monkeypatch, seconds, waits):
-    """Slow steps run one at a time, for an accurate bar and one batch in memory."""
-    clock, waited = [0.0], []
-    monkeypatch.setattr(course.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(course.jax, "block_until_ready", waited.append)
-    pace = course.Pace()
-    for _ in range(20):
-        clock[0] += seconds
-        pace.keep(())
-    assert waits <= len(waited) <= waits + 1
-
-
 def test_shown_epsilon_is_rounded_up():
     assert [epsilon_text(e) for e in (2.7281, 2.728, 3.0, 0.0)] == [
         "2.729",
