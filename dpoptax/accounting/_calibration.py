@@ -81,7 +81,8 @@ def calibrate(
     if steps is not None:
         steps = integer("steps", steps, 1, "a run without steps has no noise and no batch")
     sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
-    noise = checked_noise((schedule or 1.0) if noise_multiplier is None else noise_multiplier)
+    relative = 1.0 if schedule is None else schedule
+    noise = checked_noise(relative if noise_multiplier is None else noise_multiplier)
 
     def event(x: float) -> dpa.DpEvent:
         """Returns the event with x as the number that is left out."""

@@ -867,6 +867,8 @@ class TestCalibration:
         run = {"epsilon": 1.0, "delta": 1e-5, "steps": 9, "sampler": PoissonSampler(100, 10)}
         with pytest.raises(ValueError, match="Leave out exactly one"):
             accounting.calibrate(**{**run, **changes})
+        with pytest.raises(ValueError, match="must have a phase from step 0"):
+            accounting.calibrate(**run, schedule={})
 
     def test_shuffled_epochs_have_no_epsilon(self):
         sampler = ShuffledSampler(1000, 10, seed=0)
