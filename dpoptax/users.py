@@ -32,6 +32,13 @@ from dpoptax._support.tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
 from dpoptax.tables._trained_rows import TrainedRows
 
+__all__ = ["UserSample", "UserTable", "per_user_loss"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Sampler = TypeVar("_Sampler", bound=Sampler)
 
 _SAMPLER_OF_USERS = (

@@ -31,6 +31,13 @@ from dpoptax._pricing.privacy_event import (
 )
 from dpoptax._pricing.selection import NumberOfTrials
 
+__all__ = ["SHAPES", "all_of", "best_of_random", "draw_number", "likely_number"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""
 
