@@ -62,7 +62,8 @@ class PartNorms(NamedTuple):
 
 def part_norms(scales: Scales, piece: Piece) -> PartNorms:
     """Returns max(n⁺, S/M) of one piece, (B,), with the error of its weighted summand."""
-    (square, absolute), (error, share) = piece.size, np.float32(piece.shares)
+    square, absolute = piece.size
+    error, share = np.array(piece.shares, np.float32)
     longest = jnp.maximum(jnp.sqrt(square) + absolute * error, absolute * share)
     finite = jnp.all(scales.finite, axis=(0, 1))
     room = 1.0 + gamma(COEFFICIENT_ROUNDINGS)

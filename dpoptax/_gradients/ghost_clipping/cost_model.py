@@ -45,16 +45,29 @@ the time of three passes over an entry.
 """
 
 
-# The share of its square by which rounding may lengthen the norm of uncorrelated positions.
+# Beyond so many positions, the rounding of a sum may use more than 2 % of the clipping bound.
+_MOST_POSITIONS = 2**11
+# The largest share of its square by which rounding lengthens the norm of uncorrelated positions.
 _PRECISION = 2.0**-4
 
 
-def is_precise(roundings: int, positions: int) -> bool:
-    """Returns whether a norm with this many roundings is precise for uncorrelated positions.
+def is_precise(positions: int, roundings: float) -> bool:
+    """Returns whether rounding hardly shortens gradients of uncorrelated positions.
 
-    The square of the bound n⁺ exceeds n² by at most γ S². For L uncorrelated positions, S² is L n².
+    For L uncorrelated positions, S² is L n², so n⁺² exceeds n² by about γ L n², with γ for
+    `roundings` per S².
     """
-    return roundings * positions * 2.0**-24 <= _PRECISION
+    few = positions <= _MOST_POSITIONS
+    return few and roundings * positions * 2.0**-24 <= _PRECISION
+
+
+def _inner_roundings(positions: int, rows: int, columns: int) -> float:
+    """Returns the roundings per S² of inner products of different, uncorrelated positions.
+
+    Those of rows are about 1/√R times the products of norms, those of columns 1/√D times.
+    """
+    own = rows / math.sqrt(columns), columns / math.sqrt(rows)
+    return sum(own) + 2 * positions / math.sqrt(rows * columns)
 
 
 def choose_method(
@@ -62,8 +75,9 @@ def choose_method(
 ) -> str:
     """Chooses the cheapest precise method for the norm of products with `positions` = Σ_s L_s.
 
-    The factors are dense. Formed and kept gradients are measured without error. There may be `fixed` additional terms with arrays that depend on the
-    parameters, one for each point. The method of inner products then needs the inner product of
+    The factors are dense. Gradients that are formed and kept are measured without error, others
+    only if this is precise enough. There may be `fixed` additional terms with arrays that depend on
+    the parameters, one for each point. The method of inner products then needs the inner product of
     each array with all products, which costs as much as the sum. If the gradient with respect to
     the parameter is formed, it is formed point by point, and kept.
 
@@ -80,7 +94,7 @@ def choose_method(
     memory = COSTS.kept_entry * size
     factors = COSTS.factor_entry * positions * (rows + columns)
     cost = {}
-    if is_precise(rows + columns + 2 * positions, positions):
+    if is_precise(positions, _inner_roundings(positions, rows, columns)):
         cost["gram"] = factors + pairs * (rows + columns) + (1 + fixed) * work
     if not fixed and is_precise(positions, positions):
         cost["form"] = factors + 2 * work + COSTS.formed_share * memory
