@@ -8,6 +8,7 @@ import pytest
 
 import dpoptax
 from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.clip.limits import PartNorms
 from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
 from tests import helpers
@@ -141,7 +142,8 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+    ("program", "way"),
+    helpers.covering(["regression", "batched"], ["gram", "form", "keep"], strength=1),
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     helpers.force_norm_method(monkeypatch, way)
@@ -153,17 +155,16 @@ def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypat
 @pytest.mark.parametrize("limited", [True, False])
 def test_bound_holds_if_passes_disagree(limited, monkeypatch):
     """The second pass sums gradients that are four times as long as the measured ones."""
-    measure = recomputed_sum.part_norms
+    measure = recomputed_sum._LimitedUse.norms
 
-    def short(*args):
-        found = measure(*args)
-        return found._replace(norms=found.norms / 4)
+    def short(use, operand, cotangent):
+        found = PartNorms.unpack(measure(use, operand, cotangent))
+        return found._replace(norms=found.norms / 4).pack()
 
-    def not_limited(limits, scales, size, **options):
-        del size, options
-        return limits.factor * bounds.power_of_two(scales.exponent[0] - limits.exponent)
+    def not_limited(limits, part):
+        return limits.factor * bounds.power_of_two(part.exponents - limits.exponent)
 
-    monkeypatch.setattr(recomputed_sum, "part_norms", short)
+    monkeypatch.setattr(recomputed_sum._LimitedUse, "norms", short)
     if not limited:
         monkeypatch.setattr(recomputed_sum, "limited_coefficients", not_limited)
     found = _attack("regression", CLIPS["AUTO-V"], QUICK, method="recompute")

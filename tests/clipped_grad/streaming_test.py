@@ -130,7 +130,8 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+    ("program", "way"),
+    helpers.covering(["regression", "batched"], ["gram", "form", "keep"], strength=1),
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     helpers.force_norm_method(monkeypatch, way)

@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from dpoptax._gradients.ghost_clipping.precision import is_precise
+
 
 class CostModel(NamedTuple):
     """Holds the costs of memory relative to arithmetic.
@@ -45,31 +47,6 @@ the time of three passes over an entry.
 """
 
 
-# Beyond so many positions, the rounding of a sum may use more than 2 % of the clipping bound.
-_MOST_POSITIONS = 2**11
-# The largest share of its square by which rounding lengthens the norm of uncorrelated positions.
-_PRECISION = 2.0**-4
-
-
-def is_precise(positions: int, roundings: float) -> bool:
-    """Returns whether rounding hardly shortens gradients of uncorrelated positions.
-
-    For L uncorrelated positions, S² is L n², so n⁺² exceeds n² by about γ L n², with γ for
-    `roundings` per S².
-    """
-    few = positions <= _MOST_POSITIONS
-    return few and roundings * positions * 2.0**-24 <= _PRECISION
-
-
-def _inner_roundings(positions: int, rows: int, columns: int) -> float:
-    """Returns the roundings per S² of inner products of different, uncorrelated positions.
-
-    Those of rows are about 1/√R times the products of norms, those of columns 1/√D times.
-    """
-    own = rows / math.sqrt(columns), columns / math.sqrt(rows)
-    return sum(own) + 2 * positions / math.sqrt(rows * columns)
-
-
 def choose_method(
     examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
@@ -94,9 +71,9 @@ def choose_method(
     memory = COSTS.kept_entry * size
     factors = COSTS.factor_entry * positions * (rows + columns)
     cost = {}
-    if is_precise(positions, _inner_roundings(positions, rows, columns)):
+    if is_precise("gram", positions, rows, columns):
         cost["gram"] = factors + pairs * (rows + columns) + (1 + fixed) * work
-    if not fixed and is_precise(positions, positions):
+    if not fixed and is_precise("form", positions, rows, columns):
         cost["form"] = factors + 2 * work + COSTS.formed_share * memory
     kept = work + formed * memory
     small = (

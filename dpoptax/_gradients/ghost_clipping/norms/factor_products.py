@@ -31,6 +31,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
 from dpoptax._gradients.ghost_clipping.cost_model import COSTS
+from dpoptax._gradients.ghost_clipping.precision import LONG, PART, roundings_of
 from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
 from dpoptax._support.tree import float32_at_least, widen
 from dpoptax._support.xla import round_to_dtype
@@ -255,7 +256,7 @@ def _inner_errors(
         if is_one_hot(a) or is_one_hot(b):  # the inner product is an entry of the other factor
             found.append(0.0)
             continue
-        size = a.shape[-1]
+        size = roundings_of(a.shape[-1])
         room = gamma(size) * (1.0 + gamma(size + 32))  # norms and these bounds are rounded
         found.append(room * of_a[..., :, None] * of_b[..., None, :])
     return found
@@ -362,4 +363,19 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
         # ⟨e_a[t], b[t']⟩ = b[t', a[t]]. For one table, a is (B, 1, L) and b (B, 1, L', R).
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
-    return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)
+    return _contract_in_parts("bktr,bksr->bkts", a, b).astype(jnp.float32)
+
+
+def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Contracts the last axis of both factors, in parts if it is long."""
+    size = a.shape[-1]
+    if size <= LONG:
+        return contract(axes, a, b)
+
+    def part(start: jax.Array | int, size: int) -> jax.Array:
+        cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=-1)
+        return contract(axes, cut(a), cut(b))
+
+    count, rest = divmod(size, PART)
+    total = part(count * PART, rest)  # zeros if nothing is left
+    return lax.fori_loop(0, count, lambda i, total: total + part(i * PART, PART), total)
