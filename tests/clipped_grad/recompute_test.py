@@ -13,7 +13,7 @@ from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
 from tests import helpers
 from tests.clipped_grad import streaming_test
-from tests.clipped_grad.adversary_test import CLIPS, QUICK, _attack
+from tests.clipped_grad.adversary_test import CLIPS, QUICK, WAYS, _attack
 from tests.clipped_grad.streaming_test import (
     EXAMPLES,
     MASK,
@@ -143,7 +143,7 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("program", "way"),
-    helpers.covering(["regression", "batched"], ["gram", "form", "keep"], strength=1),
+    helpers.covering(["regression", "batched"], WAYS, strength=1),
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     helpers.force_norm_method(monkeypatch, way)

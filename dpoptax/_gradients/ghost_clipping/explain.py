@@ -194,14 +194,12 @@ def _explain(
 def _describe_shortened(rows: list[ParameterExplanation]) -> str:
     """Returns a note on gradients that bounds of rounding may shorten."""
     found = [f"{row.parameter} to {row.kept:.2f}" for row in rows if row.kept < _SHORTENED]
+    if not found:
+        return ""
     return (
-        found
-        and (
-            "Bounds of rounding may shorten clipped gradients of many uncorrelated positions, down to "
-            f"this share of the clipping bound: {', '.join(found)}. Shorten the examples, or form the "
-            "gradients with method='vmap'."
-        )
-        or ""
+        "Bounds of rounding may shorten clipped gradients of many uncorrelated positions, down to "
+        f"this share of the clipping bound: {', '.join(found)}. Shorten the examples, or form the "
+        "gradients with method='vmap'."
     )
 
 
