@@ -214,6 +214,31 @@ def test_refuses_losses_and_options_without_two_passes(loss, options, message):
         )
 
 
+@jax.custom_jvp
+def chosen(x):
+    return jnp.where(x > 0, 2.0 * x, jnp.sin(x))
+
+
+@chosen.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return chosen(x), jax.lax.cond(x.sum() > 0, lambda t: 2.0 * t, lambda t: jnp.cos(x) * t, t)
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip": 1.0, "method": "recompute"}, {"clip": streaming_test.CLIP}], ids=str
+)
+def test_names_condition_in_the_derivative_of_a_rule(options, no_room):
+    """JAX says only that the transpose rule of 'stop_gradient' is not implemented."""
+    loss, batch = lambda w, x: jnp.sum(chosen(x @ w)), helpers.normal(0, (3, 5, 4))
+    with pytest.raises(NotImplementedError, match="stop_gradient"):
+        jax.grad(lambda w: jnp.sum(jax.vmap(loss, (None, 0))(w, batch)))(jnp.eye(4))
+    with pytest.raises(ValueError, match=r"jax.custom_jvp.*use `method='auto'`"):
+        dpoptax.clipped_grad(loss, **options)(jnp.eye(4), batch)
+    found = [dpoptax.clipped_grad(loss, 1.0, method=m)(jnp.eye(4), batch) for m in ("auto", "vmap")]
+    np.testing.assert_allclose(*(each.sum for each in found), rtol=1e-4)
+
+
 def test_refuses_several_points():
     points = dpoptax.GradientPoints((jnp.eye(4), jnp.eye(4)), (0.5, 0.5))
     with pytest.raises(ValueError, match="`method='recompute'` must have one gradient point"):
