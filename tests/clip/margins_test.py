@@ -371,9 +371,12 @@ MARGINS = {
     "inner products, positions": (
         partial(square_of_products, method="gram", positions=50), INNER, 0.9
     ),
+    "inner products, in parts": (
+        partial(square_of_products, method="gram", rows=5000), INNER, 0.9
+    ),
     "inner products, groups": (partial(square_of_products, method="gram", groups=500), INNER, 0.97),
     "inner products, segments": (
-        partial(square_of_products, method="gram", segments=3), INNER, 0.3
+        partial(square_of_products, method="gram", segments=3), INNER, 0.4
     ),
     "inner products, underflow": (partial(underflowing_square, method="gram"), LOST, 0.0),
     "formed, positions": (partial(square_of_products, method="form", positions=500), FORMED, 0.97),

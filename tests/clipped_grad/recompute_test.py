@@ -87,6 +87,23 @@ def test_norms_of_tied_uses_are_added(no_room):
     )
 
 
+@pytest.mark.parametrize(("scale", "share"), [(1.0, 2**-0.5), (1e-6, 1.0)])
+def test_clipped_gradients_of_tied_uses_are_shorter(scale, share):
+    """The gradients of the two uses of a table are orthogonal and have the same norm."""
+
+    def loss(table, x):
+        return scale * (jnp.sum(table[0] @ x) + jnp.sum(x @ table[1]))
+
+    def norm(method):
+        found = dpoptax.clipped_grad(loss, 1.0, method=method)(jnp.ones((2, 4, 4)), batch).sum
+        return float(optax.tree.norm(found))
+
+    batch = 10.0 * jnp.ones((1, 4, 4))
+    ratio = norm("recompute") / norm("auto")
+    print(f"tied uses, scale {scale}: {ratio:.3f} of the default's sum")
+    assert ratio == pytest.approx(share, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("clip", "options"),
     [
