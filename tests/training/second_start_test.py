@@ -129,7 +129,7 @@ def test_owners_are_sorted_once(monkeypatch):
     assert digits.units("user") == 288
     three, two = digits.users(3, seed=1), digits.users(2, seed=1)
     assert (three.records_per_user, two.records_per_user, len(tables)) == (3, 2, 1)
-    sampler = privacy.SAMPLERS["poisson"](288, 20, seed=0, unit="user")
+    sampler = privacy.SAMPLERS["poisson"](288, 20, seed=0, unit="user", owners=three.owners)
     for table, bound in ((three, 3), (two, 2)):
         expected = UserTable(digits.owners, bound, seed=1).sample(sampler, 4)
         for left, right in zip(table.sample(sampler, 4), expected, strict=True):

@@ -28,7 +28,7 @@ from dpoptax.training.data.dataset import Dataset, DatasetSpec
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.run import devices, records
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import plan_on_data
 
 
 @functools.lru_cache(maxsize=2)
@@ -139,7 +139,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     """Trains a trial and writes its record atomically."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
-    plan = make_run_plan(config, dataset.units(config.unit))
+    plan = plan_on_data(config, dataset)
     place = devices.start(config.parallel)
     result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
     if trial.keep_params:
