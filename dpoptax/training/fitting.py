@@ -440,6 +440,6 @@ def _fields(plan: dpoptax.PrivacyPlan) -> dict[str, Any]:
         "steps": None if plan.strategy is None else plan.steps,
         "fixed_point": plan.fixed_point,
     }
-    del fields["seed"]
+    del fields["seed"], fields["owners"]  # compared with the data
     found: dict[str, Any] = records.plain(fields)
     return found
