@@ -112,7 +112,8 @@ def profile_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns pairs of ε and δ that PLD proves, from ε = 0 to δ = `least_delta`.
 
-    If PLD proves no ε at `least_delta`, the only pair has an infinite ε. Results are cached as in
+    δ is larger at the end if an infinite loss is more probable. If PLD proves no ε there, the only
+    pair has an infinite ε. Results are cached as in
     `epsilon_of`.
     """
     epsilons, deltas = curves_of(event, relation, interval, least_delta=least_delta, points=points)
@@ -145,7 +146,11 @@ def _curves(
     else:
         overflow = 0.0
     pairs, interval = _privacy_losses(parts, least_delta, relation, interval)
-    most = composition.epsilon_of(pairs, interval, least_delta) if pairs is not None else math.inf
+    most = math.inf
+    if pairs is not None:
+        # No ε holds at a δ of at most the probability of an infinite loss.
+        least_delta = max(least_delta, 1.01 * composition.least_delta(pairs, interval))
+        most = composition.epsilon_of(pairs, interval, min(least_delta, 1.0))
     if not math.isfinite(most):
         return np.array([math.inf]), np.ones((2, 1))
     # Denser at small ε, where the error rates of a test take all sizes.

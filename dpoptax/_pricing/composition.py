@@ -42,7 +42,7 @@ _STAGE, _OPERATION, _REST = 8.0, 4.0, 1.0 + 1e-9
 _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
 _TINY = 1e-300
-_ENOUGH, _TRIES = 1e-5, 8
+_ENOUGH, _TRIES, _PER_INTERVAL = 1e-5, 8, 10.0
 _QUANTILES = (0.0, 0.2, 0.5, 1.0)
 # The tolerance of ε, relative to a bound on it.
 _STEP = 1e-9
@@ -76,6 +76,11 @@ def deltas_by_direction(
         return np.zeros((2, len(epsilons)))
     found = [_deltas(parts, interval, epsilons) for parts in _directions(pairs, interval)]
     return np.stack([found[0], found[-1]])
+
+
+def least_delta(pairs: Sequence[tuple[Pair, int]], interval: float) -> float:
+    """Returns the probability of an infinite loss in the worse direction."""
+    return max((_infinite(parts) for parts in _directions(pairs, interval)), default=0.0)
 
 
 def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:
@@ -112,6 +117,11 @@ class _Losses:
             logs = np.log(masses)
         losses = (first + np.arange(len(masses))) * interval
         return cls(first, losses, logs, float(dense._infinity_mass), count)
+
+    @property
+    def greatest(self) -> float:
+        """The greatest finite loss."""
+        return float(self.losses[np.flatnonzero(self.logs > -np.inf)[-1]])
 
     def log_moment(self, tilt: float) -> float:
         """Returns K_i(λ)."""
@@ -169,18 +179,20 @@ def _norm(x: np.ndarray) -> float:
 
 
 def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
-    if any(part.infinite >= delta for part in parts):
+    left = delta - _infinite(parts)
+    if left < 0:
         return math.inf
-    left = delta + math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
-    if left <= 0:
-        return math.inf
+    greatest = math.fsum(part.count * part.greatest for part in parts)
+    if left == 0:
+        return max(0.0, greatest)
 
     def chernoff(tilt: float) -> float:
         return (_log_moment(parts, tilt) - math.log(left)) / tilt
 
     # With the tilt of the least Chernoff bound, E e^(λS − λε) = δ, the tilted S is about ε.
-    tilt = _best_tilt(chernoff)
-    most, best = chernoff(tilt) + interval, math.inf
+    # Beyond the grid's resolution, it would select the greatest loss only.
+    tilt = min(_best_tilt(chernoff), _PER_INTERVAL / interval)
+    most, best = max(interval, min(chernoff(tilt), greatest) + interval), math.inf
     for _ in range(_TRIES):
         composed = _tilted(parts, tilt, interval)
         epsilon = _least(composed, left, most)
@@ -195,9 +207,9 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
 
 def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.ndarray:
     """Returns bounds by a few tilts, each used for the ε for which it is nearly best."""
-    if any(part.infinite >= 1 for part in parts):
+    infinite = _infinite(parts)
+    if infinite >= 1:
         return np.ones(len(epsilons))
-    infinite = -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
     targets = np.quantile(epsilons, _QUANTILES)
     edges = [-math.inf, *targets, math.inf]
     proved = np.ones(len(epsilons))
@@ -207,6 +219,15 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
         for i in np.flatnonzero((epsilons >= before) & (epsilons <= after)):
             proved[i] = min(proved[i], infinite + composed.delta(float(epsilons[i])))
     return proved
+
+
+def _infinite(parts: list[_Losses]) -> float:
+    """Returns the probability of an infinite loss."""
+    if len(parts) == 1 and parts[0].count == 1:
+        return parts[0].infinite  # not rounded
+    if any(part.infinite >= 1 for part in parts):
+        return 1.0
+    return -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
 
 
 def _best_tilt(bound: Callable[[float], float]) -> float:

@@ -167,7 +167,7 @@ class Guarantee:
         Up to δ, an attack is at least as hard as telling N(μ, 1) from N(0, 1) by one draw. μ
         summarizes ε at all δ: (ε, Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) + δ) holds for every ε ≥ 0. T
         sums over full batches have μ = √T/σ. "pld" computes μ; the result is infinite if it would
-        exceed 1000. `delta` must be above the probability of a full batch.
+        exceed 1000, or if no ε holds at `delta`.
 
         Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; for reporting μ, Gomez et
         al., "(ε, δ) considered harmful: better privacy guarantees by reporting GDP", 2025.
