@@ -14,6 +14,7 @@ K = Σ n_i K_i, and t the convolution of the t_i(x) = p_i(x) e^(λx − K_i),
 
 for any λ > 0. If λ concentrates t around ε, the sum is not small. The result is an upper bound:
 
+* Losses above ε + 60/λ add at most e^-60, since g is at most that. This bound is added.
 * t is computed modulo a window of N losses. Mass below the window is added to other losses. Mass
   above it is at most e^(K(λ + r) − K(λ) − r · top), for any r > 0. This bound is added.
 * The error of a computed transform F̂_i is at most η_i. It consists of the rounding of t_i and of
@@ -41,6 +42,7 @@ _UNIT = 2.0**-53
 _STAGE, _OPERATION, _REST = 8.0, 4.0, 1.0 + 1e-9
 _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
+_STEEP = 60.0
 _TINY = 1e-300
 _ENOUGH, _TRIES, _PER_INTERVAL = 1e-5, 8, 10.0
 _QUANTILES = (0.0, 0.2, 0.5, 1.0)
@@ -162,11 +164,12 @@ class _Tilted:
         return room <= _ENOUGH * total
 
     def _terms(self, epsilon: float) -> tuple[float, float]:
-        """Returns Σ t g and its error bound."""
-        excess = self.losses[np.searchsorted(self.losses, epsilon) :] - epsilon
+        """Returns Σ t g, without losses where g is negligible, and its error bound."""
+        first, end = np.searchsorted(self.losses, [epsilon, epsilon + _STEEP / self.tilt])
+        excess = self.losses[first:end] - epsilon
         weights = np.exp(-self.tilt * excess) * -np.expm1(-excess)
-        total = _dot(weights, self.masses[len(self.masses) - len(weights) :])
-        return total, _norm(weights) * self.off + self.outside
+        total = _dot(weights, self.masses[first:end])
+        return total, _norm(weights) * self.off + self.outside + math.exp(-_STEEP)
 
 
 def _dot(x: np.ndarray, y: np.ndarray) -> float:

@@ -52,20 +52,13 @@ def losses(epsilons: np.ndarray, deltas: np.ndarray, interval: float) -> pld_pmf
     return found.to_dense_pmf()
 
 
-def largest_probability(u: np.ndarray, curve: Curve) -> np.ndarray:
-    """Returns at least G(u), the largest P(E) of a set E with Q(E) ≤ u.
+def least_complement(u: np.ndarray, rest: np.ndarray, curve: Curve) -> np.ndarray:
+    """Returns at most 1 − G(u), precise also if it is small; `rest` is 1 − u.
+
+    G(u) is the largest P(E) of a set E with Q(E) ≤ u.
 
     P(E) ≤ δ + e^ε Q(E),    1 − P(E) ≥ e^−ε (1 − Q(E) − δ′)
     """
-    found = np.ones_like(u)
-    for odds, forward, backward in zip(np.exp(curve[0]), *curve[1], strict=True):
-        found = np.minimum(found, forward + odds * u)
-        found = np.minimum(found, 1.0 - (1.0 - u - backward) / odds)
-    return found
-
-
-def least_complement(u: np.ndarray, rest: np.ndarray, curve: Curve) -> np.ndarray:
-    """Returns at most 1 − G(u), precise also if it is small; `rest` is 1 − u."""
     found = np.zeros_like(u)
     for odds, forward, backward in zip(np.exp(curve[0]), *curve[1], strict=True):
         found = np.maximum(found, 1.0 - forward - odds * u)
