@@ -270,7 +270,12 @@ class CutSampler(Sampler):
 
     @property
     def full_probability(self) -> float:
-        """The probability that N other records fill a step's batch, which δ covers."""
+        """The probability that N other records fill a step's batch, which δ covers.
+
+        It is 0 if the largest batch holds all records, so that no draw can be cut.
+        """
+        if self._largest >= self.dataset_size:
+            return 0.0
         from scipy import stats
 
         return float(
