@@ -44,6 +44,8 @@ _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
 _STEEP = 60.0
 _TINY = 1e-300
+# Four times as many losses are still composed in a second.
+_MOST_LOSSES = 1_000_000
 _ENOUGH, _TRIES, _PER_INTERVAL = 1e-5, 8, 10.0
 _QUANTILES = (0.0, 0.2, 0.5, 1.0)
 # The tolerance of ε, relative to a bound on it.
@@ -85,6 +87,21 @@ def least_delta(pairs: Sequence[tuple[Pair, int]], interval: float) -> float:
     return max((_infinite(parts) for parts in _directions(pairs, interval)), default=0.0)
 
 
+def blur(pairs: Sequence[tuple[Pair, int]], interval: float) -> float:
+    """Returns the interval over the standard deviation of a loss, on average over variances.
+
+    It is 0 if a finer grid would be too large.
+    """
+    parts = _directions(pairs, interval)[0]
+    if max(len(part.losses) for part in parts) > _MOST_LOSSES:
+        return 0.0
+    deviations = [(part.count, part.deviation) for part in parts]
+    total = math.fsum(count * each**2 for count, each in deviations)
+    return (
+        interval * math.fsum(count * each for count, each in deviations) / total if total else 0.0
+    )
+
+
 def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:
     """Returns the losses of removing a record, and of adding one if they differ."""
     found = [[_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]]
@@ -124,6 +141,13 @@ class _Losses:
     def greatest(self) -> float:
         """The greatest finite loss."""
         return float(self.losses[np.flatnonzero(self.logs > -np.inf)[-1]])
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the finite losses."""
+        masses = np.exp(self.logs)
+        mean = _dot(masses, self.losses)
+        return math.sqrt(max(0.0, _dot(masses, (self.losses - mean) ** 2)))
 
     def log_moment(self, tilt: float) -> float:
         """Returns K_i(λ)."""
