@@ -209,9 +209,9 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
     left = delta - _infinite(parts)
     if left < 0:
         return math.inf
-    greatest = math.fsum(part.count * part.greatest for part in parts)
+    greatest = _greatest(parts)  # nothing is above it
     if left == 0:
-        return max(0.0, greatest)
+        return greatest
 
     def chernoff(tilt: float) -> float:
         return (_log_moment(parts, tilt) - math.log(left)) / tilt
@@ -219,7 +219,7 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
     # With the tilt of the least Chernoff bound, E e^(λS − λε) = δ, the tilted S is about ε.
     # Beyond the grid's resolution, it would select the greatest loss only.
     tilt = min(_best_tilt(chernoff), _PER_INTERVAL / interval)
-    most, best = max(interval, min(chernoff(tilt), greatest) + interval), math.inf
+    most, best = max(interval, chernoff(tilt) + interval), math.inf
     for _ in range(_TRIES):
         composed = _tilted(parts, tilt, interval)
         epsilon = _least(composed, left, most)
@@ -229,7 +229,13 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
         if best == 0 or (best < math.inf and composed.fits(best)):
             break
         tilt /= 4  # Near the largest loss, the best Chernoff bound tilts too much.
-    return best
+    return min(best, greatest)
+
+
+def _greatest(parts: list[_Losses]) -> float:
+    """Returns the greatest finite S, or 0 if that is negative."""
+    total = max(0.0, math.fsum(part.count * part.greatest for part in parts))
+    return total if len(parts) == 1 and parts[0].count == 1 else total * (1 + 8 * _UNIT)
 
 
 def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.ndarray:

@@ -99,4 +99,4 @@ def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
         noise_multiplier=sigma, sampling_probability=q, steps=steps
     )
     assert planned.epsilon_curve([steps // 2, steps], delta)[0] < found
-    assert planned.gdp_mu(delta) == pytest.approx(mu, rel=0.1)
+    assert 0.99 * mu < planned.gdp_mu(delta) < 1.4 * mu
