@@ -319,6 +319,21 @@ class TestRenyiDivergences:
             log_moment = np.log1p(integrate.simpson(stats.norm.pdf(x, 0, sigma) * excess, x=x))
             assert found == pytest.approx(log_moment / (order - 1), rel=1e-6)
 
+    @pytest.mark.parametrize(("sigma", "orders"), [(0.4, [1.01, 2.5, 2]), (7.0, [1.5, 63.9])])
+    def test_everything_sampled_is_a_gaussian_at_fractional_orders(self, sigma, orders):
+        expected = np.array(orders) / (2 * sigma**2)
+        gaussian = dpa.GaussianDpEvent(sigma)
+        for event in (
+            gaussian,
+            dpa.PoissonSampledDpEvent(1.0, gaussian),  # a special case of `renyi`
+            dpa.SampledWithoutReplacementDpEvent(10, 10, dpa.GaussianDpEvent(2 * sigma)),
+        ):
+            replaced = isinstance(event, dpa.SampledWithoutReplacementDpEvent)
+            relation = "replace-one" if replaced else "add-or-remove-one"
+            found = accounting.Guarantee(event, relation, "rdp").rdp(orders)
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
+            assert np.all(found >= expected * (1 - 1e-15))
+
     def test_chord_bounds_fractional_orders_with_little_noise(self):
         run = {"noise_multiplier": 0.005, "sampling_probability": 0.1, "steps": 1}
         below, found, above = divergences_of(orders=[2, 2.5, 3], **run) * [1, 1.5, 2]

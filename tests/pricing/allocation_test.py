@@ -373,6 +373,22 @@ class TestPrice:
         _, rest = sampler.dp_event(1.0, 13).bound.events
         assert rest.overflow == pytest.approx(3 * stats.binom.sf(159, 1000, 0.1))
 
+    @pytest.mark.parametrize(("size", "batch"), [(16, 8), (24, 12), (20, 2)])
+    def test_few_users_need_no_delta_for_cuts_that_cannot_happen(self, size, batch):
+        """The largest batch holds all records, so nothing is cut and δ covers nothing."""
+        sampler = RandomAllocationSampler(size, batch, seed=0)
+        found = accounting.planned_guarantee(
+            noise_multiplier=4.0, steps=sampler.period, sampler=sampler, delta=1e-5
+        )
+        largest = max(sampler.sample(t).mask.sum() for t in range(200 * sampler.period))
+        assert largest <= sampler.padded_size
+        if sampler.padded_size >= size:
+            assert sampler.full_probability == 0
+            uncut = RandomAllocationDpEvent(4.0, sampler.period, sampler.period)
+            assert found.epsilon(1e-12) == pytest.approx(price(uncut, delta=1e-12))
+        smaller = RandomAllocationSampler(size, batch, seed=0, max_batch_size=size - 1)
+        assert smaller.full_probability > 0
+
     def test_accountants_refuse_unsupported_relations(self):
         event = RandomAllocationDpEvent(1.0, 20, 20)
         for accountant in ("pld", "rdp"):

@@ -111,7 +111,7 @@ def test_streamed_run_equals_resident_run_bit_for_bit(files):
     )
     resident = data.digits()
     streamed = data.Dataset("files", memory_mapped(files), resident.test, 10)
-    plan = loop.make_run_plan(config, resident.train_size)
+    plan = loop.plan_on_data(config, resident)
     first, second = (loop.train(config, dataset, plan) for dataset in (resident, streamed))
     assert first.summary["params_sha256"] == second.summary["params_sha256"]
     with pytest.raises(ConfigError, match="streamed"):
