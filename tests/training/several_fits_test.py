@@ -84,7 +84,9 @@ def test_step_is_compiled_once():
     assert len(compiled) == 1
 
 
-EARLIER = make_plan(seed=1).guarantee()
+EARLIER = accounting.planned_guarantee(
+    noise_multiplier=2.0, steps=4, sampler=dpoptax.sampling.PoissonSampler(60, 20, seed=1)
+)
 SELECTED = accounting.selection.best_of_random(
     [accounting.PrivacyEvent(dp_accounting.GaussianDpEvent(5.0))], mean=3, distribution="geometric"
 )
