@@ -18,7 +18,13 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
-from dpoptax._pricing.privacy_event import PrivacyEvent, privacy_event
+from dpoptax._pricing.privacy_event import (
+    Composable,
+    PrivacyEvent,
+    composed,
+    other_events,
+    privacy_event,
+)
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, least_mu
 from dpoptax.accounting import _statement
 from dpoptax.accounting._statement import BLANK
@@ -69,7 +75,8 @@ class Guarantee:
     a lower bound on the error rates of any attack.
 
     Attributes:
-      event: the releases, a `PrivacyEvent`. The constructor also takes an event of dp_accounting.
+      event: the releases, a `PrivacyEvent`. The constructor also takes an event of dp_accounting,
+        or a list of events and guarantees, which it composes: the guarantee of statistics alone.
         Noise multipliers are relative to C under every neighboring relation.
       neighboring_relation: "add-or-remove-one", "replace-one", or "replace-special" (a record is
         replaced by one that contributes zero). By default that of the event's runs, or
@@ -93,6 +100,9 @@ class Guarantee:
     >>> one_release = Guarantee(event)
     >>> round(one_release.epsilon(1e-5), 3), f"{one_release.delta(0.926):.2g}"
     (0.926, '1e-05')
+    >>> statistics = [event, dp_accounting.GaussianDpEvent(20.0)]
+    >>> print(str(Guarantee(statistics, stated_delta=1e-6)).splitlines()[0])
+    (1.08, 1e-06)-differentially private for one example more or less
     """
 
     event: PrivacyEvent
@@ -111,7 +121,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
-        object.__setattr__(self, "event", privacy_event(self.event))
+        object.__setattr__(self, "event", _one_event(self.event))
         if not self.neighboring_relation:
             relation = self.event.neighboring_relation or ADD_OR_REMOVE
             object.__setattr__(self, "neighboring_relation", relation)
@@ -383,6 +393,16 @@ class Guarantee:
     @property
     def _relation(self) -> dpa.NeighboringRelation:
         return relation_named(self.neighboring_relation)
+
+
+def _one_event(event: Composable | Sequence[Composable]) -> PrivacyEvent:
+    """Returns an event, or the composition of several."""
+    if not isinstance(event, Sequence):
+        return privacy_event(event)
+    if not event:
+        raise ValueError("`event` must not be an empty list. Pass the event of each release.")
+    first, *others = other_events(event)
+    return composed(first, others)
 
 
 def _selections(event: Any) -> list[dict[str, Any]]:

@@ -71,8 +71,10 @@ def plain_statement(
         noun = f"group of {records} {unit}s"
         protects = f"any {noun}, such as all rows of one person. Rows of one person, at most: "
     selections = values["selections"]
+    trained = bool(values["releases"] or selections)
+    results = "Model, with its file" if trained else "Results, with their files"
     assumed = (
-        _secrets(values["releases"]),
+        _secrets(values["releases"], trained=trained),
         "How many trainings were tried, how long they took, and all of them except the best must "
         "stay secret, or be deleted."
         if selections
@@ -94,11 +96,12 @@ def plain_statement(
     sections = {
         "What this statement is about": (
             f"{_subject(values['releases'], selections)}\n\n"
-            + _listed((f"Model, with its file: {model}", f"Date, name, signature: {signature}"))
+            + _listed((f"{results}: {model}", f"Date, name, signature: {signature}"))
         ),
         "What is protected": (
             f"The unit of protection is {protects}{owners}.\n\n"
-            "The training used random numbers, so a repetition would give other results. The "
+            f"{'The training used random numbers' if trained else 'Random numbers were used'}, so "
+            "a repetition would give other results. The "
             "guarantee limits how much the chance of any result can depend on "
             f"{_CHANGES[relation].format(noun)}. It covers everything that can be computed from "
             "the published results, by anyone, with any other knowledge and at any later time. It "
@@ -163,11 +166,18 @@ def _delta_text(delta: float) -> str:
     return f"1 in {int(1 / fractions.Fraction(repr(float(delta)))):,}"
 
 
-def _secrets(releases: Sequence[Mapping[str, Any]]) -> str:
+def _secrets(releases: Sequence[Mapping[str, Any]], *, trained: bool) -> str:
+    if not trained:  # several uses, or events that were priced by hand
+        return (
+            "The random numbers that hide the data in each use come from secret numbers, such as "
+            "keys and seeds. The proof treats them as perfectly random. They must have been drawn "
+            "at random, used once, and kept secret or deleted, with all files that contain them. "
+            "Anyone who learns them can remove the protection."
+        )
     steps = sum(stage["number"] for stage in releases)
     if steps:
         random, run = f"The random numbers that hide the data in {steps:,} training steps", "run"
-    else:  # several trainings, or an event that was priced by hand
+    else:
         random, run = "The random numbers of each training", "training"
     return (
         f"{random} are computed from two secret numbers, a key and a seed. The proof treats them "

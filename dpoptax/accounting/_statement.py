@@ -49,7 +49,7 @@ def statement_text(values: Mapping[str, Any]) -> str:
         f"false-positive rate of {100 * FALSE_POSITIVE_RATE:g} %; μ = {round_up(values['gdp_mu'])}",
         "selected": _selected(values["selections"]),
         "holds": _arithmetic(values["releases"]),
-        "secret": "the noise key, the sampler's seed, and checkpoints that hold them"
+        "secret": _secrets(values)
         + ", the numbers of trials and all that were not selected" * bool(values["selections"]),
         "left out": f"{'other ' * bool(values['selections'])}settings chosen by private results, "
         "and what else was published",
@@ -67,6 +67,12 @@ def claim_text(epsilon: float, delta: float, unit: str, relation: str, records: 
     if not math.isfinite(epsilon):
         return f"not private: no ε holds at δ = {rounded} for {neighbors}"
     return f"({round_up(epsilon)}, {rounded})-differentially private for {neighbors}"
+
+
+def _secrets(values: Mapping[str, Any]) -> str:
+    if values["releases"] or values["selections"]:
+        return "the noise key, the sampler's seed, and checkpoints that hold them"
+    return "the random numbers of each release, and keys and seeds that they come from"
 
 
 def _releases(stages: Sequence[Mapping[str, Any]]) -> str:

@@ -94,6 +94,26 @@ def test_says_what_it_is_about():
 
 
 @pytest.mark.usefixtures("quick")
+def test_statistics_alone_are_not_called_a_training():
+    statistics = [
+        accounting.PrivacyEvent(dpa.GaussianDpEvent(20.0)),
+        accounting.StatedDpEvent(0.5, 1e-7),
+    ]
+    found = accounting.Guarantee(statistics, stated_delta=1e-6)
+    composed = accounting.selection.all_of(statistics)
+    assert found.stated_epsilon == accounting.Guarantee(composed).epsilon(1e-6)
+    text = found.statement()
+    assert text.startswith("What this statement is about\n\nIt is about one or several uses of the")
+    assert "Results, with their files: ____" in text
+    assert "The random numbers that hide the data in each use" in text
+    for training in ("training used", "training steps", "each training", "Gaussian mechanism"):
+        assert training not in text
+    assert "secret     the random numbers of each release" in str(found)
+    with pytest.raises(ValueError, match="`event` must not be an empty list"):
+        accounting.Guarantee([])
+
+
+@pytest.mark.usefixtures("quick")
 def test_says_that_the_choice_of_the_best_is_included():
     trial = dpa.GaussianDpEvent(4.0)
     best = accounting.selection.best_of_random([trial], mean=20, distribution="geometric")
