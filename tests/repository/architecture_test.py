@@ -52,8 +52,8 @@ PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
     "dpoptax.integrations.kauldron", "dpoptax.integrations.tunix", "dpoptax.matrix",
-    "dpoptax.runs", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training", "dpoptax.training.data",
-    "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
+    "dpoptax.runs", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
+    "dpoptax.training.data", "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
