@@ -4,11 +4,9 @@ Subcommands run other benchmarks:
 
 - `python -m benchmarks compilation` times the compiler; see `benchmarks.compilation`.
 - `python -m benchmarks first-seconds` times a first use; see `benchmarks.first_seconds`.
-- `python -m benchmarks startup CONFIG...` times whole commands; see `benchmarks.startup`.
 - `python -m benchmarks noise` times normal numbers by generator; see `benchmarks.noise`.
 - `python -m benchmarks tables` times steps with large tables; see `benchmarks.tables`.
 - `python -m benchmarks models` times third-party models; see `benchmarks.third_party`.
-- `python -m benchmarks telemetry` times progress reports; see `benchmarks.telemetry`.
 """
 
 import sys
@@ -24,9 +22,7 @@ from benchmarks import (
     first_seconds,
     noise,
     report,
-    startup,
     tables,
-    telemetry,
     third_party,
 )
 from benchmarks.peers import torch_environment
@@ -112,9 +108,7 @@ if __name__ == "__main__":
     others = {
         "compilation": (compilation.main, compilation.Compilation),
         "first-seconds": (first_seconds.main, first_seconds.FirstSeconds),
-        "startup": (startup.main, startup.Startup),
         "models": (third_party.main, third_party.ThirdParty),
-        "telemetry": (telemetry.main, telemetry.Telemetry),
         "noise": (noise.main, noise.Noise),
         "tables": (tables.main, tables.Tables),
     }

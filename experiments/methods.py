@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import jax
 import optax
-import optax.contrib
 
 import dpoptax
 from dpoptax.training.methods import Disk, Method
@@ -124,65 +122,6 @@ class AugmentedDisk(Augmented, Disk):
 
 
 @dataclasses.dataclass(frozen=True)
-class SingularValues(Method):
-    """Noise-shrunk singular values of kernels' gradients (Gavish and Donoho, 2017)."""
-
-    name: ClassVar[str] = "Singular values"
-
-    decay: float = field(0.0, Role.UNPRICED)
-    """Decay of the running mean that is shrunk, in [0, 1); 0 shrinks each release separately."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the shrinkage, which uses the noise's standard deviation."""
-        return dpoptax.contrib.singular_value_shrinkage(stddev, decay=self.decay)
-
-
-@dataclasses.dataclass(frozen=True)
-class JamesStein(Method):
-    """Gradients of each layer, shrunk by the share of noise in their power."""
-
-    name: ClassVar[str] = "James-Stein"
-
-    decay: float = field(0.0, Role.UNPRICED)
-    """Decay of the running mean that is shrunk, in [0, 1); 0 shrinks each release separately."""
-    per_leaf: bool = True
-    """Whether every array of parameters has a separate factor."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the shrinkage, which uses the noise's standard deviation."""
-        return dpoptax.contrib.james_stein(stddev, decay=self.decay, per_leaf=self.per_leaf)
-
-
-@dataclasses.dataclass(frozen=True)
-class Muon(Method):
-    """Orthogonalized momentum of kernels; Adam for other parameters (DP-Muon, 2026)."""
-
-    name: ClassVar[str] = "Muon"
-
-    decay: float = field(0.95, Role.UNPRICED)
-    """Decay of the kernels' momentum, in [0, 1)."""
-
-    def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns Optax's Muon, whichever optimizer the config names."""
-        del stddev
-        # A learning rate of −1 cancels the sign, because the trainer's learning rate follows.
-        return optax.contrib.muon(
-            -1.0, beta=self.decay, muon_weight_dimension_numbers=_kernel_dimensions
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class ShrunkMuon(Muon):
-    """Muon on the part of gradients above the noise; DP-AdamBC for other parameters."""
-
-    name: ClassVar[str] = "Shrunk Muon"
-
-    def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns dpoptax's Muon for this noise, whichever optimizer the config names."""
-        return dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=self.decay)
-
-
-@dataclasses.dataclass(frozen=True)
 class AdamBC(Method):
     """Adam with a noise-corrected second moment (DP-AdamBC, Tang et al., 2024)."""
 
@@ -229,29 +168,3 @@ class NormalizedSteps(Method):
         """Returns running mean and normalization, whichever optimizer the config names."""
         del stddev
         return optax.chain(optax.ema(self.decay), optax.normalize_by_update_norm())
-
-
-@dataclasses.dataclass(frozen=True)
-class Sat(Method):
-    """Gradients at an ascent point along the last release (Park et al., 2023)."""
-
-    name: ClassVar[str] = "DP-SAT"
-
-    rho: float = 0.05
-    """ρ, the length of the ascent."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the ascent, which releases pass through."""
-        del stddev
-        return dpoptax.contrib.dp_sat(self.rho)
-
-
-def _kernel_dimensions(params: Any) -> Any:
-    """Returns the output axis of kernels, which is the last; Adam trains other arrays."""
-
-    def dimensions(p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-        if p.ndim < 2:
-            return None
-        return optax.contrib.MuonDimensionNumbers(tuple(range(p.ndim - 1)), (p.ndim - 1,))
-
-    return jax.tree.map(dimensions, params)

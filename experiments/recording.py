@@ -22,7 +22,7 @@ from dpoptax.training.run.context import Context
 from dpoptax.training.run.course import Course
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import plan_on_data
 from dpoptax.training.run.resolved import resolve
 
 _SEED = 20
@@ -144,7 +144,7 @@ def record_run(
             "`config` must have noise to be recorded, because a run without noise releases no "
             "gradients. Use a private method with noise."
         )
-    plan = make_run_plan(config, dataset.units(config.unit))
+    plan = plan_on_data(config, dataset)
     run = resolve(config, plan, num_classes=dataset.num_classes)
     fields = {f.name: getattr(run.chain, f.name) for f in dataclasses.fields(run.chain)}
     run = dataclasses.replace(run, chain=RecordingChain(**fields, coordinates=coordinates))

@@ -53,12 +53,9 @@ def method(name, sampler, noise_multiplier=1.0):
 @functools.cache
 def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
     """Returns ε from the accountant."""
-    return accounting.epsilon(
-        noise_multiplier=noise_multiplier,
-        sampling_probability=probability,
-        steps=steps,
-        delta=delta,
-    )
+    return accounting.planned_guarantee(
+        noise_multiplier=noise_multiplier, sampling_probability=probability, steps=steps
+    ).epsilon(delta)
 
 
 def signed(state):

@@ -1,4 +1,4 @@
-r"""Compares sampling and nonlinear post-processing.
+r"""Compares sampling and signs of releases.
 
 Model, batch size and steps are those of `scattering_linear.py`. DP-SGD with three optimizers is the
 baseline:
@@ -13,6 +13,7 @@ differ by factors of four. One trial each on held-out training data selected it.
 and 8 use `--factors 0.25 0.5 1 2 4 8`.
 
 Scaling before the clip was measured with the config of commit 7025d906, the last one that has it.
+Shrinkage and Muon were measured with that of commit c6d0562f.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from typing import Any
 from dpoptax.training import load_config
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Method
 from experiments.config import ExperimentConfig
-from experiments.methods import JamesStein, Muon, ShrunkMuon, SignSGD, SingularValues
+from experiments.methods import SignSGD
 
 BINS = {"sampling": "balls_in_bins"}
 MOMENTUM = {"optimizer": "momentum"}
@@ -39,10 +40,6 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
         32.0,
         BINS | {"accountant": "monte_carlo"},
     ),
-    "singular_values": (SingularValues(decay=0.9), 32.0, {}),
-    "james_stein": (JamesStein(decay=0.9), 64.0, {}),
-    "muon": (Muon(), 0.1, {}),
-    "shrunk_muon": (ShrunkMuon(), 0.1, {}),
     "sign_momentum": (SignSGD(decay=0.9), 0.002, {}),
 }
 """Method, learning rate, and other fields of the config."""

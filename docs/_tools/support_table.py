@@ -81,15 +81,6 @@ def methods():
         "`adaptive_fir`": (clip, optax.chain(white, dpoptax.contrib.adaptive_fir(3, stddev))),
         "`lp_adam`": (clip, optax.chain(white, dpoptax.lp_adam(0.1, *low_pass))),
         "`adam_bc`": (clip, optax.chain(white, dpoptax.contrib.adam_bc(0.1, stddev=stddev))),
-        "`singular_value_shrinkage`": (
-            clip,
-            optax.chain(white, dpoptax.contrib.singular_value_shrinkage(stddev)),
-        ),
-        "`james_stein`": (clip, optax.chain(white, dpoptax.contrib.james_stein(stddev))),
-        "`shrunk_muon`": (
-            clip,
-            optax.chain(white, dpoptax.contrib.shrunk_muon(0.1, stddev=stddev)),
-        ),
         "`optax.contrib.muon`": (clip, optax.chain(white, optax.contrib.muon(0.1))),
         "DP-SignSGD": (clip, optax.chain(white, optax.scale_by_sign())),
         "`adaptive_clip`": (
@@ -158,7 +149,7 @@ def accountants_of(method, clip, transform):
 
 def _states_epsilon(state, sampler, accountant):
     try:
-        spent = dpoptax.accounting.epsilon_spent(state, sampler, _DELTA, accountant=accountant)
+        spent = dpoptax.accounting.guarantee(state, sampler, accountant=accountant).epsilon(_DELTA)
     except ValueError:
         return False
     if not 0 < spent < float("inf"):

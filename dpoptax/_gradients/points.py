@@ -74,7 +74,6 @@ class TrackIteratesState(SerializableState):
       tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
       rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
       tangent_row: those for the direction of the Hessian-vector product. Static.
-      directions: whether `iterates` are directions, zero for untrained parameters. Static.
     """
 
     count: jax.Array
@@ -85,7 +84,6 @@ class TrackIteratesState(SerializableState):
     tangent_row: tuple[float, ...] | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
-    directions: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -216,7 +214,7 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
         return GradientPoints((params,), (1.0,), None, reference, origin)
     iterates = (params, *state.iterates)
     try:
-        points = tuple(_combine(row, iterates, state.directions) for row in state.rows)
+        points = tuple(_combine(row, iterates) for row in state.rows)
     except (TypeError, ValueError) as error:
         error.add_note("The iterates in `opt_state` must have the structure of `params`.")
         raise
@@ -262,7 +260,6 @@ def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
 def _combine(
     row: tuple[float, ...],
     iterates: tuple[PyTree, ...],
-    directions: bool = False,
     scale: jax.Array | None = None,
 ) -> PyTree:
     """Returns scale · Σ_i row[i] · iterates[i], leaf by leaf."""
@@ -277,7 +274,6 @@ def _combine(
     def node(*nodes: PyTree) -> PyTree:
         newest = nodes[-1]
         # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
-        fixed = optax.tree.zeros_like(newest) if directions else newest
-        return jax.tree.map(mix, newest, *(fixed if is_masked(x) else x for x in nodes[:-1]))
+        return jax.tree.map(mix, newest, *(newest if is_masked(x) else x for x in nodes[:-1]))
 
     return jax.tree.map(node, *iterates[1:], iterates[0], is_leaf=is_masked)

@@ -46,6 +46,8 @@ LARGEST = 1e7
 LEAST_DELTA = 1e-10
 # An overflow of batches that does not show in a curve.
 _INVISIBLE = 0.1 * LEAST_DELTA
+# The largest ratio of the interval to the standard deviation of a loss.
+_BLUR = 0.25
 # Events that are priced from the curve of another event.
 _DERIVED = dp_event.RepeatAndSelectDpEvent, GroupDpEvent
 # Enough orders for a starting point, at a hundredth of the cost of all orders.
@@ -112,7 +114,8 @@ def profile_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns pairs of ε and δ that PLD proves, from ε = 0 to δ = `least_delta`.
 
-    If PLD proves no ε at `least_delta`, the only pair has an infinite ε. Results are cached as in
+    δ is larger at the end if an infinite loss is more probable. If PLD proves no ε there, the only
+    pair has an infinite ε. Results are cached as in
     `epsilon_of`.
     """
     epsilons, deltas = curves_of(event, relation, interval, least_delta=least_delta, points=points)
@@ -145,7 +148,11 @@ def _curves(
     else:
         overflow = 0.0
     pairs, interval = _privacy_losses(parts, least_delta, relation, interval)
-    most = composition.epsilon_of(pairs, interval, least_delta) if pairs is not None else math.inf
+    most = math.inf
+    if pairs is not None:
+        # No ε holds at a δ of at most the probability of an infinite loss.
+        least_delta = max(least_delta, 1.01 * composition.least_delta(pairs, interval))
+        most = composition.epsilon_of(pairs, interval, min(least_delta, 1.0))
     if not math.isfinite(most):
         return np.array([math.inf]), np.ones((2, 1))
     # Denser at small ε, where the error rates of a test take all sizes.
@@ -240,25 +247,36 @@ def _privacy_losses(
         return None, interval
     if rough > 2000:
         interval = max(interval, 1e-6 * rough)
+    if any(isinstance(event, _DERIVED) for event, _ in parts):
+        return _with_derived(parts, relation, interval), interval
+    pairs = _pairs_of(parts, relation, interval)
+    # The grid moves each loss by up to an interval, which adds up over many small losses.
+    while pairs and composition.blur(pairs, interval) > _BLUR:
+        interval /= 4
+        pairs = _pairs_of(parts, relation, interval)
+    return pairs, interval
+
+
+def _pairs_of(
+    parts: Parts, relation: dpa.NeighboringRelation, interval: float
+) -> list[tuple[Pair, int]] | None:
     try:
-        return privacy_losses.pairs_of(parts, relation, interval), interval
+        return privacy_losses.pairs_of(parts, relation, interval)
     except dpa.UnsupportedEventError as error:
-        if any(isinstance(event, _DERIVED) for event, _ in parts):
-            return _with_derived(parts, delta, relation, interval)
         raise _unsupported("pld", parts, relation) from error
 
 
 def _with_derived(
-    parts: Parts, delta: float, relation: dpa.NeighboringRelation, interval: float
-) -> tuple[list[tuple[Pair, int]] | None, float]:
+    parts: Parts, relation: dpa.NeighboringRelation, interval: float
+) -> list[tuple[Pair, int]] | None:
     """Returns the privacy losses of parts of which some are priced from the curve of another."""
     others = tuple(part for part in parts if not isinstance(part[0], _DERIVED))
-    pairs, interval = _privacy_losses(others, delta, relation, interval)
+    pairs = _pairs_of(others, relation, interval)
     for event, count in parts:
         if pairs is not None and isinstance(event, _DERIVED):
             pair = _derived_pair(event, relation, interval)
             pairs = None if pair is None else [*pairs, (pair, count)]
-    return pairs, interval
+    return pairs
 
 
 def _derived_pair(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair | None:

@@ -14,6 +14,7 @@ K = Σ n_i K_i, and t the convolution of the t_i(x) = p_i(x) e^(λx − K_i),
 
 for any λ > 0. If λ concentrates t around ε, the sum is not small. The result is an upper bound:
 
+* Losses above ε + 60/λ add at most e^-60, since g is at most that. This bound is added.
 * t is computed modulo a window of N losses. Mass below the window is added to other losses. Mass
   above it is at most e^(K(λ + r) − K(λ) − r · top), for any r > 0. This bound is added.
 * The error of a computed transform F̂_i is at most η_i. It consists of the rounding of t_i and of
@@ -41,8 +42,11 @@ _UNIT = 2.0**-53
 _STAGE, _OPERATION, _REST = 8.0, 4.0, 1.0 + 1e-9
 _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
+_STEEP = 60.0
 _TINY = 1e-300
-_ENOUGH, _TRIES = 1e-5, 8
+# Four times as many losses are still composed in a second.
+_MOST_LOSSES = 1_000_000
+_ENOUGH, _TRIES, _PER_INTERVAL = 1e-5, 8, 10.0
 _QUANTILES = (0.0, 0.2, 0.5, 1.0)
 # The tolerance of ε, relative to a bound on it.
 _STEP = 1e-9
@@ -76,6 +80,26 @@ def deltas_by_direction(
         return np.zeros((2, len(epsilons)))
     found = [_deltas(parts, interval, epsilons) for parts in _directions(pairs, interval)]
     return np.stack([found[0], found[-1]])
+
+
+def least_delta(pairs: Sequence[tuple[Pair, int]], interval: float) -> float:
+    """Returns the probability of an infinite loss in the worse direction."""
+    return max((_infinite(parts) for parts in _directions(pairs, interval)), default=0.0)
+
+
+def blur(pairs: Sequence[tuple[Pair, int]], interval: float) -> float:
+    """Returns the interval over the standard deviation of a loss, on average over variances.
+
+    It is 0 if a finer grid would be too large.
+    """
+    parts = _directions(pairs, interval)[0]
+    if max(len(part.losses) for part in parts) > _MOST_LOSSES:
+        return 0.0
+    deviations = [(part.count, part.deviation) for part in parts]
+    total = math.fsum(count * each**2 for count, each in deviations)
+    return (
+        interval * math.fsum(count * each for count, each in deviations) / total if total else 0.0
+    )
 
 
 def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:
@@ -112,6 +136,18 @@ class _Losses:
             logs = np.log(masses)
         losses = (first + np.arange(len(masses))) * interval
         return cls(first, losses, logs, float(dense._infinity_mass), count)
+
+    @property
+    def greatest(self) -> float:
+        """The greatest finite loss."""
+        return float(self.losses[np.flatnonzero(self.logs > -np.inf)[-1]])
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the finite losses."""
+        masses = np.exp(self.logs)
+        mean = _dot(masses, self.losses)
+        return math.sqrt(max(0.0, _dot(masses, (self.losses - mean) ** 2)))
 
     def log_moment(self, tilt: float) -> float:
         """Returns K_i(λ)."""
@@ -152,11 +188,12 @@ class _Tilted:
         return room <= _ENOUGH * total
 
     def _terms(self, epsilon: float) -> tuple[float, float]:
-        """Returns Σ t g and its error bound."""
-        excess = self.losses[np.searchsorted(self.losses, epsilon) :] - epsilon
+        """Returns Σ t g, without losses where g is negligible, and its error bound."""
+        first, end = np.searchsorted(self.losses, [epsilon, epsilon + _STEEP / self.tilt])
+        excess = self.losses[first:end] - epsilon
         weights = np.exp(-self.tilt * excess) * -np.expm1(-excess)
-        total = _dot(weights, self.masses[len(self.masses) - len(weights) :])
-        return total, _norm(weights) * self.off + self.outside
+        total = _dot(weights, self.masses[first:end])
+        return total, _norm(weights) * self.off + self.outside + math.exp(-_STEEP)
 
 
 def _dot(x: np.ndarray, y: np.ndarray) -> float:
@@ -169,18 +206,20 @@ def _norm(x: np.ndarray) -> float:
 
 
 def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
-    if any(part.infinite >= delta for part in parts):
+    left = delta - _infinite(parts)
+    if left < 0:
         return math.inf
-    left = delta + math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
-    if left <= 0:
-        return math.inf
+    greatest = _greatest(parts)  # nothing is above it
+    if left == 0:
+        return greatest
 
     def chernoff(tilt: float) -> float:
         return (_log_moment(parts, tilt) - math.log(left)) / tilt
 
     # With the tilt of the least Chernoff bound, E e^(λS − λε) = δ, the tilted S is about ε.
-    tilt = _best_tilt(chernoff)
-    most, best = chernoff(tilt) + interval, math.inf
+    # Beyond the grid's resolution, it would select the greatest loss only.
+    tilt = min(_best_tilt(chernoff), _PER_INTERVAL / interval)
+    most, best = max(interval, chernoff(tilt) + interval), math.inf
     for _ in range(_TRIES):
         composed = _tilted(parts, tilt, interval)
         epsilon = _least(composed, left, most)
@@ -190,14 +229,20 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
         if best == 0 or (best < math.inf and composed.fits(best)):
             break
         tilt /= 4  # Near the largest loss, the best Chernoff bound tilts too much.
-    return best
+    return min(best, greatest)
+
+
+def _greatest(parts: list[_Losses]) -> float:
+    """Returns the greatest finite S, or 0 if that is negative."""
+    total = max(0.0, math.fsum(part.count * part.greatest for part in parts))
+    return total if len(parts) == 1 and parts[0].count == 1 else total * (1 + 8 * _UNIT)
 
 
 def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.ndarray:
     """Returns bounds by a few tilts, each used for the ε for which it is nearly best."""
-    if any(part.infinite >= 1 for part in parts):
+    infinite = _infinite(parts)
+    if infinite >= 1:
         return np.ones(len(epsilons))
-    infinite = -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
     targets = np.quantile(epsilons, _QUANTILES)
     edges = [-math.inf, *targets, math.inf]
     proved = np.ones(len(epsilons))
@@ -207,6 +252,15 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
         for i in np.flatnonzero((epsilons >= before) & (epsilons <= after)):
             proved[i] = min(proved[i], infinite + composed.delta(float(epsilons[i])))
     return proved
+
+
+def _infinite(parts: list[_Losses]) -> float:
+    """Returns the probability of an infinite loss."""
+    if len(parts) == 1 and parts[0].count == 1:
+        return parts[0].infinite  # not rounded
+    if any(part.infinite >= 1 for part in parts):
+        return 1.0
+    return -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
 
 
 def _best_tilt(bound: Callable[[float], float]) -> float:

@@ -14,6 +14,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 """ε, (m,) increasing from 0, and upper bounds on δ of P against Q and of Q against P, (2, m)."""
 
+# e to this power counts as 0.
+_LEAST_LOG = -700.0
 # The largest grid of losses, about a gigabyte of arrays.
 _MOST_LOSSES = 10_000_000
 
@@ -52,25 +54,37 @@ def losses(epsilons: np.ndarray, deltas: np.ndarray, interval: float) -> pld_pmf
     return found.to_dense_pmf()
 
 
-def largest_probability(u: np.ndarray, curve: Curve) -> np.ndarray:
-    """Returns at least G(u), the largest P(E) of a set E with Q(E) ≤ u.
+def least_complement(u: np.ndarray, rest: np.ndarray, curve: Curve) -> np.ndarray:
+    """Returns at most 1 − G(u), precise also if it is small; `rest` is 1 − u.
+
+    G(u) is the largest P(E) of a set E with Q(E) ≤ u.
 
     P(E) ≤ δ + e^ε Q(E),    1 − P(E) ≥ e^−ε (1 − Q(E) − δ′)
     """
-    found = np.ones_like(u)
-    for odds, forward, backward in zip(np.exp(curve[0]), *curve[1], strict=True):
-        found = np.minimum(found, forward + odds * u)
-        found = np.minimum(found, 1.0 - (1.0 - u - backward) / odds)
-    return found
-
-
-def least_complement(u: np.ndarray, rest: np.ndarray, curve: Curve) -> np.ndarray:
-    """Returns at most 1 − G(u), precise also if it is small; `rest` is 1 − u."""
     found = np.zeros_like(u)
     for odds, forward, backward in zip(np.exp(curve[0]), *curve[1], strict=True):
         found = np.maximum(found, 1.0 - forward - odds * u)
         found = np.maximum(found, (rest - backward) / odds)
     return found
+
+
+def convex(epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
+    """Returns the least δ that bounds at other ε imply, (m,).
+
+    Args:
+      epsilons: (m,) increasing from 0.
+      deltas: (m,) upper bounds on δ in both directions.
+
+    δ is convex in e^ε, is at most 1, and is 1 − e^ε (1 − δ(−ε)) at negative ε.
+    """
+    negative = -epsilons[:0:-1]
+    mirrored = 1.0 - np.exp(negative) * (1.0 - deltas[:0:-1])
+    logs = np.concatenate([[_LEAST_LOG], negative, epsilons])
+    bounds = np.minimum(np.concatenate([[1.0], mirrored, deltas]), 1.0)
+    # The lower corners of a decreasing curve are the upper ones of its negative.
+    high, low = corners(-bounds, np.exp(logs))
+    kept = np.searchsorted(np.exp(logs), low)
+    return np.minimum(deltas, chords(logs[kept], -high, epsilons))
 
 
 def reverse(curve: Curve) -> Curve:

@@ -18,6 +18,7 @@ from dpoptax._pricing.own_events import WorstOfDpEvent
 
 # The largest ε whose e^ε is computed, and the number of points of a curve.
 _MOST, _POINTS = 300.0, 400
+_LARGEST_LOG = 700.0
 # δ at the end of a curve, to be tried in order: some events have no ε at a small δ. The best trial
 # adds δ times its mean number, and group privacy about e^ε for each record.
 _LAST_OF_TRIALS, _LAST_OF_RECORDS = (1e-13, 1e-11, 1e-9), (1e-18, 1e-15, 1e-12)
@@ -71,27 +72,46 @@ def _selected(event: RepeatAndSelectDpEvent, curves_of: Curves) -> Profile | Non
 
 
 def _group(event: GroupDpEvent, curves_of: Curves) -> Profile | None:
-    """Returns ε and δ for neighbors that differ in several records.
-
-    Let G(u) be the largest probability of a set that has probability u for a neighbor. Then G(G(u))
-    is at least that for the neighbor's neighbor, and so on (Dong, Roth, Su, 2019, theorem 2.14).
-    """
+    """Returns ε and δ for neighbors that differ in several records."""
     epsilons, deltas = _finite(curves_of, event.event, _LAST_OF_RECORDS)
     if epsilons[-1] > _MOST:
         return None
-    at, below = event.records * epsilons, np.geomspace(1e-30, 1.0, 20_000)
-    found = [
-        _group_deltas((epsilons, each), event.records, below, at) for each in (deltas, deltas[::-1])
-    ]
-    return at, np.max(found, axis=0)
+    found = [_group_deltas((epsilons, each), event.records) for each in (deltas, deltas[::-1])]
+    return event.records * epsilons, np.max(found, axis=0)
 
 
-def _group_deltas(curve: Curve, records: int, below: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Returns the largest P(E) − e^ε Q(E) at each ε of `at`."""
-    above = below
-    for _ in range(records):
-        above = curves.largest_probability(above, curve)
-    # A set with probability in [u_i, u_{i+1}] has one of at most `above[i + 1]` for the other.
-    high, low = curves.corners(above, np.concatenate([[0.0], below[:-1]]))
-    found = [np.max(high - np.exp(min(epsilon, 700.0)) * low) for epsilon in at]
-    return np.clip(found, curve[1].max(0)[-1], 1.0)
+def _group_deltas(curve: Curve, records: int) -> np.ndarray:
+    """Returns δ at `records` times each ε of the curve.
+
+    A line (s, a) states P(E) ≤ a + s Q(E). Two lines of s and of t records, one after the other,
+    are a line (s s', a + s a') of s + t records. The chord of two lines is also one.
+    """
+    epsilons, (forward, backward) = curve
+    logs = np.concatenate([-epsilons[:0:-1], epsilons])
+    # 1 − P(E) ≥ e^−ε (1 − Q(E) − δ') for the complement of E
+    less = -np.expm1(-epsilons) + np.exp(-epsilons) * backward
+    one = np.concatenate([less[:0:-1], forward])
+
+    def lines_of(number: int) -> np.ndarray:
+        if number == 1:
+            return one
+        half = number // 2
+        part = half * logs, lines_of(half)
+        twice = _lines(part, part, 2 * half * logs)
+        return _lines((logs, one), (2 * half * logs, twice), number * logs) if number % 2 else twice
+
+    return lines_of(records)[len(epsilons) - 1 :]
+
+
+def _lines(first: Profile, second: Profile, at: np.ndarray) -> np.ndarray:
+    """Returns the least a of lines of `first` after chords of `second`, at each log s of `at`."""
+    logs, values = second
+    places = at - first[0][:, None]
+    # Below the least s, the chord to the line (0, 1), which always holds.
+    below = 1.0 - np.exp(np.minimum(places - logs[0], 0.0)) * (1.0 - values[0])
+    inner = np.where(
+        places < logs[0], below, curves.chords(logs, values, np.maximum(places, logs[0]))
+    )
+    slopes = np.exp(np.minimum(first[0], _LARGEST_LOG))[:, None]
+    found = np.where(first[0][:, None] > _LARGEST_LOG, 1.0, first[1][:, None] + slopes * inner)
+    return np.minimum(found.min(0), 1.0)

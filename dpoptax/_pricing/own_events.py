@@ -7,9 +7,11 @@ import attr
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import random_allocation
+from dpoptax._pricing import curves, random_allocation, renyi
+from dpoptax._pricing.checks import number
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     OwnDpEvent,
@@ -50,6 +52,72 @@ class WorstOfDpEvent(OwnDpEvent):
         found = [without_truncation(parts_of(event)) for event in self.events]
         plain = WorstOfDpEvent(tuple(composition_of(parts) for parts, _, _ in found))
         return Uncut(plain, max(p for _, p, _ in found), any(only for _, _, only in found))
+
+
+@attr.frozen
+class StatedDpEvent(OwnDpEvent):
+    """A release of which only (ε, δ) is known, such as a statistic of another library.
+
+        P[M(D) ∈ S] ≤ e^ε P[M(D') ∈ S] + δ
+
+    Pass it to `also`, or wrap it in a `PrivacyEvent` to name its unit and neighboring relation.
+    Otherwise it must hold for those of the run. Its privacy loss is ±ε, and infinite with
+    probability δ. Any release with this (ε, δ) is a function of a draw from this pair, so "pld"
+    composes it tightly. "rdp" adds δ to that of the other releases.
+
+    Attributes:
+      epsilon: at least 0.
+      delta: at least 0 and below 1.
+
+    Raises:
+      ValueError: a number is out of range.
+
+    Source: Kairouz, Oh, Viswanath, "The composition theorem for differential privacy" (2015); proof
+    in docs/developers/pricing.md.
+
+    >>> import dpoptax
+    >>> run = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 1000}
+    >>> planned = dpoptax.accounting.planned_guarantee(**run, also=[StatedDpEvent(0.5, 1e-6)])
+    >>> round(planned.epsilon(1e-5), 2)
+    2.11
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= number("epsilon", self.epsilon) < math.inf:
+            raise ValueError(f"`epsilon` must be at least 0 and finite, got {self.epsilon}.")
+        if not 0 <= number("delta", self.delta) < 1:
+            raise ValueError(f"`delta` must be at least 0 and below 1, got {self.delta}.")
+
+    def uncut(self) -> Uncut:
+        """Returns the event without infinite losses, and their probability."""
+        return Uncut(StatedDpEvent(self.epsilon), self.delta)
+
+    def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
+        """Returns the losses ±ε and infinity, with ε moved to the two grid points around it."""
+        curves.check_size(self.epsilon, interval)
+        below = math.floor(self.epsilon / interval)
+        up = math.expm1(self.epsilon - below * interval) / math.expm1(interval)
+        share = np.clip([1 - up, up], 0.0, 1.0) * (1 - self.delta)
+        # P and Q at a loss of x sum to (1 − δ) in total, and have the ratio e^x.
+        losses = interval * np.array([below, below + 1])
+        masses = share * np.exp(losses - np.logaddexp(0.0, self.epsilon))
+        above = pld_pmf.DensePLDPmf(interval, below, masses, self.delta, True)
+        return curves.symmetric(above, interval)
+
+    def renyi_divergences(self, orders: Sequence[float]) -> np.ndarray:
+        """Returns the divergences of ±ε, (orders,), or infinity if δ is positive."""
+        alphas = np.asarray(orders, float)
+        if self.delta:
+            return np.full(len(alphas), np.inf)
+        found, finite = np.full(len(alphas), float(self.epsilon)), np.isfinite(alphas)
+        high, low = -np.logaddexp(0.0, -self.epsilon), -np.logaddexp(0.0, self.epsilon)
+        alpha = alphas[finite]
+        moments = np.logaddexp(alpha * high + (1 - alpha) * low, alpha * low + (1 - alpha) * high)
+        found[finite] = np.minimum((moments + renyi.rounding(alpha)) / (alpha - 1), self.epsilon)
+        return found
 
 
 @attr.frozen

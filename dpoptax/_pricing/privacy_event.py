@@ -3,12 +3,14 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Optional, Protocol, TypeAlias, TypeVar
 
 import dp_accounting as dpa
 
 if TYPE_CHECKING:
     from dpoptax.sampling._base import Unit
+
+T = TypeVar("T")
 
 _FINGERPRINT_BYTES = 16
 _SHARED_SEED = (
@@ -29,6 +31,17 @@ _TWO_UNITS = (
     "a user, which replaces that user by another. Draw users in every run, or examples in every "
     "run."
 )
+_TWO_OWNERS = (
+    "All of the events must have the same users, got different owners of the records, or none. A "
+    "user of one event may own records of several users of another, so the sum of their prices "
+    "covers no user. Make all samplers with `UserTable.sampler` from one list of owners of all "
+    "records. A sampler that was made by hand takes `owners=table.owners`."
+)
+_TWO_RELATIONS = (
+    "All of the events must have the same neighboring relation, got {} and {}. A price "
+    "under one relation does not cover the neighbors of another. Draw all runs with samplers of "
+    "one neighboring relation."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +57,17 @@ class PrivacyEvent:
     A fingerprint is a 128-bit hash by SHAKE-256. It does not reveal a random seed or key, but
     anyone can test guesses such as `seed=0`. Do not publish it.
 
-    Composing events of two units raises an error. An event without a unit counts for any unit.
+    Composing events of two units, of users of two tables, or of two neighboring relations raises an
+    error. An event without a unit counts for any unit and its users. An event without a neighboring
+    relation counts for any of them.
 
     Attributes:
       dp_event: the event of dp_accounting. Noise multipliers are relative to the clipping bound.
       seeds: fingerprints of the seeds of the samplers that drew the batches.
       keys: fingerprints of the noise keys.
       unit: "example" or "user", the unit of the releases; None if the event was priced by hand.
-      relations: the neighboring relations of the runs; empty if the event was priced by hand.
+      neighboring_relation: that of the run's sampler; None if the event was priced by hand.
+      owners: `UserTable.owners`, a fingerprint of the owner of each record, if users were drawn.
 
     >>> import dp_accounting, dpoptax
     >>> event = PrivacyEvent(dp_accounting.GaussianDpEvent(4.0))
@@ -63,7 +79,8 @@ class PrivacyEvent:
     seeds: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
     keys: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
     unit: Optional["Unit"] = None
-    relations: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+    neighboring_relation: str | None = None
+    owners: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dp_event, dpa.DpEvent):
@@ -105,11 +122,7 @@ def other_events(also: Sequence[Composable]) -> tuple[PrivacyEvent, ...]:
 
 
 def composed(event: PrivacyEvent, others: Sequence[PrivacyEvent]) -> PrivacyEvent:
-    """Returns the event composed with others on the same data.
-
-    Raises:
-      ValueError: two of the events have the same seed, the same noise key or different units.
-    """
+    """Returns the event composed with others on the same data; raises as `joined`."""
     if not others:
         return event
     events = (event, *others)
@@ -117,37 +130,38 @@ def composed(event: PrivacyEvent, others: Sequence[PrivacyEvent]) -> PrivacyEven
 
 
 def joined(together: dpa.DpEvent, events: Sequence[PrivacyEvent]) -> PrivacyEvent:
-    """Returns the event `together` of all `events`, with their seeds, keys and unit.
+    """Returns the event `together` of all `events`, the only place where events meet.
 
     Raises:
-      ValueError: two of the events have the same seed, the same noise key or different units.
+      ValueError: two of the events have the same seed or noise key, or different units, users or
+        neighboring relations.
     """
-    found = []
-    for name, message in (("keys", _SHARED_KEY), ("seeds", _SHARED_SEED)):
-        each = [getattr(event, name) for event in events]
-        union: frozenset[str] = frozenset().union(*each)
-        if len(union) < sum(map(len, each)):
-            raise ValueError(message)
-        found.append(union)
-    keys, seeds = found
-    return PrivacyEvent(together, seeds, keys, common_unit(events), relations_of(events))
+    return PrivacyEvent(
+        together,
+        seeds=_disjoint([event.seeds for event in events], _SHARED_SEED),
+        keys=_disjoint([event.keys for event in events], _SHARED_KEY),
+        unit=_common([e.unit for e in events if e.unit is not None], _TWO_UNITS),
+        neighboring_relation=_common(
+            [e.neighboring_relation for e in events if e.neighboring_relation is not None],
+            _TWO_RELATIONS,
+        ),
+        owners=_common([event.owners for event in events if event.unit == "user"], _TWO_OWNERS),
+    )
 
 
-def relations_of(events: Sequence[PrivacyEvent]) -> frozenset[str]:
-    """Returns the neighboring relations of all events."""
-    return frozenset().union(*(event.relations for event in events))
+def _disjoint(fingerprints: Sequence[frozenset[str]], message: str) -> frozenset[str]:
+    """Returns the union of the fingerprints, or raises if one is in two of the sets."""
+    union: frozenset[str] = frozenset().union(*fingerprints)
+    if len(union) < sum(map(len, fingerprints)):
+        raise ValueError(message)
+    return union
 
 
-def common_unit(events: Sequence[PrivacyEvent]) -> Optional["Unit"]:
-    """Returns the unit of all events that have one, or None.
-
-    Raises:
-      ValueError: two of the events have different units.
-    """
-    units = {event.unit for event in events if event.unit is not None}
-    if len(units) > 1:
-        raise ValueError(_TWO_UNITS)
-    return units.pop() if units else None
+def _common(values: Sequence[T], message: str) -> T | None:
+    """Returns the only value, or None of no values, or raises if two of them differ."""
+    if len(found := set(values)) > 1:
+        raise ValueError(message.format(*sorted(map(str, found))))
+    return next(iter(found), None)
 
 
 def seed_fingerprint(seed: int | bytes) -> str:

@@ -13,6 +13,7 @@ from dpoptax._pricing import random_allocation, renyi
 from dpoptax._pricing.events import Parts, composition_of, parts_of, without_truncation
 from dpoptax._pricing.own_events import (
     RandomAllocationDpEvent,
+    StatedDpEvent,
     WorstOfDpEvent,
     refused_allocation,
 )
@@ -69,6 +70,10 @@ class _RdpAccountant(rdp.RdpAccountant):
                     event.noise_multiplier, event.period, event.steps, orders, event.edge_multiplier
                 )
             return refused
+        if isinstance(event, StatedDpEvent):
+            if do_compose:
+                self._rdp += count * event.renyi_divergences(orders)
+            return None
         if not isinstance(event, WorstOfDpEvent):
             return super()._maybe_compose(event, count, do_compose)
         worst, before = np.zeros_like(self._rdp), self._rdp

@@ -13,13 +13,16 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, special, stats
 
-from dpoptax._pricing import curves
+from dpoptax._pricing import composition, curves
 from dpoptax._pricing.curves import Curve
 
 # The numbers of values of u and of ε.
 _CELLS, _POINTS = 4000, 400
+# The interval of losses of several trials, their numbers, and a chance that is left out.
+_COARSE, _NEGLIGIBLE = 0.01, 1e-9
+_MOST_TRIALS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 256)
 # Covers the rounding of φ′ and of the parameter of K.
 _MORE = 1.0 + 1e-9
 
@@ -53,6 +56,23 @@ class NumberOfTrials:
 
         return math.exp(optimize.brentq(excess, -600.0, -1e-13, xtol=1e-15, rtol=1e-14))
 
+    def chances(self, count: int) -> np.ndarray:
+        """Returns P[K = k] for k = 0, …, `count` − 1."""
+        k = np.arange(count)
+        if math.isinf(self.shape):
+            return stats.poisson.pmf(k, self.mean)
+        if self.mean < 1 + 1e-10:
+            return (k == 1).astype(float)
+        log_gamma, k = math.log(self.gamma), k[1:]
+        logs = (
+            k * math.log1p(-self.gamma) + special.gammaln(k + self.shape) - special.gammaln(k + 1)
+        )
+        if self.shape:
+            logs -= special.gammaln(self.shape) + math.log(abs(math.expm1(-self.shape * log_gamma)))
+        else:
+            logs -= math.log(-log_gamma)
+        return np.append(0.0, np.exp(logs))
+
     def slope(self, below_one: np.ndarray) -> np.ndarray:
         """Returns φ′(1 − w)."""
         if math.isinf(self.shape):
@@ -81,7 +101,26 @@ def selected_curve(curve: Curve, number: NumberOfTrials) -> tuple[np.ndarray, np
     while max(each.delta(most) for each in found) > 2 * found[0].infinite and most < 700:
         most *= 1.1
     at = most * np.linspace(0, 1, _POINTS) ** 1.5
-    return at, np.array([max(each.delta(float(epsilon)) for each in found) for epsilon in at])
+    best = np.array([max(each.delta(float(epsilon)) for each in found) for epsilon in at])
+    return at, curves.convex(at, np.minimum(best, _all_trials(curve, number, at)))
+
+
+def _all_trials(curve: Curve, number: NumberOfTrials, at: np.ndarray) -> np.ndarray:
+    """Returns δ of publishing all trials, (n,), which is less than that of `_Selected` at small ε.
+
+    E[δ_K(ε)] with δ_k of k trials, at the next larger k for which it is computed.
+    """
+    epsilons, deltas = curve
+    losses = curves.losses(epsilons, deltas.max(0), _COARSE)
+    trial = curves.symmetric(losses, _COARSE)
+    chances, before = number.chances(_MOST_TRIALS[-1] + 1), 1
+    total = np.full(len(at), 1.0 - math.fsum(chances) + _NEGLIGIBLE)
+    for count in _MOST_TRIALS:
+        chance = float(chances[before : count + 1].sum())
+        if chance > _NEGLIGIBLE:
+            total += chance * composition.deltas_of([(trial, count)], _COARSE, at)
+        before = count + 1
+    return total
 
 
 class _Selected:

@@ -12,7 +12,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from dpoptax._pricing import curves
 from dpoptax._pricing.events import (
@@ -27,8 +27,10 @@ from dpoptax._pricing.own_events import cut_event
 
 _ADD_OR_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dpa.NeighboringRelation.REPLACE_ONE
-# Probabilities below this become infinite losses. A sum of 10^9 steps adds 10^-16 to δ.
-_RARE = 1e-25
+# Probabilities below this become infinite losses. A sum of 10^6 steps adds 10^-14 to δ.
+_RARE = 1e-20
+# Losses above 1 are computed at this ratio, with chords in between.
+_APART = 1e-3
 
 
 @attr.frozen
@@ -174,8 +176,22 @@ def mixture_pair(weights: np.ndarray, sigma: float, interval: float) -> Pair:
     return Pair(removed, added)
 
 
+def _places(low: float, high: float, interval: float) -> np.ndarray:
+    """Returns multiples of the interval between two losses: all up to 1, and a tenth of a percent
+    apart beyond it.
+    """
+    most = max(1.0, -low, high)
+    far = np.exp(np.arange(0.0, math.log(most) + _APART, _APART)) / interval
+    places = np.unique(np.concatenate([np.arange(1 / interval), far]).astype(int))
+    places = np.concatenate([-places[:0:-1], places])
+    return places[(places > low / interval) & (places < high / interval)]
+
+
 class _Mixture:
     """P = Σ_j w_j N(j, σ²) against Q = N(0, σ²), as functions of thresholds t.
+
+    Numbers j of negligible weight are left out of P. Their weight is added to every δ of P, as if
+    their loss were infinite. Without them, δ of Q against P can only grow.
 
     The likelihood ratio ℓ(x) increases. At ε = log ℓ(t), and at ε = −log ℓ(t) for Q against P,
 
@@ -183,15 +199,17 @@ class _Mixture:
     """
 
     def __init__(self, weights: np.ndarray, sigma: float) -> None:
-        self._parts = [(float(j), float(weights[j])) for j in np.flatnonzero(weights > 0)]
-        self._sigma = sigma
+        tails = np.cumsum(weights[::-1])[::-1]
+        likely = np.flatnonzero((weights > 0) & (tails > _RARE))
+        self._parts = [(float(j), float(weights[j])) for j in likely]
+        self._sigma, self._rest = sigma, float(weights[likely[-1] + 1 :].sum())
 
     def grid(self, interval: float) -> tuple[np.ndarray, np.ndarray]:
         """Returns log ℓ(t), increasing and about on multiples of the interval, and t."""
         coarse = np.linspace(*self.range(), 20_001)
         ratios = self.log_ratio(coarse)
         curves.check_size(ratios[-1] - ratios[0], interval)
-        on_grid = interval * np.arange(np.ceil(ratios[0] / interval), ratios[-1] / interval)
+        on_grid = interval * _places(ratios[0], ratios[-1], interval)
         inner = np.interp(on_grid, ratios, coarse)
         thresholds = np.unique(np.concatenate([coarse[[0]], inner, coarse[[-1]]]))
         logs = self.log_ratio(thresholds)
@@ -201,11 +219,12 @@ class _Mixture:
     def range(self) -> tuple[float, float]:
         """Returns thresholds that x exceeds, or falls below, with probability `_RARE`."""
         far = -special.ndtri(_RARE) * self._sigma
-        rare = [
-            j - self._sigma * float(special.ndtri(min(0.5, _RARE / (weight * len(self._parts)))))
-            for j, weight in self._parts
-        ]
-        return -far, max(rare)
+
+        def excess(t: float) -> float:
+            logs = [math.log(w) + special.log_ndtr((j - t) / self._sigma) for j, w in self._parts]
+            return float(special.logsumexp(logs)) - math.log(_RARE)
+
+        return -far, optimize.brentq(excess, -far, self._parts[-1][0] + far, xtol=1e-3)
 
     def log_ratio(self, t: np.ndarray) -> np.ndarray:
         """Returns log ℓ(t)."""
@@ -217,14 +236,14 @@ class _Mixture:
     def above(self, t: np.ndarray) -> np.ndarray:
         """Returns P[x > t] − ℓ(t) Q[x > t]; the terms of j = 0 cancel."""
         tail = special.log_ndtr(-t / self._sigma)
-        return self._sum(
+        return self._rest + self._sum(
             lambda j: np.exp(special.log_ndtr((j - t) / self._sigma)),
             lambda j: np.exp(j * (t - j / 2) / self._sigma**2 + tail),
         )
 
     def above_apart(self, logs: np.ndarray) -> np.ndarray:
         """Returns Σ_j w_j δ_j at each ε, with δ_j the curve of N(j, σ²) against N(0, σ²)."""
-        return self._sum(
+        return self._rest + self._sum(
             lambda j: special.ndtr(j / self._sigma / 2 - logs / j * self._sigma),
             lambda j: np.exp(
                 logs + special.log_ndtr(-j / self._sigma / 2 - logs / j * self._sigma)

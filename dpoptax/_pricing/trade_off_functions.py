@@ -127,19 +127,12 @@ def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
 def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
     """Returns the least μ for which the pairs prove f ≥ G_μ − `delta`.
 
-    f is the trade-off function, and G_μ that of μ-Gaussian differential privacy.
-
-    Raises:
-      ValueError: no pair has a δ of at most `delta`.
+    f is the trade-off function, and G_μ that of μ-Gaussian differential privacy. The result is
+    infinite if no pair has a δ of at most `delta`.
     """
-    if not np.isfinite(epsilons).all():
-        return math.inf
-    within = np.flatnonzero(deltas <= delta)
+    within = np.flatnonzero((deltas <= delta) & np.isfinite(epsilons))
     if not within.size:
-        raise ValueError(
-            f"`delta` must be above the probability that the sampler's largest batch is full in "
-            f"this run, got {delta}. Pass a larger `max_batch_size` or a larger `delta`."
-        )
+        return math.inf
     last = within[0]  # δ decreases after it
     if last == 0:
         return 0.0

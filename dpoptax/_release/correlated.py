@@ -73,9 +73,8 @@ def correlated_noise(
     methods that assume white noise (`adaptive_kalman`, `adam_bc`).
 
     Privacy: the run is one Gaussian mechanism. Its cost depends on the steps in which an example
-    can participate. Pass `strategy.under(sampler)` to
-    `dpoptax.accounting.calibrate_noise_multiplier`. This function and
-    `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
+    can participate. Pass `strategy.under(sampler)` to `dpoptax.accounting.calibrate`. This function
+    and `dpoptax.accounting.guarantee` raise an error for samplers without a known bound.
 
     By default this holds for real numbers, as in `gaussian_noise`. With `fixed_point_clip` it holds
     for every bit of all releases (docs/developers/fixed-point.md), for a `BandedToeplitz` under a

@@ -58,11 +58,11 @@ def gaussian_noise(
 
     Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, for
     adding or removing one example. The state counts the releases, and
-    `dpoptax.accounting.epsilon_spent` computes ε from the state and the sampler. All later
+    `dpoptax.accounting.guarantee` computes ε from the state and the sampler. All later
     transforms in the chain are post-processing.
 
     If even one bit of the sum was changed after clipping, or the state does not belong to the run,
-    the update is NaN. `ledgers` and `epsilon_spent` then raise an error with the reason.
+    the update is NaN. `ledgers` and `guarantee` then raise an error with the reason.
 
     By default the guarantee holds for real numbers; the last bits of floating-point releases reveal
     the sum (Mironov 2012). With `fixed_point` it holds for every bit. Sum and noise are then

@@ -77,7 +77,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
         if isinstance(state.count, jax.core.Tracer):
             raise TypeError(
                 "The ledger must be concrete, got a traced state. Call `ledgers` and "
-                "`epsilon_spent` outside `jit`, with the state that the step returned."
+                "`guarantee` outside `jit`, with the state that the step returned."
             )
         if jnp.shape(state.count) != ():
             raise ValueError(
@@ -142,7 +142,7 @@ def runs_of(opt_state: PyTree) -> list[PyTree]:
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(
             "The ledgers of an ensemble must have one leading axis over its runs, got counts of "
-            f"shapes {sorted(shapes)}. For one run, use `dpoptax.accounting.epsilon_spent`."
+            f"shapes {sorted(shapes)}. For one run, use `dpoptax.accounting.guarantee`."
         )
     return [
         [jax.tree.map(lambda x, i=i: x[i], state) for state in states]

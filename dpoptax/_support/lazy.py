@@ -8,8 +8,8 @@ from typing import Any
 
 def lazy_names(
     package: str, files: Mapping[str, Sequence[str]], hint: Callable[[str], str] = lambda name: ""
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__getattr__` and `__dir__` of a package, which import its names on first use.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` of a package that imports names on first use.
 
     A program then imports only the files that it uses. Type checkers do not see these names, so the
     package also imports them under `TYPE_CHECKING`.
@@ -31,8 +31,5 @@ def lazy_names(
         setattr(sys.modules[package], name, value)  # the next use finds it there
         return value
 
-    def names() -> list[str]:
-        hidden = {"Any", "TYPE_CHECKING", "importlib", "lazy_names"}
-        return sorted({*vars(sys.modules[package]), *file_of} - hidden)
-
-    return get, names
+    names = sorted(file_of)
+    return get, lambda: names, names

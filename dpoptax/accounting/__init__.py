@@ -23,17 +23,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpoptax._pricing.checks import Accountant as Accountant
+    from dpoptax._pricing.own_events import StatedDpEvent as StatedDpEvent
     from dpoptax._pricing.privacy_event import PrivacyEvent as PrivacyEvent
     from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
     from dpoptax.accounting import selection as selection
-    from dpoptax.accounting._calibration import calibrate_batch_size as calibrate_batch_size
-    from dpoptax.accounting._calibration import (
-        calibrate_noise_multiplier as calibrate_noise_multiplier,
-    )
-    from dpoptax.accounting._calibration import calibrate_steps as calibrate_steps
+    from dpoptax.accounting._calibration import calibrate as calibrate
     from dpoptax.accounting._guarantee import Guarantee as Guarantee
-    from dpoptax.accounting._runs import epsilon as epsilon
-    from dpoptax.accounting._runs import epsilon_spent as epsilon_spent
     from dpoptax.accounting._runs import guarantee as guarantee
     from dpoptax.accounting._runs import planned_guarantee as planned_guarantee
     from dpoptax.accounting._suggestion import PlanOption as PlanOption
@@ -44,12 +39,13 @@ else:
 
     _FILES = {
         "dpoptax._pricing.checks": ("Accountant",),
+        "dpoptax._pricing.own_events": ("StatedDpEvent",),
         "dpoptax._pricing.privacy_event": ("PrivacyEvent",),
         "dpoptax._pricing.trade_off_functions": ("TradeOff",),
         ".": ("selection",),
-        "._calibration": ("calibrate_batch_size", "calibrate_noise_multiplier", "calibrate_steps"),
+        "._calibration": ("calibrate",),
         "._guarantee": ("Guarantee",),
-        "._runs": ("epsilon", "epsilon_spent", "guarantee", "planned_guarantee"),
+        "._runs": ("guarantee", "planned_guarantee"),
         "._suggestion": ("PlanOption", "PlanSuggestion", "suggest_plan"),
     }
-    __getattr__, __dir__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)

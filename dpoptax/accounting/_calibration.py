@@ -10,7 +10,6 @@ from dpoptax._pricing.checks import (
     Accountant,
     check_accountant,
     check_delta,
-    checked_multiplier,
     integer,
     number,
     relation_named,
@@ -28,154 +27,97 @@ _MULTIPLIERS = (0.05, 1e6)
 _MAX_STEPS = 10**9
 
 
-def calibrate_noise_multiplier(
+def calibrate(
     *,
     epsilon: float,
     delta: float,
-    steps: int,
+    noise_multiplier: float | Mapping[int, float] | None = None,
+    steps: int | None = None,
     sampling_probability: float | None = None,
     sampler: "Sampler | Participation | None" = None,
+    dataset_size: int | None = None,
     schedule: Mapping[int, float] | None = None,
     accountant: Accountant = "pld",
     also: Sequence[Composable] = (),
 ) -> float:
-    """Returns the least noise multiplier that keeps a run within `epsilon`.
+    """Returns the noise multiplier, number of steps or batch size for a budget.
 
-    The result is rounded up to five digits. Its ε is at most the target and at least 0.9998 of it,
-    or 0.99 with "monte_carlo". The arguments are those of `planned_guarantee`; `epsilon` is for the
-    sums and the events of `also` together.
+    The result is the number that is left out. The other arguments are those of `planned_guarantee`;
+    `epsilon` is for the sums and the events of `also` together.
 
-    A `schedule` maps the first step of each phase to a relative multiplier. The result is then the
-    factor s: the noise is `gaussian_noise(noise_multiplier={t: s * r for t, r in schedule.items()},
-    ...)`.
+    - **Without `noise_multiplier`:** the least one, rounded up to five digits. Its ε is at most the
+      target and at least 0.9998 of it, or 0.99 with "monte_carlo". `schedule` maps the first step
+      of each phase to a relative multiplier. The result is then the factor s: the noise is
+      `gaussian_noise(noise_multiplier={t: s * r for t, r in schedule.items()}, ...)`.
+    - **Without `steps`:** the largest number of noisy sums, an `int`. With correlated noise, it is
+      at most the number of steps of the strategy.
+    - **With `dataset_size` instead of a sampler:** the largest expected batch size of a
+      `PoissonSampler` without `max_batch_size`, an `int` of at most `dataset_size`.
 
     Raises:
-      ValueError: an argument is out of range, or no multiplier spends this ε.
+      ValueError: an argument is out of range, not exactly one number is left out, or no number
+        spends this ε.
 
-    >>> sigma = calibrate_noise_multiplier(
-    ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, steps=1000
-    ... )
-    >>> round(sigma, 3)
+    >>> run = {"epsilon": 2.0, "delta": 1e-5}
+    >>> round(calibrate(**run, sampling_probability=0.01, steps=1000), 3)
     0.959
-    """
-    steps = integer("steps", steps, 1, "a run without steps needs no noise")
-    sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
-    noise = checked_noise(1.0 if schedule is None else schedule)
-
-    def event(factor: float) -> dpa.DpEvent:
-        scaled = tuple((t, factor * r) for t, r in noise) if isinstance(noise, tuple) else factor
-        return event_of(sampling, scaled, steps, others).dp_event
-
-    least, most = _MULTIPLIERS
-    multiplier, spent = Search(
-        event,
-        *_target(epsilon, delta, accountant, sampling),
-        lowest=least,
-        highest=most,
-        rising=False,
-        digits=5,
-    ).solve(start=1.0)
-    if spent > epsilon:
-        raise ValueError(
-            f"`epsilon` must be at least {spent:.3g}, which noise_multiplier={most:g} spends at "
-            f"delta={delta}, got {epsilon}. Raise `epsilon` or `delta`."
-        )
-    if multiplier == least:
-        raise ValueError(
-            f"`epsilon` must be below {spent:.3g}, which noise_multiplier={least} spends at "
-            f"delta={delta}, got {epsilon}. Lower `epsilon` or `delta`, or train without noise."
-        )
-    return multiplier
-
-
-def calibrate_steps(
-    *,
-    epsilon: float,
-    delta: float,
-    noise_multiplier: float | Mapping[int, float],
-    sampling_probability: float | None = None,
-    sampler: "Sampler | Participation | None" = None,
-    accountant: Accountant = "pld",
-) -> int:
-    """Returns the largest number of noisy sums that stays within `epsilon`.
-
-    The arguments are those of `planned_guarantee`. With correlated noise, the result is at most the
-    number of steps of the strategy.
-
-    Raises:
-      ValueError: an argument is out of range, one step spends more than `epsilon`, or a billion
-        steps spend less.
-
-    >>> calibrate_steps(
-    ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, noise_multiplier=1.1
-    ... ) // 10
+    >>> calibrate(**run, sampling_probability=0.01, noise_multiplier=1.1) // 10
     172
-    """
-    sampling = sampling_of(sampling_probability, sampler)
-    multiplier = checked_noise(noise_multiplier)
-    strategy = getattr(sampler, "strategy", None)
-    most = min(_MAX_STEPS, getattr(strategy, "steps", _MAX_STEPS))
-    steps, spent = Search(
-        lambda x: event_of(sampling, multiplier, int(x)).dp_event,
-        *_target(epsilon, delta, accountant, sampling),
-        lowest=1,
-        highest=most,
-        rising=True,
-    ).solve(start=min(1000, most))
-    if spent > epsilon:
-        raise ValueError(
-            f"`epsilon` must be at least {spent:.3g}, which one step spends at noise_multiplier="
-            f"{noise_multiplier}, got {epsilon}. Raise `epsilon`, `delta` or `noise_multiplier`."
-        )
-    if steps == _MAX_STEPS:
-        raise ValueError(
-            f"`epsilon` must be below {spent:.3g}, which {_MAX_STEPS:g} steps spend at "
-            f"noise_multiplier={noise_multiplier}, got {epsilon}. Lower `epsilon` or "
-            "`noise_multiplier`."
-        )
-    return int(steps)
-
-
-def calibrate_batch_size(
-    *,
-    epsilon: float,
-    delta: float,
-    noise_multiplier: float,
-    dataset_size: int,
-    steps: int,
-    accountant: Accountant = "pld",
-) -> int:
-    """Returns the largest batch size of Poisson samples that stays within `epsilon`.
-
-    The result is an expected size, at most `dataset_size`. A `PoissonSampler` of this size without
-    `max_batch_size` is within the budget. The arguments are those of `planned_guarantee`.
-
-    Raises:
-      ValueError: an argument is out of range, or a batch size of one spends more than `epsilon`.
-
-    >>> calibrate_batch_size(
-    ...     epsilon=2.0, delta=1e-5, noise_multiplier=1.1, dataset_size=50_000, steps=1000
-    ... )
+    >>> calibrate(**run, dataset_size=50_000, noise_multiplier=1.1, steps=1000)
     644
     """
-    steps = integer("steps", steps, 1, "a run without steps has no batch")
-    dataset_size = integer("dataset_size", dataset_size, 1, "count the training records, or users")
-    multiplier = checked_multiplier(noise_multiplier)
-    largest = PoissonSampler(dataset_size, dataset_size)
-    size, spent = Search(
-        lambda x: PoissonSampler(dataset_size, int(x)).dp_event(multiplier, steps),
-        *_target(epsilon, delta, accountant, largest),
-        lowest=1,
-        highest=dataset_size,
-        rising=True,
-    ).solve(start=max(1, dataset_size // 100))
-    if spent > epsilon:
+    left_out = [noise_multiplier is None, steps is None, dataset_size is not None]
+    scaled = schedule is not None and noise_multiplier is not None
+    if sum(left_out) != 1 or scaled or (dataset_size is not None and sampler is not None):
         raise ValueError(
-            f"`epsilon` must be at least {spent:.3g}, which a batch size of 1 spends at "
-            f"noise_multiplier={noise_multiplier}, got {epsilon}. Raise `epsilon`, `delta` or "
-            "`noise_multiplier`."
+            "Leave out exactly one of `noise_multiplier`, `steps` and `sampler` (with "
+            f"`dataset_size` instead), got noise_multiplier={noise_multiplier}, steps={steps}, "
+            f"sampler={sampler}, dataset_size={dataset_size}, schedule={schedule}."
         )
-    return int(size)
+    if dataset_size is not None:
+        remedy = "count the training records, or users"
+        dataset_size = integer("dataset_size", dataset_size, 1, remedy)
+        sampler = PoissonSampler(dataset_size, dataset_size)
+    if steps is not None:
+        steps = integer("steps", steps, 1, "a run without steps has no noise and no batch")
+    sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
+    relative = 1.0 if schedule is None else schedule
+    noise = checked_noise(relative if noise_multiplier is None else noise_multiplier)
+
+    def event(x: float) -> dpa.DpEvent:
+        """Returns the event with x as the number that is left out."""
+        drawn = sampling if dataset_size is None else PoissonSampler(dataset_size, int(x))
+        used = noise
+        if noise_multiplier is None:
+            used = tuple((t, x * r) for t, r in noise) if isinstance(noise, tuple) else x
+        return event_of(drawn, used, int(x) if steps is None else steps, others).dp_event
+
+    target = _target(epsilon, delta, accountant, sampling)
+    if noise_multiplier is None:
+        search = Search(event, *target, *_MULTIPLIERS, rising=False, digits=5)
+        return _solution(search, "noise_multiplier", start=1.0)
+    if dataset_size is not None:
+        search = Search(event, *target, 1, dataset_size, rising=True)
+        return int(_solution(search, "batch_size", start=max(1, dataset_size // 100)))
+    most = min(_MAX_STEPS, getattr(getattr(sampler, "strategy", None), "steps", _MAX_STEPS))
+    return int(_solution(Search(event, *target, 1, most, rising=True), "steps", min(1000, most)))
+
+
+def _solution(search: Search, name: str, start: float) -> float:
+    """Returns the solution, or raises if it is an end of a range that is there for safety."""
+    found, spent = search.solve(start)
+    text = f"{spent:.3g}, which {name}={found:g} spends at delta={search.delta}"
+    if spent > search.epsilon:
+        raise ValueError(
+            f"`epsilon` must be at least {text}, got {search.epsilon}. Raise `epsilon`, `delta` or "
+            "the noise."
+        )
+    if found == (_MAX_STEPS if name == "steps" else _MULTIPLIERS[0]):
+        raise ValueError(
+            f"`epsilon` must be below {text}, got {search.epsilon}. Lower `epsilon` or the noise, "
+            "or train without noise."
+        )
+    return found
 
 
 def _target(

@@ -112,11 +112,13 @@ class Guarantee:
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
         object.__setattr__(self, "event", privacy_event(self.event))
-        if self.event.unit not in (None, self.unit):
-            raise ValueError(f"`unit` must be the event's, {self.event.unit!r}, got {self.unit!r}.")
         if not self.neighboring_relation:
-            relation = _relation_of(self.event)
+            relation = self.event.neighboring_relation or ADD_OR_REMOVE
             object.__setattr__(self, "neighboring_relation", relation)
+        for name in ("unit", "neighboring_relation"):
+            known, stated = getattr(self.event, name), getattr(self, name)
+            if known not in (None, stated):
+                raise ValueError(f"`{name}` must be the event's, {known!r}, got {stated!r}.")
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the fields for a pickle or a copy, which cannot hold `event_after`."""
@@ -165,7 +167,7 @@ class Guarantee:
         Up to δ, an attack is at least as hard as telling N(μ, 1) from N(0, 1) by one draw. μ
         summarizes ε at all δ: (ε, Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) + δ) holds for every ε ≥ 0. T
         sums over full batches have μ = √T/σ. "pld" computes μ; the result is infinite if it would
-        exceed 1000. `delta` must be above the probability of a full batch.
+        exceed 1000, or if no ε holds at `delta`.
 
         Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; for reporting μ, Gomez et
         al., "(ε, δ) considered harmful: better privacy guarantees by reporting GDP", 2025.
@@ -392,13 +394,3 @@ def _selections(event: Any) -> list[dict[str, Any]]:
 
     names = {shape: name for name, shape in SHAPES.items()}
     return [{"mean": event.mean, "distribution": names.get(event.shape, "negative binomial")}]
-
-
-def _relation_of(event: PrivacyEvent) -> str:
-    """Returns the neighboring relation of all runs of an event."""
-    if len(event.relations) > 1:
-        raise ValueError(
-            f"`neighboring_relation` must be given, because the runs have {sorted(event.relations)}"
-            ". Pass the one for which the guarantee is to hold."
-        )
-    return next(iter(event.relations), ADD_OR_REMOVE)

@@ -41,6 +41,13 @@ def joint_event(
             "`same_batches` must be True or False for the state of an ensemble, got None. Pass "
             "True if the runs shared the batch of every step, and False if each run drew its own."
         )
+    if not same_batches and sampler.seed is not None:
+        raise ValueError(
+            "`same_batches` must be True for an ensemble whose sampler has a seed: with one seed, "
+            "its runs drew equal batches, which costs more than independent ones. If each run drew "
+            "with a seed of its own, pass the sampler without one: "
+            "dataclasses.replace(sampler, seed=None)."
+        )
     if same_batches:
         return _event(readings.ledgers, sampler, same_batches=True, noise=noise)
     return dpa.ComposedDpEvent(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpoptax._pricing.checks import Accountant
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
-from dpoptax.accounting._calibration import calibrate_noise_multiplier
+from dpoptax.accounting._calibration import calibrate
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import planned_guarantee
 from dpoptax.sampling._base import Sampler
@@ -131,9 +131,7 @@ class PrivacyPlan:
                 f"determines it, got {schedule}."
             )
         terms = {"steps": self.steps, **self._terms}
-        sigma = calibrate_noise_multiplier(
-            epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms
-        )
+        sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
         self.__dict__["noise_multiplier"] = sigma
         if schedule is not None:
             phases = {first: sigma * ratio for first, ratio in schedule.items()}

@@ -33,6 +33,7 @@ class PoissonRate:
     dataset_size: ClassVar[None] = None
     seed: ClassVar[None] = None
     unit: ClassVar[None] = None
+    owners: ClassVar[None] = None
 
     def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
         """Returns the event of `steps` noisy sums."""
@@ -109,8 +110,10 @@ def run_event(
     """Returns the event of a run with the fingerprints of its seed and keys, and of others."""
     seed = sampling.seed
     seeds = frozenset() if seed is None else frozenset([seed_fingerprint(seed)])
-    relations = frozenset([sampling.neighboring_relation])
-    return composed(PrivacyEvent(priced, seeds, keys, sampling.unit, relations), others)
+    own = PrivacyEvent(
+        priced, seeds, keys, sampling.unit, sampling.neighboring_relation, sampling.owners
+    )
+    return composed(own, others)
 
 
 class LedgerReadings(NamedTuple):

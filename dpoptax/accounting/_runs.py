@@ -131,6 +131,10 @@ def planned_guarantee(
       ValueError: an argument is out of range; the sampler has no event; or its seed is also that
         of an event of `also`, or its unit is another one.
 
+    Sources: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism"
+    (2019), with integrals at non-integer orders; Doroshenko et al., "Connect the dots" (2022), as
+    implemented in dp_accounting.
+
     >>> planned = planned_guarantee(noise_multiplier=1.1, sampling_probability=0.01, steps=1000)
     >>> round(planned.epsilon(1e-5), 2), planned.epsilon_curve([0, 500, 1000], 1e-5).round(2)
     (1.52, array([0.  , 1.1 , 1.52]))
@@ -147,60 +151,6 @@ def planned_guarantee(
         return event_of(sampling, noise, count, others)
 
     return _guarantee(sampling, delta, accountant, releases, others, event(steps), event)
-
-
-def epsilon_spent(
-    opt_state: "PyTree",
-    sampler: "Sampler | Participation",
-    delta: float,
-    *,
-    same_batches: bool | None = None,
-    accountant: Accountant = "pld",
-    also: Sequence[Composable] = (),
-) -> float:
-    """Returns the ε that a run has spent, from the ledgers in its optimizer state.
-
-    This is `guarantee(...).epsilon(delta)`, with the arguments and errors of `guarantee`.
-    """
-    return guarantee(
-        opt_state,
-        sampler,
-        delta=delta,
-        accountant=accountant,
-        same_batches=same_batches,
-        also=also,
-    ).stated_epsilon
-
-
-def epsilon(
-    *,
-    noise_multiplier: float | Mapping[int, float],
-    delta: float,
-    steps: int,
-    sampling_probability: float | None = None,
-    sampler: "Sampler | Participation | None" = None,
-    accountant: Accountant = "pld",
-) -> float:
-    """Returns an upper bound on ε of `steps` noisy clipped sums at δ; 0 for no steps.
-
-    This is `planned_guarantee(...).epsilon(delta)`, with the arguments and errors of
-    `planned_guarantee`.
-
-    Sources: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism"
-    (2019), with integrals at non-integer orders; Doroshenko et al., "Connect the dots" (2022), as
-    implemented in dp_accounting.
-
-    >>> round(epsilon(noise_multiplier=1.1, sampling_probability=0.01, steps=1000, delta=1e-5), 2)
-    1.52
-    """
-    return planned_guarantee(
-        noise_multiplier=noise_multiplier,
-        steps=steps,
-        sampling_probability=sampling_probability,
-        sampler=sampler,
-        delta=delta,
-        accountant=accountant,
-    ).stated_epsilon
 
 
 def _guarantee(

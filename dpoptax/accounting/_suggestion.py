@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpoptax._pricing.checks import Accountant, integer, number
 from dpoptax._support.figures import new_figure
-from dpoptax.accounting._calibration import calibrate_noise_multiplier
+from dpoptax.accounting._calibration import calibrate
 from dpoptax.sampling import PoissonSampler
 
 # Smaller batches are never suggested, and their prices take long to compute.
@@ -151,11 +151,11 @@ def suggest_plan(
         ordinary training. `dpoptax plan --suggest` counts the operations of a private step.
       min_steps: the least number of steps that suffices for the training.
       max_excess: the largest excess of σ/B over its limit that does not justify a larger batch.
-      accountant: as for `calibrate_noise_multiplier`. "pld" takes about ten seconds. "rdp" takes
+      accountant: as for `calibrate`. "pld" takes about ten seconds. "rdp" takes
         one, and needs more noise.
 
     Raises:
-      ValueError: an argument is out of range, or `calibrate_noise_multiplier` raises it.
+      ValueError: an argument is out of range, or `calibrate` raises it.
 
     Source: McKenna et al., "Scaling laws for differentially private language models", 2025: the
     loss depends on the noise-batch ratio, besides model and steps.
@@ -183,16 +183,14 @@ def suggest_plan(
         )
     if not number("max_excess", max_excess) > 0:
         raise ValueError(f"`max_excess` must be positive, got {max_excess}.")
-    calibrate = functools.partial(
-        calibrate_noise_multiplier, epsilon=epsilon, delta=delta, accountant=accountant
-    )
-    one_sum = calibrate(steps=1, sampling_probability=1.0)
+    noise_of = functools.partial(calibrate, epsilon=epsilon, delta=delta, accountant=accountant)
+    one_sum = noise_of(steps=1, sampling_probability=1.0)
     options: list[PlanOption] = []
     batch_size = 2 ** int(math.log2(min(size, examples / min_steps)))
     while batch_size and (len(options) < _FEWEST or options[-1].excess < _LARGEST_EXCESS):
         steps = int(examples // batch_size)
         sampler = PoissonSampler(size, batch_size, seed=0)
-        sigma = calibrate(steps=steps, sampler=sampler)
+        sigma = noise_of(steps=steps, sampler=sampler)
         ratio = sigma / batch_size
         excess = max(0.0, ratio * size / (one_sum * math.sqrt(steps)) - 1)
         options.append(PlanOption(batch_size, steps, sigma, ratio, excess))

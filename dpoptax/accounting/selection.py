@@ -24,12 +24,17 @@ from dpoptax._pricing.own_events import WorstOfDpEvent as _WorstOfDpEvent
 from dpoptax._pricing.privacy_event import (
     Composable,
     PrivacyEvent,
-    common_unit,
     joined,
     privacy_event,
-    relations_of,
 )
 from dpoptax._pricing.selection import NumberOfTrials
+
+__all__ = ["SHAPES", "all_of", "best_of_random", "draw_number", "likely_number"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""
@@ -43,8 +48,8 @@ def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
 
     Raises:
       TypeError: a trial is not an event, e.g. an ε.
-      ValueError: `trials` is empty, or two trials have the same seed, the same noise key or
-        different units.
+      ValueError: `trials` is empty, or two trials have the same seed or noise key, or different
+        units, users or neighboring relations.
 
     >>> from dpoptax import accounting
     >>> one = accounting.PrivacyEvent(dpa.GaussianDpEvent(10.0))
@@ -78,7 +83,8 @@ def best_of_random(
     Raises:
       TypeError: a candidate is not an event, e.g. an ε.
       ValueError: `candidates` is empty, `mean` is below 1, `distribution` is unknown, a candidate
-        has a seed or a noise key, or two candidates have different units.
+        has a seed or a noise key, or two candidates have different units, users or neighboring
+        relations.
 
     Source: docs/developers/selection.md for "pld"; Papernot and Steinke, "Hyperparameter tuning
     with Rényi differential privacy" (2022), Theorems 2 and 6, as implemented in dp_accounting, for
@@ -102,7 +108,7 @@ def best_of_random(
     worst = events[0] if len(events) == 1 else _WorstOfDpEvent(events)
     shape = SHAPES[distribution]
     selected = dp_event.RepeatAndSelectDpEvent(worst, mean=float(mean), shape=shape)
-    return PrivacyEvent(selected, unit=common_unit(given), relations=relations_of(given))
+    return joined(selected, given)
 
 
 def draw_number(mean: float, distribution: str, seed: int) -> int:

@@ -63,7 +63,7 @@ def audit(
 
     Raises:
       ValueError: there are too few trials, the threat model is unknown, outputs of a run are not
-        finite, the canary has no effect to project on, or `accounting.epsilon_spent` raises it.
+        finite, the canary has no effect to project on, or `accounting.guarantee` raises it.
 
     Sources: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning", 2020;
     Nasr et al., "Tight auditing of differentially private machine learning", 2023.

@@ -55,7 +55,7 @@ def audit_one_run(
 
     Raises:
       ValueError: there are fewer than 64 canaries, the threat model is unknown, the run is not
-        finite, all canaries add nothing, or `accounting.epsilon_spent` raises it.
+        finite, all canaries add nothing, or `accounting.guarantee` raises it.
 
     Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
     the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one

@@ -32,7 +32,7 @@ class Claim(NamedTuple):
         if epsilon is not None:
             return cls(float(epsilon), approximate_trade_off(epsilon, delta), gaussian)
         spent = opt_state()
-        epsilon = float(accounting.epsilon_spent(spent, sampler, delta))
+        epsilon = float(accounting.guarantee(spent, sampler).epsilon(delta))
         family = claimed_family(spent, sampler)
         # Otherwise the price is only an upper bound on ε, and a refuted value may exceed the true
         # ε. This is the case if a record replaces another, as in batches that are cut or of a fixed

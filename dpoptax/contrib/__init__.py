@@ -5,17 +5,14 @@ everything after it is post-processing. `docs/results/index.md` compares them wi
 methods.
 """
 
-from dpoptax._gradients.clip.clipping_functions import psac_clip as psac_clip
-from dpoptax._release.adaptive import adaptive_clip as adaptive_clip
-from dpoptax._release.adaptive import adaptive_gaussian_noise as adaptive_gaussian_noise
-from dpoptax.contrib._adaptive_fir import adaptive_fir as adaptive_fir
-from dpoptax.contrib._geodp import HypersphericalClip as HypersphericalClip
-from dpoptax.contrib._geodp import geodp as geodp
-from dpoptax.contrib._geodp import hyperspherical_clip as hyperspherical_clip
-from dpoptax.contrib._inner_outer import inner_outer as inner_outer
-from dpoptax.contrib._muon import scale_by_shrunk_muon as scale_by_shrunk_muon
-from dpoptax.contrib._muon import shrunk_muon as shrunk_muon
-from dpoptax.contrib._sat import dp_sat as dp_sat
-from dpoptax.contrib._shrinkage import james_stein as james_stein
-from dpoptax.contrib._shrinkage import singular_value_shrinkage as singular_value_shrinkage
-from dpoptax.filters._lp_adam import adam_bc as adam_bc
+from dpoptax._gradients.clip.clipping_functions import psac_clip
+from dpoptax._release.adaptive import adaptive_clip, adaptive_gaussian_noise
+from dpoptax.contrib._adaptive_fir import adaptive_fir
+from dpoptax.contrib._geodp import HypersphericalClip, geodp, hyperspherical_clip
+from dpoptax.contrib._inner_outer import inner_outer
+from dpoptax.filters._lp_adam import adam_bc
+
+__all__ = [
+    "HypersphericalClip", "adam_bc", "adaptive_clip", "adaptive_fir", "adaptive_gaussian_noise",
+    "geodp", "hyperspherical_clip", "inner_outer", "psac_clip",
+]  # fmt: skip

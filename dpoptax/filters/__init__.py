@@ -52,4 +52,4 @@ else:
             "zeros",
         ),
     }
-    __getattr__, __dir__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)

@@ -15,6 +15,15 @@ from dpoptax._support.figures import new_figure
 from dpoptax.filters._coefficients import Filter
 from dpoptax.filters._responses import optimal_fir
 
+__all__ = [
+    "Recording", "autocorrelation", "load", "plot", "power_spectrum", "propose_filter",
+    "running_snr",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Recording(NamedTuple):
     """Contents of recording.npz, which `dpoptax train --record K` writes.

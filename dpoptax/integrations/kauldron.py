@@ -31,6 +31,12 @@ from dpoptax.integrations import _kauldron, _run
 from dpoptax.training import hosts
 from dpoptax.users import UserTable
 
+__all__ = ["PrivateTrainStep", "export", "guarantee", "plan_batches"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateTrainStep(kd.train.TrainStep):

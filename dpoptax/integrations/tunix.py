@@ -28,6 +28,12 @@ from dpoptax.accounting import Guarantee
 from dpoptax.integrations import _nnx, _run
 from dpoptax.users import UserTable
 
+__all__ = ["PrivateTrainer", "guarantee", "plan_batches", "publishable_folders"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class PrivateTrainer(peft_trainer.PeftTrainer):
     """Trains a model's LoRA parameters privately, or all parameters if it has none.

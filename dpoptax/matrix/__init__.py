@@ -45,4 +45,4 @@ else:
         ),
         "dpoptax.sampling._cyclic": ("CyclicPoissonSampler",),
     }
-    __getattr__, __dir__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)

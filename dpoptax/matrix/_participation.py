@@ -91,6 +91,11 @@ class Participation:
         """The unit of the sampler."""
         return self.sampler.unit
 
+    @property
+    def owners(self) -> str | None:
+        """The owners of the sampler."""
+        return self.sampler.owners
+
     def describe(self) -> dict[str, object]:
         """Returns the sampling as JSON values."""
         return self.sampler.describe()

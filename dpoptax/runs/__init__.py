@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
 else:
     from dpoptax._support.lazy import lazy_names
 
-    __getattr__, __dir__ = lazy_names(
+    __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
             "._private_run": ("PrivateRun", "noise_key_of", "noise_stage", "sampler_of", "seeded", "shared_key"),

@@ -76,8 +76,8 @@ class RunIdentity:
           OtherRunError: a value has changed.
         """
         old = record["values"]
-        names = list(self.values) if part else [*self.values, *(old.keys() - self.values.keys())]
-        for name in names:
+        missing = [] if part else [name for name in old if name not in self.values]
+        for name in (*missing, *self.values):
             before, now = old.get(name), self.values.get(name)
             if before == now:
                 continue
@@ -102,9 +102,10 @@ class RunIdentity:
                 "arithmetic, or use another folder and account for both runs."
             )
 
-    def check_same_on_hosts(self, **others: Any) -> None:
-        """Raises on all hosts unless all of them have this identity, and the other values."""
-        check_same_on_hosts({**self.values, **self.rounding, **others})
+    def check_same_on_hosts(self, data: "PyTree", **others: Any) -> None:
+        """Raises on all hosts unless all have this identity, each record, and the other values."""
+        every = {"The training examples in their order": Hidden(rows_digest(data))}
+        check_same_on_hosts({**self.values, **self.rounding, **every, **others})
 
     def _also(self, record: Values) -> str:
         changes = self._changes(record)

@@ -204,9 +204,10 @@ class PrivateRun:
 
     def _check_same_on_hosts(self, data: "PyTree", users: "UserTable | None") -> None:
         """Raises on all hosts unless they have the same plan, key, step, data and owners."""
+        from dpoptax._support.hosts import check_same_on_hosts
         from dpoptax.runs import _identity as identity
 
-        identity.check_same_on_hosts(
+        check_same_on_hosts(
             {
                 "The step of the run": self.step,
                 **identity.draws_of(self._sampler, users),

@@ -41,4 +41,4 @@ else:
         "._separated": ("MinSeparationSampler",),
         "._shuffled": ("ShuffledSampler",),
     }
-    __getattr__, __dir__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)

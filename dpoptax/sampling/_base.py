@@ -60,6 +60,7 @@ class Sampler(abc.ABC):
       multiple_of: `padded_size` is a multiple of this. Pass the micro-batch size.
       unit: "example" or "user", the meaning of an index and the unit of the privacy guarantee.
         `dpoptax.users.UserTable.sampler` sets it.
+      owners: `UserTable.owners` of the table whose users are drawn, or None.
     """
 
     dataset_size: int
@@ -68,6 +69,7 @@ class Sampler(abc.ABC):
     seed: int | bytes | None = field(default=None, repr=False)  # secret, so not in messages
     multiple_of: int = 1
     unit: Unit = "example"
+    owners: str | None = field(default=None, repr=False)  # computed from private data
 
     neighboring_relation: ClassVar[str]
     # What states the law of the draws: a class that draws in its own way defines one of each.
@@ -90,6 +92,8 @@ class Sampler(abc.ABC):
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
             raise ValueError(f"`unit` must be one of {get_args(Unit)}, got {self.unit!r}.")
+        if self.owners is not None and self.unit != "user":
+            raise ValueError(f"`unit` must be 'user' with `owners`, got {self.unit!r}.")
         limits = {
             "dataset_size": (1, "count the training records, or users"),
             "batch_size": (1, "choose between 1 and dataset_size"),
@@ -266,7 +270,12 @@ class CutSampler(Sampler):
 
     @property
     def full_probability(self) -> float:
-        """The probability that N other records fill a step's batch, which δ covers."""
+        """The probability that N other records fill a step's batch, which δ covers.
+
+        It is 0 if the largest batch holds all records, so that no draw can be cut.
+        """
+        if self._largest >= self.dataset_size:
+            return 0.0
         from scipy import stats
 
         return float(

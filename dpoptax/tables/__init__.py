@@ -18,20 +18,20 @@ Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of La
 Models", 2023.
 """
 
-from dpoptax.tables._lookups import Located as Located
-from dpoptax.tables._lookups import apply_updates as apply_updates
-from dpoptax.tables._lookups import locate as locate
-from dpoptax.tables._lookups import look_up as look_up
-from dpoptax.tables._lookups import put_rows as put_rows
-from dpoptax.tables._lookups import take_rows as take_rows
-from dpoptax.tables._row_selecting_noise import RowSelectingNoiseState as RowSelectingNoiseState
-from dpoptax.tables._row_selecting_noise import SelectedRows as SelectedRows
-from dpoptax.tables._row_selecting_noise import row_selecting_noise as row_selecting_noise
-from dpoptax.tables._row_selection import RowSelectingClip as RowSelectingClip
-from dpoptax.tables._row_selection import RowSelection as RowSelection
-from dpoptax.tables._row_selection import row_selecting_clip as row_selecting_clip
-from dpoptax.tables._selected_grad import SelectedGrad as SelectedGrad
-from dpoptax.tables._selected_grad import selected_grad as selected_grad
-from dpoptax.tables._updates import rowwise_adagrad as rowwise_adagrad
-from dpoptax.tables._vocabulary import Vocabulary as Vocabulary
-from dpoptax.tables._vocabulary import select_rows as select_rows
+from dpoptax.tables._lookups import Located, apply_updates, locate, look_up, put_rows, take_rows
+from dpoptax.tables._row_selecting_noise import (
+    RowSelectingNoiseState,
+    SelectedRows,
+    row_selecting_noise,
+)
+from dpoptax.tables._row_selection import RowSelectingClip, RowSelection, row_selecting_clip
+from dpoptax.tables._selected_grad import SelectedGrad, selected_grad
+from dpoptax.tables._updates import rowwise_adagrad
+from dpoptax.tables._vocabulary import Vocabulary, select_rows
+
+__all__ = [
+    "Located", "RowSelectingClip", "RowSelectingNoiseState", "RowSelection", "SelectedGrad",
+    "SelectedRows", "Vocabulary", "apply_updates", "locate", "look_up", "put_rows",
+    "row_selecting_clip", "row_selecting_noise", "rowwise_adagrad", "select_rows", "selected_grad",
+    "take_rows",
+]  # fmt: skip

@@ -22,8 +22,8 @@ class Vocabulary(NamedTuple):
     Attributes:
       rows: ascending, int32 (k,).
       selected: the number of selected rows before the cut to the capacity.
-      event: the privacy event of the selection, for `also` of `dpoptax.accounting.epsilon_spent`
-        and `calibrate_noise_multiplier`.
+      event: the privacy event of the selection, for `also` of `dpoptax.accounting.guarantee`
+        and `calibrate`.
     """
 
     rows: np.ndarray
@@ -45,7 +45,7 @@ def select_rows(
     Then train the values of these rows with `clipped_grad`, like any parameter.
 
     Privacy: one release of the Gaussian mechanism with multiplier σ = `noise_multiplier`, on the
-    whole data set. Ledgers do not record it: pass its `event` to `epsilon_spent(also=[...])`.
+    whole data set. Ledgers do not record it: pass its `event` to `guarantee(also=[...])`.
 
     Args:
       lookups: the rows that each example (or each user with all records) looks up, integers (N, …).

@@ -48,5 +48,7 @@ else:
             return getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+    __all__ = sorted(_FILE_OF)
+
     def __dir__() -> list[str]:
-        return sorted([*globals(), *_FILE_OF])
+        return __all__

@@ -23,7 +23,7 @@ from dpoptax.training.run.chain import TrainingChain, build_chain
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.course import Course, State
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import plan_on_data
 from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.seeds import Keys
 
@@ -190,7 +190,7 @@ def _repeatable_run(config: TrainConfig) -> tuple[ResolvedRun, Dataset]:
     # A fixed seed makes audits repeatable.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
-    plan = make_run_plan(config, dataset.units(config.unit))
+    plan = plan_on_data(config, dataset)
     run = resolve(config, plan, num_classes=dataset.num_classes)
     # A fixed key: audits of many runs fold a key for each run into it.
     chain = dataclasses.replace(run.chain, keys=Keys.fixed(config.generator))

@@ -393,9 +393,8 @@ def _new_or_continued(
         return shared_key("threefry") if key is None else key
     kept = key_of_words(np.array(begun["key"], np.uint32))
     known = {**settings(), **noise_of(plan, kept if key is None else key)}
-    from dpoptax.training.run.resume import first_steps  # imports orbax
+    from dpoptax.training.run.resume import check_continues  # imports orbax
 
     assert workdir is not None
-    named = first_steps(begun, workdir)
-    RunIdentity(known).check_continues(begun["identity"], named, part=True)
+    check_continues(RunIdentity(known), begun, workdir, part=True)
     return kept

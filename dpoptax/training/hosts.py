@@ -12,6 +12,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+__all__ = ["join", "replicate"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def join() -> None:
     """Joins this process to the others of a run, before any other use of JAX.

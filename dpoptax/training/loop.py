@@ -24,7 +24,7 @@ from dpoptax.training.run.context import Context, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import plan_on_data
 from dpoptax.training.run.records import STATEMENT
 from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.run_plan import RunPlan
@@ -115,7 +115,7 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
         if begun.get("seed_given"):
             config = seeded  # the summary then states that ε assumes a secret seed
     with phases("accounting"):
-        plan = make_run_plan(seeded, dataset.units(config.unit))
+        plan = plan_on_data(seeded, dataset)
     with phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes)
     if begun is None:
@@ -126,10 +126,10 @@ def _resolve(config: TrainConfig, dataset: Dataset, workdir: Path, context: Cont
             "would add other noise to the same data. Pass the original seed, or another workdir "
             "for a new run."
         )
-    from dpoptax.training.run.resume import first_steps  # imports orbax
+    from dpoptax.training.run.resume import check_continues  # imports orbax
 
     known = RunIdentity({**settings(), **_fields(run)})
-    known.check_continues(begun["identity"], first_steps(begun, workdir), part=True)
+    check_continues(known, begun, workdir, part=True)
     reached = max(begun["step"], context.shown)
     if reached > plan.permitted_steps and config.epsilon is not None:
         with phases("accounting"):
@@ -174,7 +174,7 @@ def train(
     Args:
         config: The run.
         dataset: The data.
-        plan: The plan of this config, from `make_run_plan`.
+        plan: The plan of this config, from `plan_on_data`.
         observe: Called with each record.
         progress: Whether to show a progress bar.
         place: The devices.

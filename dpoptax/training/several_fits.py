@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import dpoptax
-from dpoptax.accounting import Guarantee, selection
+from dpoptax.accounting import Guarantee, PrivacyEvent, selection
 from dpoptax.training.data import streaming
 from dpoptax.training.fitting import FitResult, fit
 
@@ -22,9 +22,11 @@ class FitRuns:
 
     Attributes:
       results: the result of each run.
+      plan: the plan of all runs.
     """
 
     results: tuple[FitResult, ...]
+    plan: dpoptax.PrivacyPlan = dataclasses.field(repr=False)
 
     @property
     def metrics(self) -> dict[str, tuple[float, float]]:
@@ -42,11 +44,7 @@ class FitRuns:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """The guarantee of all runs together."""
-        together = selection.all_of([result.guarantee for result in self.results])
-        one = self.guarantee_of_one
-        return Guarantee(
-            together, accountant=one.accountant, unit=one.unit, stated_delta=one.stated_delta
-        )
+        return _together(self.plan, [_own_event(result) for result in self.results])
 
     def __str__(self) -> str:
         rows = [f"  {name} {mean:.4g} ± {std:.2g}" for name, (mean, std) in self.metrics.items()]
@@ -61,6 +59,23 @@ class FitRuns:
         )
 
 
+def _own_event(result: FitResult) -> PrivacyEvent:
+    """Returns the event of a run without the other events of its plan."""
+    run = dataclasses.replace(result.run.plan, also=()).continue_run(result.opt_state)
+    return run.guarantee(result.opt_state).event
+
+
+def _together(plan: dpoptax.PrivacyPlan, runs: Sequence[PrivacyEvent]) -> Guarantee:
+    """Returns the guarantee of all runs and of the other events of their plan, once."""
+    return Guarantee(
+        selection.all_of([*runs, *plan.also]),
+        # Several runs have no price by Monte Carlo. "pld" prices events that bound them.
+        accountant="pld" if plan.accountant == "monte_carlo" else plan.accountant,
+        unit=plan.sampler.unit,
+        stated_delta=plan.delta,
+    )
+
+
 def fit_runs(
     loss_fn: Callable[..., Any] | None,
     init: Callable[[int], Any],
@@ -73,8 +88,9 @@ def fit_runs(
 ) -> FitRuns:
     """Calls `fit` several times, to measure the spread over batches, noise and initializations.
 
-    Each run draws its own sampler seed and noise key from the operating system. The step is
-    compiled once.
+    Each run draws its own noise key from the operating system. The step is
+    compiled once. Events in the plan's `also` count once for all runs. If all runs together have no
+    price, an error is raised before training.
 
     Privacy: publishing one run that was chosen without looking at the others has the ε of the
     plan. Means over runs, and a run chosen by its results, have the ε of all runs together.
@@ -84,7 +100,7 @@ def fit_runs(
       init: `init(i)` returns the initial parameters of run i = 0, …, `runs` − 1. They must not
         depend on private data.
       data: as for `fit`.
-      plan: a plan without a seed.
+      plan: the plan of each run.
       runs: number of runs, at least 2.
       workdir: folder for the folders run_0, run_1, … of the runs, or None. The same call resumes
         them.
@@ -92,7 +108,7 @@ def fit_runs(
 
     Raises:
       TypeError: an argument has the wrong type, or `key` or `log` is given.
-      ValueError: `runs` is below 2, the plan has a seed, or as for `fit`.
+      ValueError: `runs` is below 2, all runs together have no price, or as for `fit`.
     """
     if runs < 2:
         raise ValueError(f"`runs` must be at least 2, got {runs}. Use `fit` for one run.")
@@ -101,15 +117,13 @@ def fit_runs(
             f"`{refused[0]}` must not be given to `fit_runs`, because the runs would share it. "
             "Each result has its own key and history."
         )
-    if plan.sampler.seed is not None:
-        raise ValueError(
-            "`plan` must not have a seed, because all runs would draw the same batches. Leave out "
-            "`seed`."
-        )
+    planned = dataclasses.replace(plan, also=()).guarantee().event
+    _ = _together(plan, [planned] * runs).stated_epsilon  # raises now, if ever
     folders = [None if workdir is None else Path(workdir) / f"run_{i}" for i in range(runs)]
     return FitRuns(
         tuple(
             fit(loss_fn, init(i), data, plan, workdir=folder, **options)
             for i, folder in enumerate(folders)
-        )
+        ),
+        plan,
     )

@@ -94,13 +94,6 @@ STUDIES: dict[str, Study] = {
         study_figures.noisy_regression,
         disk_claims.noisy_regression_findings,
     ),
-    "correlated-noise": Study(
-        "Correlated noise, a low-pass filter, and both, on digits",
-        "in no paper",
-        other_claims.correlated_noise,
-        study_figures.correlated_noise,
-        other_claims.correlated_noise_findings,
-    ),
     "release-cosines": Study(
         "Direction of a release, per clip geometry, at equal privacy",
         "in no paper; GeoDP's claim for its proven counterpart",

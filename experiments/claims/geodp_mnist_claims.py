@@ -14,7 +14,7 @@ from dpoptax.training.run.course import Course
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import plan_on_data
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.trials import dataset_of
 from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
@@ -39,7 +39,7 @@ def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
     panel, _, curve = name.split("/")
     method, _, size = curve.rpartition("-")
     dataset = dataset_of(config, held_out=False, progress=True)
-    plan = make_run_plan(config, dataset.units(config.unit))
+    plan = plan_on_data(config, dataset)
     run = resolve(config, plan, num_classes=dataset.num_classes)
     context = Context(Devices(), Phases())
     job, first = make_job(run, dataset, context)

@@ -9,7 +9,6 @@ from matplotlib.ticker import NullLocator
 
 from dpoptax.training.run.figures import COLORS, label
 from experiments.claims.disk_claims import DRIFTS
-from experiments.claims.other_claims import CORRELATED_ARMS
 from experiments.claims.study_rows import Row, over, pick
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
@@ -202,39 +201,6 @@ def noisy_regression(rows: list[Row]) -> Figure:
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3)
     figure.suptitle(
         f"Linear regression, 20 parameters, curvature about 1; {_spread(rows)}", fontsize="large"
-    )
-    return figure
-
-
-def correlated_noise(rows: list[Row]) -> Figure:
-    """Draws the test accuracy of every arm, one point per seed."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    kinds = list(dict.fromkeys(name.removesuffix(" + filter") for name in CORRELATED_ARMS))
-    for index, (filtered, text) in enumerate((("no", "alone"), ("yes", "with momentum filter"))):
-        for place, kind in enumerate(kinds):
-            values = pick(rows, "accuracy", noise=kind, filtered=filtered)
-            x = place + (index - 0.5) * 0.3
-            axes.plot(
-                np.full(values.size, x),
-                values,
-                color=COLORS[index],
-                marker=MARKERS[index],
-                markersize=4,
-                linestyle="none",
-                alpha=0.6,
-                label=text if place == 0 else None,
-            )
-            axes.plot([x - 0.12, x + 0.12], 2 * [values.mean()], color=COLORS[index], linewidth=2)
-    multipliers = [pick(rows, "noise_multiplier", noise=kind)[0] for kind in kinds]
-    axes.set_xticks(
-        range(len(kinds)),
-        [f"{kind}\nσ = {sigma:.3g}" for kind, sigma in zip(kinds, multipliers, strict=True)],
-    )
-    label(axes, "", "test accuracy (%)")
-    axes.legend(frameon=False, loc="lower left")
-    figure.suptitle(
-        "Digits at ε = 1, δ = $10^{-4}$; a point a seed, the bar their mean", fontsize="large"
     )
     return figure
 

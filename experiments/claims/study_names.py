@@ -6,7 +6,6 @@ NAMES = (
     "geodp-beta",
     "kalman-gain",
     "noisy-regression",
-    "correlated-noise",
     "release-cosines",
     "geodp-mnist",
 )

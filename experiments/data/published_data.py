@@ -8,8 +8,8 @@ from typing import Any, Literal, cast
 import jax
 import numpy as np
 
-from dpoptax.training import ConfigError
 from dpoptax.runs import rows_digest
+from dpoptax.training import ConfigError
 from dpoptax.training.data.dataset import (
     Dataset,
     DatasetSpec,
@@ -24,17 +24,6 @@ from experiments.data.tokens import Tokens
 Kind = Literal["images", "sentences", "generation"]
 """An image and its class; a row of tokens and its class; or a row of tokens with a label for each,
 the next token or `NO_LABEL`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TextDataset(Dataset):
-    """A data set for text generation.
-
-    Attributes:
-        texts: Each source of the test split, with all of its references.
-    """
-
-    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpoptax.training import Dataset, Split
 from experiments.data.formats import damaged, find, members, missing
-from experiments.data.published_data import PublishedDataset, TextDataset, register
+from experiments.data.published_data import PublishedDataset, register
 from experiments.data.tokens import Tokens
 
 ENTAILMENT = ("entailment", "not_entailment")
@@ -201,11 +201,7 @@ def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Data
         sources, targets = zip(*pairs, strict=True)
         inputs, labels = tokens.continuations(sources, targets)
         splits.append({"inputs": inputs, "labels": labels})
-    references: dict[str, list[str]] = {}
-    for source, target in pairs:  # pairs of the last file, the test split
-        references.setdefault(source, []).append(target)
-    texts = tuple((source, tuple(targets)) for source, targets in references.items())
-    return TextDataset(name, splits[0], splits[1], 0, texts=texts)
+    return Dataset(name, splits[0], splits[1], 0)
 
 
 def _files(

@@ -80,34 +80,6 @@ class Tokens:
             labels[row, start : len(whole) - 1] = whole[start + 1 :]
         return inputs, labels
 
-    def prompts(self, sources: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows SOURCE <|endoftext|>, which a decoder continues, and their lengths.
-
-        A source is cut to `length - 1` tokens. Rows are as long as the longest of them.
-
-        Returns:
-            (len(sources), longest) and (len(sources),), int32.
-
-        Raises:
-            ConfigError: The tokenizer is missing, or it has no end of text.
-        """
-        end = self.end
-        whole = [[*ids[: self.length - 1], end] for ids in self._whole(sources)]
-        lengths = np.array([len(row) for row in whole], np.int32)
-        rows = np.full((len(whole), max(lengths)), end, np.int32)
-        for row, tokens in zip(rows, whole, strict=True):
-            row[: len(tokens)] = tokens
-        return rows, lengths
-
-    def texts(self, rows: np.ndarray) -> list[str]:
-        """Returns the stripped text of each row of tokens up to the first <|endoftext|>."""
-        tokenizer, end, texts = self.tokenizer(), self.end, []
-        for row in rows:
-            ended = np.flatnonzero(row == end)
-            tokens = row[: ended[0]] if len(ended) else row
-            texts.append(tokenizer.decode(tokens.tolist(), skip_special_tokens=False).strip())
-        return texts
-
     @property
     def end(self) -> int:
         """Returns the number of <|endoftext|>."""

@@ -40,16 +40,12 @@ class Arm:
         plan: The private steps; None without any.
         optimizer: Returns the optax chain after the noise for the settings.
         start: Changes the initial parameters before the private steps.
-        clip: The clip of each example's gradient.
-        grad_fn: Returns the clipped sum of `loss_fn`; by default by `clipped_grad`.
     """
 
     ranges: Mapping[str, tuple[float, float]]
     plan: dpoptax.PrivacyPlan | None
     optimizer: Callable[[Settings], optax.GradientTransformation]
     start: Callable[[Params, Settings], Params] = lambda params, _: params
-    clip: dpoptax.Clip = dpoptax.l2_clip(1.0)
-    grad_fn: Callable[..., Any] | None = None
 
 
 class Result(NamedTuple):
@@ -117,8 +113,8 @@ def measure(arm: Arm, split: Split, *, trials: int, seeds: int) -> Result:
 
 def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[np.ndarray, ...]]:
     """Returns a function from settings and seeds to accuracies in percent."""
-    grad_fn = arm.grad_fn or dpoptax.clipped_grad(loss_fn, arm.clip)
-    noise = None if arm.plan is None else arm.plan.new_run().noise(clip=arm.clip)
+    grad_fn = dpoptax.clipped_grad(loss_fn, 1.0)
+    noise = None if arm.plan is None else arm.plan.new_run().noise()
 
     def run(settings: Settings, params: Params, state: Any, draws: Any, data: Split) -> Any:
         params = arm.start(params, settings)
@@ -151,7 +147,7 @@ def _trainer(arm: Arm, split: Split) -> Callable[[Settings, np.ndarray], tuple[n
             return params, (), ()
         run = arm.plan.new_run(jax.random.key(1000 + seed))
         draws = tuple(map(np.stack, zip(*run.draws(), strict=True)))
-        return params, run.noise(clip=arm.clip).init(params), draws
+        return params, run.noise().init(params), draws
 
     def train(settings: Settings, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
         each = [compiled(settings, *drawn(int(seed)), data) for seed in seeds]

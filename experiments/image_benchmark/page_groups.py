@@ -19,8 +19,8 @@ from experiments.image_benchmark.run_lines import Line
 from experiments.reports.paper_runs import points
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
-# Methods in records that dpoptax no longer has, and their gradients of each example per step.
-_REMOVED = {"Scale then privatize": 1}
+# Methods in records that dpoptax no longer has. Each takes one gradient of an example in a step.
+_REMOVED = {"Scale then privatize", "Singular values", "James-Stein", "Muon", "Shrunk Muon"}
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -258,8 +258,9 @@ def _relation(line: Line) -> str:
 
 def _gradients(line: Line) -> int:
     """Returns the number of gradients of each example per step."""
-    found = _REMOVED.get(line.settings["method"]["name"])
-    return points(ExperimentConfig(method=_method(line))) if found is None else found
+    if line.settings["method"]["name"] in _REMOVED:
+        return 1
+    return points(ExperimentConfig(method=_method(line)))
 
 
 def _method(line: Line) -> methods.Method:

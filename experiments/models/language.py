@@ -5,8 +5,6 @@ collection "frozen" and have no gradient. The corrections are trained, and for t
 classification head. Dropout is left out.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,6 @@ from experiments.models.transformer import (
     Frozen,
     Lora,
     Norm,
-    Past,
     Projection,
     run_layers,
 )
@@ -81,7 +78,7 @@ class RobertaClassifier(nn.Module):
         hidden += table("token_type_embeddings", self.types)[0]
         hidden += table("position_embeddings", self.positions)[position]
         hidden = Norm(frozen, self.epsilon, name="embeddings_norm")(hidden)
-        hidden, _ = run_layers(self, hidden, used, norm_first=False)
+        hidden = run_layers(self, hidden, used, norm_first=False)
         first = jnp.tanh(Projection(False, self.width, name="head_dense")(hidden[0]))
         return Projection(False, self.num_classes, name="head_output")(first)
 
@@ -141,7 +138,7 @@ class BertEncoder(nn.Module):
             hidden += table("position_embeddings", self.positions)[: len(inputs)]
             hidden = Norm(frozen, self.epsilon, name="embeddings_norm")(hidden)
         assert used is not None
-        hidden, _ = run_layers(self, hidden, used, norm_first=False, first=self.first)
+        hidden = run_layers(self, hidden, used, norm_first=False, first=self.first)
         return mean_of_tokens(hidden, used)
 
 
@@ -180,24 +177,13 @@ class Gpt2(nn.Module):
     lora: Lora | None = None
 
     @nn.compact
-    def __call__(
-        self, inputs: jax.Array, past: tuple[Past, ...] | None = None, position: Any = 0
-    ) -> Any:
-        """Returns next-token logits (length, vocab_size) for tokens (length,).
-
-        `past` holds the keys and values, (room, width), of earlier tokens for every layer. With
-        `past`, the inputs are the tokens from number `position` on, and the result is the logits
-        and the extended `past`.
-        """
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns next-token logits (length, vocab_size) for tokens (length,)."""
         frozen = self.lora is not None
         words = _Embedding(frozen, self.vocab_size, self.width, name="word_embeddings")()
         places = _Embedding(frozen, self.positions, self.width, name="position_embeddings")()
         # Count positions from the inputs: the index then depends on the data, so this is a lookup.
-        hidden = words[inputs] + places[jnp.cumsum(inputs >= 0) - 1 + position]
-        room = len(hidden) if past is None else len(past[0][0])
-        seen = jnp.arange(room) <= position + jnp.arange(len(hidden))[:, None]
-        hidden, grown = run_layers(
-            self, hidden, seen, norm_first=True, joint=True, past=past, position=position
-        )
-        logits = Norm(frozen, self.epsilon, name="final_norm")(hidden) @ words.T
-        return logits if past is None else (logits, grown)
+        hidden = words[inputs] + places[jnp.cumsum(inputs >= 0) - 1]
+        seen = jnp.tri(len(hidden), dtype=bool)
+        hidden = run_layers(self, hidden, seen, norm_first=True, joint=True)
+        return Norm(frozen, self.epsilon, name="final_norm")(hidden) @ words.T

@@ -19,9 +19,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 """Activations by their names in published configurations."""
 
-Past = tuple[jax.Array, jax.Array]
-"""Keys and values (room, width) of earlier tokens in one layer. Later rows are unused."""
-
 SMALL = nn.initializers.normal(0.02)
 """Initializer of weights that no checkpoint provides."""
 
@@ -127,9 +124,7 @@ class _Layer(nn.Module):
     joint: bool
 
     @nn.compact
-    def __call__(
-        self, inputs: jax.Array, seen: jax.Array, past: Past | None, position: Any
-    ) -> tuple[jax.Array, Past | None]:
+    def __call__(self, inputs: jax.Array, seen: jax.Array) -> jax.Array:
         frozen, width = self.lora is not None, inputs.shape[-1]
 
         def project(x: jax.Array, features: int, name: str) -> jax.Array:
@@ -143,18 +138,13 @@ class _Layer(nn.Module):
             query, key, value = jnp.split(project(normed, 3 * width, "query_key_value"), 3, axis=-1)
         else:
             query, key, value = (project(normed, width, name) for name in ("query", "key", "value"))
-        if past is not None:
-            key, value = past = (
-                jax.lax.dynamic_update_slice(past[0], key, (position, 0)),
-                jax.lax.dynamic_update_slice(past[1], value, (position, 0)),
-            )
         attended = attend(query, key, value, self.heads, seen)
         middle = inputs + project(attended, width, "attention_output")
         middle = norm(middle, "attention_norm", not self.norm_first)
         normed = norm(middle, "output_norm", self.norm_first)
         hidden = ACTIVATIONS[self.activation](project(normed, self.hidden, "intermediate"))
         outputs = middle + project(hidden, width, "output")
-        return norm(outputs, "output_norm", not self.norm_first), past
+        return norm(outputs, "output_norm", not self.norm_first)
 
 
 def run_layers(
@@ -164,10 +154,8 @@ def run_layers(
     *,
     norm_first: bool,
     joint: bool = False,
-    past: tuple[Past, ...] | None = None,
-    position: Any = 0,
     first: int = 0,
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> jax.Array:
     """Runs the layers of a model from within its call, and sows inputs and outputs.
 
     Args:
@@ -177,21 +165,14 @@ def run_layers(
         seen: Mask of visible keys, (keys,), or for each query, (length, keys).
         norm_first: Whether to normalize the input of a part instead of its sum with the output.
         joint: Whether one projection computes queries, keys and values.
-        past: Keys and values of earlier tokens for each layer, with room for those of `hidden`.
-            None: no earlier tokens.
-        position: Number of the first row of `hidden` in `past`.
         first: Number of the first layer. Layers below it are left out.
 
     Returns:
-        The features after the last layer, and `past` with the new keys and values.
+        The features after the last layer.
     """
     model.sow("intermediates", "hidden", hidden)
     fields = (model.heads, model.hidden, model.epsilon, model.activation, model.lora)
-    grown = []
     for i in range(first, model.depth):
-        before = None if past is None else past[i]
-        layer = _Layer(*fields, norm_first, joint, name=f"layer_{i}")
-        hidden, after = layer(hidden, seen, before, position)
+        hidden = _Layer(*fields, norm_first, joint, name=f"layer_{i}")(hidden, seen)
         model.sow("intermediates", "hidden", hidden)
-        grown.append(after)
-    return hidden, tuple(grown)
+    return hidden

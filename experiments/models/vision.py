@@ -69,6 +69,6 @@ class VitClassifier(Frozen):
         places = self.weight("positions", SMALL, (1, len(patches) + 1, self.width))
         hidden = jnp.concatenate([token[0], patches]) + places[0]
         seen = jnp.ones(len(hidden), bool)
-        hidden, _ = run_layers(self, hidden, seen, norm_first=True)
+        hidden = run_layers(self, hidden, seen, norm_first=True)
         normed = Norm(self.frozen, self.epsilon, name="final_norm")(hidden)
         return Projection(False, self.num_classes, name="head_output")(normed[0])

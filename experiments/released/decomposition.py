@@ -194,7 +194,7 @@ def calibrate(
     accountant: Accountant, examples: int, batch_size: int, steps: int, epsilon: float
 ) -> float:
     """Returns the calibrated noise multiplier at δ = N^−1.1."""
-    return accounting.calibrate_noise_multiplier(
+    return accounting.calibrate(
         epsilon=epsilon,
         delta=examples**-1.1,
         steps=steps,

@@ -106,11 +106,9 @@ class Setting(NamedTuple):
             "steps": self.epochs * self.examples // self.batch_size,
             "sampling_probability": self.batch_size / self.examples,
         }
-        sigma = accounting.calibrate_noise_multiplier(
-            epsilon=epsilon, accountant=self.accountant, **run
-        )
+        sigma = accounting.calibrate(epsilon=epsilon, accountant=self.accountant, **run)
         noise = {0: sigma * measured.first, 1: sigma * measured.multiplier}
-        return sigma, accounting.epsilon(noise_multiplier=noise, **run)
+        return sigma, accounting.planned_guarantee(noise_multiplier=noise, **run).stated_epsilon
 
 
 def settings() -> Sequence[Setting]:

@@ -1,1 +1,1 @@
-"""Writes the report on all papers, with the estimated cost of runs not made here."""
+"""Writes the report on all papers, with a list of runs not made here."""

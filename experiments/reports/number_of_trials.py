@@ -48,9 +48,7 @@ def chance(mean: float, distribution: str) -> float:
 
 
 def _rows(chances: tuple[float, ...]) -> Iterator[tuple[str, ...]]:
-    single = accounting.calibrate_noise_multiplier(
-        epsilon=EPSILON, delta=DELTA, steps=1, sampling_probability=1.0
-    )
+    single = accounting.calibrate(epsilon=EPSILON, delta=DELTA, steps=1, sampling_probability=1.0)
     for wanted in chances:
         count = math.ceil(math.log1p(-wanted) / math.log1p(-GOOD))
         yield _row(wanted, "fixed", f"{count}", single * math.sqrt(count), single)

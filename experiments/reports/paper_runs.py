@@ -1,24 +1,15 @@
-"""Estimates the cost of the papers' runs not made here, and lists their commands."""
+"""Lists the papers' configured runs, and counts the gradients of a run."""
 
-import dataclasses
-import json
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
 
 import dpoptax
-from dpoptax.training.bars import Bar
-from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
-from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.seeds import Keys
-from experiments.code_version import source_sha256
-from experiments.config import ExperimentConfig, load_experiments
-from experiments.data import PUBLISHED
-from experiments.models.published_models import PUBLISHED_MODELS
+from experiments.config import ExperimentConfig
 
 CLAIMS = {
     "disk/figure_1": "DiSK above its base at every ε; ε = 8: CIFAR-10 63 to 75 %, CIFAR-100 21 to "
@@ -69,48 +60,6 @@ REPETITIONS = {"pmlf": 5, "geodp": 100, "doppler": 1}
 section VI-A of GeoDP and the checklist of DOPPLER. DiSK does not state it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PaperRun:
-    """One configured run.
-
-    Attributes:
-        file: File of its config, as in the command.
-        name: Its name in that file.
-        config: The config of the run.
-        flops: Approximate floating-point operations of all its steps.
-    """
-
-    file: str
-    name: str
-    config: ExperimentConfig
-    flops: float
-
-
-def costs(
-    files: Sequence[Path], root: Path, cache: Path, *, progress: bool = True
-) -> list[PaperRun]:
-    """Returns all runs of config files with their operations, which are cached."""
-    loaded = [
-        (str(path.relative_to(root)), name, config)
-        for path in files
-        for name, config in load_experiments(path).items()
-    ]
-    known: dict[str, float] = {}
-    code = source_sha256()
-    if cache.is_file():
-        kept = json.loads(cache.read_text(encoding="utf-8"))
-        known = kept["flops"] if kept["code"] == code else {}
-    steps = {_step(config): config for _, _, config in loaded}
-    for key in Bar(sorted(steps), desc="tracing", unit="step", disable=not progress):
-        if key not in known:
-            known[key] = _flops_of_one_point(steps[key])
-            records.write_json(cache, {"code": code, "flops": known})
-    return [
-        PaperRun(file, name, config, known[_step(config)] * points(config) * config.steps)
-        for file, name, config in loaded
-    ]
-
-
 def points(config: ExperimentConfig) -> int:
     """Returns the number of gradients per example and step, counting copies."""
     params = {"w": jnp.zeros(2)}
@@ -120,79 +69,12 @@ def points(config: ExperimentConfig) -> int:
     return (len(found.points) + (found.tangent is not None)) * copies
 
 
-def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """Returns a Markdown table with a row per file, data set and model."""
-    groups: dict[tuple[str, str, str], list[PaperRun]] = {}
-    for run in runs:
-        groups.setdefault((run.file, run.config.dataset, run.config.model), []).append(run)
-    rows, before = [], None
-    for (file, dataset, model), members in groups.items():
-        total = sum(run.flops for run in members)
-        claim = CLAIMS.get(file.removeprefix("configs/papers/").removesuffix(".py"), "")
-        rows.append(
-            (
-                f"`{file}`" if file != before else "",
-                claim if file != before else "",
-                f"{dataset}, {model}",
-                str(len(members)),
-                str(REPETITIONS.get(Path(file).parent.name, "")),
-                f"{total / len(members):.2g}",
-                _hours(total / flops_per_second),
-            )
-        )
-        before = file
-    header = (
-        *("config", "the paper's claim", "data, model", "runs", "repetitions in the paper"),
-        *("operations a run", "all runs"),
-    )
-    total = sum(run.flops for run in runs) / flops_per_second
-    rows.append(("all", "", "", str(len(runs)), "", "", _hours(total)))
+def claims_table(counts: Mapping[Path, int]) -> str:
+    """Returns a Markdown table with a row per config file, for its number of runs."""
+    rows = []
+    for file, count in counts.items():
+        name = f"{file.parent.name}/{file.stem}"
+        repetitions = str(REPETITIONS.get(file.parent.name, ""))
+        rows.append((f"`configs/papers/{name}.py`", CLAIMS.get(name, ""), str(count), repetitions))
+    header = ("config", "the paper's claim", "runs", "repetitions in the paper")
     return records.markdown_table(header, rows)
-
-
-def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """Returns a shell script with the command and the estimated time of each run."""
-    lines = [
-        "#!/bin/sh",
-        "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
-        "# published files, and PRETRAINED to one with a folder for each published model.",
-        "# Times are estimates for one GPU; see REPRODUCTION.md.",
-        "set -eu",
-    ]
-    for run in runs:
-        path = run.file.removeprefix("configs/papers/").removesuffix(".py")
-        needs = '--data-dir "$DATA" '
-        if run.config.model in PUBLISHED_MODELS:
-            needs += f'--pretrained "$PRETRAINED/{run.config.model}" '
-        named = f"{shlex.quote(f'{run.file}:{run.name}')} {needs}"
-        named += f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}"
-        lines.append(f"dpoptax train {named}  # {_hours(run.flops / flops_per_second)}")
-        if PUBLISHED[run.config.dataset].kind == "generation":
-            lines.append(f"python -m experiments generate {named}")
-    return "\n".join(lines) + "\n"
-
-
-def _step(config: ExperimentConfig) -> str:
-    text = f"{config.sequence_length} {config.lora_rank} {config.lora_projections}"
-    return f"{config.dataset} {config.model} {config.batch_size} {text}"
-
-
-def _flops_of_one_point(config: ExperimentConfig) -> float:
-    """Returns the operations of one step of DP-SGD, which do not depend on the noise."""
-    step = dataclasses.replace(
-        config,
-        method=DPSGD(),
-        sampling="poisson",
-        noise_multiplier=10.0,
-        epsilon=None,
-        accountant="rdp",
-        steps=1,
-        parameter_ema=None,
-    )
-    return float(plan_run(step).flops or 0.0)
-
-
-def _hours(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

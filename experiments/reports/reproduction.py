@@ -9,8 +9,9 @@ from dpoptax.training.run import records
 from dpoptax.training.search.compare import table as comparison_table
 from dpoptax.training.search.results import ComparisonResult
 from experiments.claims import catalog
+from experiments.config import load_experiments
 from experiments.figure_files import shrink
-from experiments.reports.paper_runs import PaperRun, commands, cost_table, costs
+from experiments.reports.paper_runs import claims_table
 
 _DIGITS = {
     "DOPPLER": "LP-DPSGD is better than DP-SGD at equal ε (DOPPLER, Fig. 3 and 4; "
@@ -27,13 +28,12 @@ _DIGITS = {
 class Report:
     """Runs the parts of the papers' experiments that run anywhere, and writes a report.
 
-    The command runs everything that needs neither a GPU nor data. It lists the rest with commands
-    and estimated times.
+    The command runs everything that needs neither a GPU nor data. It lists the rest.
     """
 
     workdir: Path = Path("runs/report")
-    """Folder for numbers, records, figures, and commands.sh with the runs that were not made.
-    Results of the same code are reused, so an interrupted report continues."""
+    """Folder for numbers, records and figures. Results of the same code are reused, so an
+    interrupted report continues."""
     output: Path | None = None
     """The Markdown file. Figures are written to reproduction/ next to it. None: REPRODUCTION.md in
     the workdir."""
@@ -47,14 +47,8 @@ class Report:
     """Whether to train on digits, which takes most of the time."""
     epsilon: float = 1.0
     """ε of the comparison on digits."""
-    flops_per_second: float = 2e13
-    """Sustained speed of the device for the estimated times."""
     processes: int = 1
     """Number of concurrent runs on digits."""
-
-    def __post_init__(self) -> None:
-        if not self.flops_per_second > 0:
-            raise ConfigError(f"`flops_per_second` must be positive, got {self.flops_per_second}.")
 
 
 def write_report(report: Report, *, progress: bool = True) -> Path:
@@ -97,13 +91,10 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
         )
         results = compare(digits, comparison, progress=progress)
         shrink(comparison.workdir / "comparison.png", figures / "digits.png")
-    runs = costs(papers, report.configs.parent, report.workdir / "flops.json", progress=progress)
+    runs = {path: len(load_experiments(path)) for path in papers}
 
     for name in names:
         shrink(report.workdir / "studies" / f"{name}.png", figures / f"{name}.png")
-    (report.workdir / "commands.sh").write_text(
-        commands(runs, report.flops_per_second), encoding="utf-8"
-    )
     output.write_text(_text(report, findings, results, runs), encoding="utf-8")
     return output
 
@@ -112,7 +103,7 @@ def _text(
     report: Report,
     findings: dict[str, list[catalog.Finding]],
     results: ComparisonResult | None,
-    runs: list[PaperRun],
+    runs: dict[Path, int],
 ) -> str:
     options = f"--seeds {report.seeds} --epsilon {report.epsilon:g}"
     options += "" if report.digits else " --no-digits"
@@ -141,13 +132,10 @@ def _text(
         "## Training: the part that runs on any machine",
         *_digits_section(report, results),
         "## Runs that need a GPU and data",
-        f"{len(runs)} runs of the papers' tables and figures are configured but were not trained. "
-        "The command above writes theirs to commands.sh in its workdir. Operations are "
-        "those of the traced step (`dpoptax plan`), before compiler optimizations, times the "
-        "numbers of gradient points, copies and steps. Hours are for one seed, even if the paper "
-        f"has several repetitions. They assume {report.flops_per_second:.3g} operations a second, "
-        "about the sustained speed of one large GPU in single precision. None of them is measured.",
-        cost_table(runs, report.flops_per_second),
+        f"{sum(runs.values())} runs of the papers' tables and figures are configured but were not "
+        "trained. `dpoptax plan FILE` prints the operations of a step, and `dpoptax train "
+        "FILE:NAME` trains a run.",
+        claims_table(runs),
         "Each config file lists the parts of its table or figure that these runs leave out.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,16 +1,9 @@
 """Computes the papers' synthetic studies, as functions that return arrays.
 
-`python -m experiments study` draws them. Nothing here needs privacy: the gradients are synthetic,
-and the digits are public.
+`python -m experiments study` draws them. Nothing here needs privacy: the gradients are
+synthetic.
 """
 
-from experiments.studies._correlated_noise import Arm as Arm
-from experiments.studies._correlated_noise import ArmResult as ArmResult
-from experiments.studies._correlated_noise import (
-    compare_correlated_noise as compare_correlated_noise,
-)
-from experiments.studies._correlated_noise import digits_arms as digits_arms
-from experiments.studies._correlated_noise import iterate_noise as iterate_noise
 from experiments.studies._filter_responses import DOPPLER_TABLE_2 as DOPPLER_TABLE_2
 from experiments.studies._filter_responses import DOPPLER_TABLE_4 as DOPPLER_TABLE_4
 from experiments.studies._filter_responses import FilterResponses as FilterResponses

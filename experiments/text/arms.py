@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.contrib import singular_value_shrinkage
 from experiments.text.encoder import LastProjection
 from experiments.text.training import (
     Params,
@@ -80,29 +79,16 @@ class Arm:
     Attributes:
         title: Its name in tables.
         start: Returns the problem and the first factors of LoRA. None: only the head is trained.
-        changes: Settings of the steps of LoRA that are not tuned.
-        tuned_as: The arm whose tuned settings it has; None for its own.
-        compared: Other arms that it is compared with, besides the head.
     """
 
     title: str
     start: Callable[[Problem, jax.Array], Start] | None = None
-    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tuned_as: str | None = None
-    compared: tuple[str, ...] = ()
 
 
 ARMS = {
     "head": Arm("head"),
     "lora": Arm("LoRA, frozen A", frozen_a),
     "lora-trained-a": Arm("LoRA, A and B", trained_a),
-    "lora-shrinkage": Arm(
-        "LoRA, frozen A, singular values shrunk",
-        frozen_a,
-        {"after_noise": singular_value_shrinkage},
-        tuned_as="lora",
-        compared=("lora",),
-    ),
 }
 """The ways to train. Each but the first trains the head first, with a share of ε."""
 
@@ -132,8 +118,7 @@ def train_arm(
         return problems.head, _train_head(problems.head, head, epsilon, seed)
     share = None if epsilon is None else head_share(epsilon) * epsilon
     first = _train_head(problems.head, head, share, seed)
-    settings = lora_settings(problems.owners, chosen[arm.tuned_as or name])
-    settings = dataclasses.replace(settings, **arm.changes)
+    settings = lora_settings(problems.owners, chosen[name])
     problem, factors = arm.start(problems.lora, jax.random.key(seed))
     plan = None
     if epsilon is not None:

@@ -44,7 +44,7 @@ class TextArguments:
         data: Data sets.
         epsilons: Values of ε, at δ = 1e-5. Training without privacy is always included.
         seeds: Number of runs for each value.
-        arms: Ways to train: "head", "lora" (frozen A), "lora-trained-a", "lora-shrinkage".
+        arms: Ways to train: "head", "lora" (frozen A) or "lora-trained-a".
         shares: Shares of the training owners, 1 for all.
         tune: Whether to try settings on held-out training owners, instead of training with the
             best ones.
@@ -145,8 +145,7 @@ def _run(
     epsilon: float | None,
     seed: int,
 ) -> dict[str, Any]:
-    tuned = {"head", ARMS[arm].tuned_as or arm}
-    chosen = {name: best(trials, data, name, epsilon) for name in tuned}
+    chosen = {name: best(trials, data, name, epsilon) for name in {"head", arm}}
     problem, trained = train_arm(problems, arm, chosen, epsilon, seed=seed)
     if trained.guarantee is not None and seed == 0:
         print(f"{TITLES[data]}, {ARMS[arm].title}:\n{trained.guarantee}\n", flush=True)
@@ -174,14 +173,13 @@ def _differences(given: TextArguments, rows: list[dict[str, Any]]) -> str:
     """Returns a table of differences paired by seed, with 95 % intervals."""
     body = []
     for arm in given.arms:
-        for other in ("head", *ARMS[arm].compared):
-            if other == arm or other not in given.arms or given.seeds < 2:
-                continue
-            pairs = zip(
-                *(_by_epsilon(given, rows, name, "accuracy") for name in (arm, other)), strict=True
-            )
-            cells = [mean_and_interval(*paired_difference(*pair)) for pair in pairs]
-            body.append((f"{ARMS[arm].title}, minus {ARMS[other].title}", *cells))
+        if arm == "head" or "head" not in given.arms or given.seeds < 2:
+            continue
+        pairs = zip(
+            *(_by_epsilon(given, rows, name, "accuracy") for name in (arm, "head")), strict=True
+        )
+        cells = [mean_and_interval(*paired_difference(*pair)) for pair in pairs]
+        body.append((f"{ARMS[arm].title}, minus {ARMS['head'].title}", *cells))
     return records.markdown_table(_header(given), body) if body else ""
 
 

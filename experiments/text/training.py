@@ -82,8 +82,6 @@ class Settings:
         clip: C of the head.
         lora_rate: Learning rate of LoRA's factors.
         lora_clip: C of LoRA's factors.
-        after_noise: Returns a transformation of released gradients for the standard deviation of
-            their noise.
     """
 
     steps: int
@@ -92,7 +90,6 @@ class Settings:
     clip: float = 1.0
     lora_rate: float = 0.0
     lora_clip: float = 1.0
-    after_noise: Callable[[float], optax.GradientTransformation] | None = None
 
 
 class Trained(NamedTuple):
@@ -315,12 +312,6 @@ def _chain(
         }
 
     optimizer = optax.chain(optax.adam(schedule), optax.stateless(scaled))
-    if noise is not None and settings.after_noise is not None:
-        clip = settings.clip if encoder is None else _clips(settings.clip, settings.lora_clip)
-        stddev = dpoptax.extend.noise_stddev(
-            clip, noise_multiplier=noise, batch_size=settings.batch
-        )
-        stages = [*stages, settings.after_noise(stddev)]
     return optax.chain(*stages, optimizer)
 
 

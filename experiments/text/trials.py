@@ -11,7 +11,7 @@ from pathlib import Path
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from experiments.run_once import read_lines, record_once
-from experiments.text.arms import ARMS, Chosen, Problems, train_arm
+from experiments.text.arms import Chosen, Problems, train_arm
 from experiments.text.training import accuracy
 
 HELD_OUT = 0.2  # share of the training owners
@@ -47,8 +47,6 @@ def tune(
     held = problems.holding_out(HELD_OUT)
     rows = []
     for epsilon, arm in itertools.product(epsilons, arms):
-        if ARMS[arm].tuned_as is not None:
-            continue
         grid = GRIDS[epsilon is not None][arm != "head"]
         chosen = {} if arm == "head" else {"head": best(path, data, "head", epsilon)}
         for values, seed in itertools.product(itertools.product(*grid.values()), range(seeds)):

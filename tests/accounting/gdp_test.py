@@ -123,5 +123,6 @@ def test_small_deltas_keep_precision_of_composition():
 def test_overflow_of_batches_is_charged_to_delta():
     sampler = sampling.RandomAllocationSampler(64, 8, seed=0, max_batch_size=12)
     state = after_steps(sampler, 2.0, 8)
+    assert accounting.guarantee(state, sampler).gdp_mu(1e-7) == math.inf
     with pytest.raises(ValueError, match="the sampler's largest batch is full.*Pass a larger"):
-        accounting.guarantee(state, sampler).gdp_mu(1e-7)
+        accounting.guarantee(state, sampler).epsilon(1e-7)

@@ -61,14 +61,17 @@ def test_shared_draws_cost_as_much_as_noise_over_root_two(
     """Shows why equal seeds are refused: two releases on one draw are one with σ/√2."""
     q = batch_size / size
     run = {"sampling_probability": q, "delta": DELTA}
-    price = functools.partial(accounting.epsilon, **run)
+
+    def price(**noise):
+        return accounting.planned_guarantee(**run, **noise).stated_epsilon
+
     assert price(noise_multiplier=sigma, steps=steps) == pytest.approx(one, abs=0.006)
     assert price(noise_multiplier=sigma, steps=2 * steps) == pytest.approx(independent, abs=0.006)
     found = price(noise_multiplier=sigma / math.sqrt(2), steps=steps)
     assert found == pytest.approx(shared, abs=0.006)
-    assert found > 2 * accounting.epsilon(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=DELTA / 2
-    )
+    assert found > 2 * accounting.planned_guarantee(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps
+    ).epsilon(DELTA / 2)
     if steps == 3:  # the pair, by its definition: one draw under two releases
         two = dpa.ComposedDpEvent([dpa.GaussianDpEvent(sigma)] * 2)
         pair = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, two), steps)
@@ -96,9 +99,9 @@ def test_equal_seeds_are_refused_wherever_events_meet(name):
         "plan": lambda: plan_of(also=[own, other]),
         "target": lambda: plan_of(also=[own, other], **target),
         "planned": lambda: planned(**run),
-        "calibrate": lambda: accounting.calibrate_noise_multiplier(epsilon=2.0, steps=2, **run),
+        "calibrate": lambda: accounting.calibrate(epsilon=2.0, steps=2, **run),
         "guarantee": lambda: accounting.guarantee(state, **run),
-        "spent": lambda: accounting.epsilon_spent(state, **run),
+        "spent": lambda: accounting.guarantee(state, **run).stated_epsilon,
         "all_of": lambda: accounting.selection.all_of([own, other]),
     }
     for way, compose in ways.items():
@@ -116,7 +119,7 @@ def test_equal_keys_are_refused_wherever_events_meet():
         lambda: again.new_run(KEYS[0]),  # before the first release
         lambda: again.continue_run(state),
         lambda: accounting.selection.all_of([first, accounting.guarantee(state, SAMPLER)]),
-        lambda: accounting.epsilon_spent(state, SAMPLER, DELTA, also=[first.event]),
+        lambda: accounting.guarantee(state, SAMPLER, also=[first.event]),
         # A new `tx.init` starts again at step 0 with the same noise.
         lambda: accounting.selection.all_of([first, spent(plan, KEYS[0], steps=2)]),
     ):
@@ -148,7 +151,9 @@ def test_runs_of_a_plan_are_independent():
     assert len({*first.event.seeds, *second.event.seeds, *third.event.seeds}) == 3
     both = plan_of(also=[first])
     twice = {"steps": 6, "sampler": plan.sampler, "delta": DELTA, "accountant": "rdp"}
-    assert both.epsilon == pytest.approx(accounting.epsilon(noise_multiplier=6.0, **twice))
+    assert both.epsilon == pytest.approx(
+        accounting.planned_guarantee(noise_multiplier=6.0, **twice).stated_epsilon
+    )
     assert spent(both, key=None).stated_epsilon == pytest.approx(both.epsilon)
     # A plan has no seed, so each of its runs will draw its own.
     assert plan_of(also=[plan.guarantee()]).epsilon == pytest.approx(both.epsilon)
@@ -215,14 +220,14 @@ def test_event_converts_both_ways():
     assert accounting.Guarantee(gaussian).event == accounting.Guarantee(event).event == event
     state = state_of(plan_of())
     prices = {
-        accounting.epsilon_spent(state, SAMPLER, DELTA, also=[other])
+        accounting.guarantee(state, SAMPLER, also=[other]).epsilon(DELTA)
         for other in (gaussian, event, accounting.Guarantee(event))
     }
     assert len(prices) == 1
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3"):
         accounting.PrivacyEvent(3)
     with pytest.raises(TypeError, match="must be an event of dp_accounting, got 3.0"):
-        accounting.epsilon_spent(state, SAMPLER, DELTA, also=[3.0])
+        accounting.guarantee(state, SAMPLER, also=[3.0])
 
 
 class TestUnits:

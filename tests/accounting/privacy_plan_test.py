@@ -52,9 +52,11 @@ def test_plan_equals_its_parts(name):
     by_hand = sampler(dataset_size=1000, batch_size=50)
     assert plan.sampler == by_hand
     run = {"delta": 1e-5, "steps": 20, "sampler": by_hand, "accountant": "rdp"}
-    sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
+    sigma = accounting.calibrate(epsilon=2.0, **run)
     assert plan.noise_multiplier == sigma
-    assert plan.epsilon == accounting.epsilon(noise_multiplier=sigma, **run)
+    assert (
+        plan.epsilon == accounting.planned_guarantee(noise_multiplier=sigma, **run).stated_epsilon
+    )
     assert plan.epsilon <= 2.0
     key = jax.random.key(3)
     seeded = runs.seeded(by_hand, key)
@@ -75,7 +77,9 @@ def test_plan_equals_its_parts(name):
     assert dpoptax.ledgers(state) == dpoptax.ledgers(other)
     made = spent(plan, state)
     assert made.event == accounting.guarantee(other, seeded).event
-    assert made.epsilon(1e-5) == accounting.epsilon_spent(state, by_hand, 1e-5, accountant="rdp")
+    assert made.epsilon(1e-5) == accounting.guarantee(state, by_hand, accountant="rdp").epsilon(
+        1e-5
+    )
 
 
 def test_plan_costs_as_much_as_all_its_releases():
@@ -92,7 +96,7 @@ def test_schedule_is_calibrated_or_given():
     plan = dpoptax.PrivacyPlan(
         **SIZES, epsilon=2.0, delta=1e-5, noise_multiplier=relative, accountant="rdp"
     )
-    sigma = accounting.calibrate_noise_multiplier(
+    sigma = accounting.calibrate(
         epsilon=2.0,
         delta=1e-5,
         steps=20,
@@ -148,7 +152,7 @@ def test_supports_correlated_noise():
     options = {**SIZES, "sampler": SAMPLERS["cyclic"], "strategy": STRATEGY}
     plan = dpoptax.PrivacyPlan(**options, epsilon=0.5, delta=1e-5)
     priced = STRATEGY.under(plan.sampler)
-    sigma = accounting.calibrate_noise_multiplier(epsilon=0.5, delta=1e-5, steps=20, sampler=priced)
+    sigma = accounting.calibrate(epsilon=0.5, delta=1e-5, steps=20, sampler=priced)
     assert plan.noise_multiplier == sigma
     for fixed_point in (False, True):
         planned = dataclasses.replace(plan, fixed_point=fixed_point)

@@ -188,8 +188,5 @@ def test_guarantee_of_composition_has_the_relation_of_its_runs():
         best = selection.best_of_random(runs, mean=2, distribution="geometric")
         for event in (selection.all_of(runs), best):
             assert accounting.Guarantee(event).neighboring_relation == relation
-    both = selection.all_of([fixed, poisson])
-    with pytest.raises(ValueError, match="`neighboring_relation` must be given"):
-        accounting.Guarantee(both)
-    stated = accounting.Guarantee(both, "replace-one")
-    assert stated.epsilon(1e-4) > accounting.Guarantee(fixed.event).epsilon(1e-4)
+    with pytest.raises(ValueError, match="same neighboring relation"):
+        selection.all_of([fixed, poisson])

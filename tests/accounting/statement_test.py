@@ -35,7 +35,7 @@ def test_statement_agrees_with_accounting():
     state = spent(gaussian())
     found = accounting.guarantee(state, SAMPLER, delta=DELTA)
     values, text = found.to_dict(), str(found)
-    assert values["epsilon"] == accounting.epsilon_spent(state, SAMPLER, DELTA)
+    assert values["epsilon"] == accounting.guarantee(state, SAMPLER).epsilon(DELTA)
     assert values["gdp_mu"] == found.gdp_mu(DELTA)
     assert values["attack_success"] == 1 - found.trade_off(0.01)
     for part in (
@@ -122,9 +122,8 @@ def test_guarantee_includes_other_events():
 
 def test_refuses_iterator_of_other_events():
     """An iterator of events is refused: after one pass it is empty and costs nothing."""
-    for price in (accounting.guarantee, accounting.epsilon_spent):
-        with pytest.raises(TypeError, match="must be a sequence of guarantees or events"):
-            price(spent(gaussian()), SAMPLER, delta=DELTA, also=iter([dpa.GaussianDpEvent(0.5)]))
+    with pytest.raises(TypeError, match="must be a sequence of guarantees or events"):
+        accounting.guarantee(spent(gaussian()), SAMPLER, also=iter([dpa.GaussianDpEvent(0.5)]))
 
 
 def test_statement_without_noise_is_not_private():
@@ -182,11 +181,9 @@ def test_rounds_up(value, text):
 def test_refuses_other_events_that_are_not_a_sequence(also):
     """An iterator of other events is refused: the check would use it up and drop their cost."""
     with pytest.raises(TypeError, match="must be a sequence"):
-        accounting.epsilon_spent(spent(gaussian()), SAMPLER, DELTA, also=also)
+        accounting.guarantee(spent(gaussian()), SAMPLER, also=also).epsilon(DELTA)
     with pytest.raises(TypeError, match="must be a sequence"):
-        accounting.calibrate_noise_multiplier(
-            epsilon=9.0, delta=DELTA, steps=5, sampler=SAMPLER, also=also
-        )
+        accounting.calibrate(epsilon=9.0, delta=DELTA, steps=5, sampler=SAMPLER, also=also)
 
 
 def test_refuses_composition_of_an_iterator():
@@ -268,9 +265,9 @@ def test_delta_at_zero_and_without_privacy():
 def test_epsilon_curve_ends_with_its_run():
     made = accounting.guarantee(spent(gaussian()), SAMPLER)
     assert made.epsilon_curve([3], DELTA) == made.epsilon(DELTA)
-    assert made.epsilon_curve([2], DELTA) == accounting.epsilon(
-        noise_multiplier=4.0, steps=2, sampler=SAMPLER, delta=DELTA
-    )
+    assert made.epsilon_curve([2], DELTA) == accounting.planned_guarantee(
+        noise_multiplier=4.0, steps=2, sampler=SAMPLER
+    ).epsilon(DELTA)
     with pytest.raises(ValueError, match="`steps` must be at most the 3 steps of the run, got 4"):
         made.epsilon_curve([4], DELTA)
     turns = (

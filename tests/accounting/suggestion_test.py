@@ -40,7 +40,7 @@ def test_every_option_spends_epsilon_and_budget(suggestion):
 
 def test_excess_is_relative_to_full_batches(suggestion):
     option = suggestion.options[2]
-    full = accounting.calibrate_noise_multiplier(
+    full = accounting.calibrate(
         epsilon=2.0, delta=1e-5, steps=option.steps, sampling_probability=1.0, accountant="rdp"
     )
     assert option.excess == pytest.approx(option.noise_batch_ratio / (full / 5000) - 1, abs=1e-3)

@@ -72,9 +72,9 @@ def test_less_noise_gives_lower_trade_off():
     curves = [family.trade_off(less)(RATES) for less in (0.5, 1.0, 2.0)]
     assert np.all(curves[0] >= curves[1])
     assert np.all(curves[1] >= curves[2])
-    assert family.epsilon(1.0, 1e-3) == accounting.epsilon_spent(state, sampler, 1e-3)
+    assert family.epsilon(1.0, 1e-3) == accounting.guarantee(state, sampler).epsilon(1e-3)
     half = _after_steps(sampler, 32.0, 2)
-    assert family.epsilon(0.5, 1e-3) == accounting.epsilon_spent(half, sampler, 1e-3)
+    assert family.epsilon(0.5, 1e-3) == accounting.guarantee(half, sampler).epsilon(1e-3)
     assert family.epsilon(0.0, 1e-3) == 0
 
 

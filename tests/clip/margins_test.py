@@ -179,9 +179,11 @@ def absolute_coefficient(machine, ratio=8.0, absolute=100.0):
 
 def part_norm(machine, error=2.0**-8):
     """n + e S of a part that is measured in two turns."""
-    square, size = full(1), 3 * full(1)
+    square, size = full(1), full(1)
     found = machine.run(
-        lambda *x: limits.part_norms(unscaled(1), NormBounds(*x), error), square, size
+        lambda *x: limits.part_norms(unscaled(1), Piece(NormBounds(*x), sum_error=error)),
+        square,
+        size,
     )
     return (np.sqrt(np.float64(square)) + error * np.float64(size))[0] / found.norms[0]
 
@@ -197,9 +199,11 @@ def limited(machine, quantity, ratio=8.0, error=2.0**-23):
     """The length, or the absolute size, of a part that is summed within limits."""
     given = Limits(full(1), full(1) / 3, np.zeros(1, np.int32))
     square, size = full(1), (100 if quantity == "size" else 1) * full(1)
-    weigh = lambda limit, *size: limits.limited_coefficients(  # noqa: E731
-        limit, unscaled(1), NormBounds(*size), ratio=ratio, sum_error=error
-    )
+
+    def weigh(limit, *size):
+        piece = Piece(NormBounds(*size), ratio=ratio, sum_error=error)
+        return limits.limited_coefficients(limit, limits.part_norms(unscaled(1), piece))
+
     weight = machine.run(weigh, given, square, size)[0]
     most = np.float64(given.factor) * np.float64(given.length)
     if quantity == "size":
@@ -305,8 +309,8 @@ def lookups(examples):
 # The table of margins.
 
 
-def shorter_gamma(module, function, kind=lambda operations: True):
-    """Shortens the γ that a function takes from a module, all or those of some kind."""
+def shorter_gamma(module, *functions, kind=lambda operations: True):
+    """Shortens the γ that functions take from a module, all or those of some kind."""
 
     def shorten(patch, share):
         exact = module.gamma
@@ -314,7 +318,7 @@ def shorter_gamma(module, function, kind=lambda operations: True):
         def gamma(operations):
             caller = sys._getframe(1).f_code.co_name
             return exact(
-                operations * share if caller == function and kind(operations) else operations
+                operations * share if caller in functions and kind(operations) else operations
             )
 
         patch.setattr(module, "gamma", gamma)
@@ -335,12 +339,12 @@ def shorter(module, *names):
 
 
 ROOM = shorter_gamma(factor_products, "_join_lengths")
-INNER = shorter_gamma(factor_products, "measure")
+INNER = shorter_gamma(factor_products, "_inner_errors", "_inner_products")
 FORMED = shorter_gamma(factor_products, "measure_formed")
 COEFFICIENT = shorter_gamma(bounds, "clip_coefficients")
 JOINED = shorter_gamma(limits, "join_norms")
 LOST = shorter(factor_products, "UNDERFLOW_LOSS")
-TERMS = shorter_gamma(bounds, "measure_terms", lambda operations: operations > 8)
+TERMS = shorter_gamma(bounds, "measure_terms", kind=lambda operations: operations > 8)
 BLOCK = shorter_gamma(block_sums, "block_rounding")
 ABOVE = shorter(block_sums, "_SUMS_ABOVE_BLOCKS")
 PARTS = shorter(block_sums, "parts_rounding")
@@ -367,6 +371,9 @@ MARGINS = {
     "inner products, positions": (
         partial(square_of_products, method="gram", positions=50), INNER, 0.9
     ),
+    "inner products, in parts": (
+        partial(square_of_products, method="gram", rows=5000), INNER, 0.9
+    ),
     "inner products, groups": (partial(square_of_products, method="gram", groups=500), INNER, 0.97),
     "inner products, segments": (
         partial(square_of_products, method="gram", segments=3), INNER, 0.4
@@ -386,7 +393,7 @@ MARGINS = {
         partial(coefficient, clip=dpoptax.contrib.psac_clip(C, 1e-9)), COEFFICIENT, 0.5
     ),
     "coefficient of many pieces": (partial(coefficient, clip=L2, pieces=100), COEFFICIENT, 0.8),
-    "coefficient by S": (absolute_coefficient, COEFFICIENT, 0.5),
+    "coefficient by S": (absolute_coefficient, COEFFICIENT, 0.3),
     "part": (part_norm, shorter_gamma(limits, "part_norms"), 0.0),
     "joined parts": (partial(joined_norm, parts=60), JOINED, 0.3),
     "joined steps": (partial(joined_norm, steps=500), JOINED, 0.4),
@@ -394,7 +401,7 @@ MARGINS = {
         partial(limited, quantity="norm"), shorter_gamma(limits, "part_norms"), 0.0
     ),
     "limited S": (
-        partial(limited, quantity="size"), shorter_gamma(limits, "limited_coefficients"), 0.2
+        partial(limited, quantity="size"), shorter_gamma(limits, "part_norms"), 0.0
     ),
     "block": (partial(formed_sum, examples=32), BLOCK, 0.97),
     "pairs": (partial(formed_sum, examples=33 * 32), ABOVE, 0.9),

@@ -65,7 +65,7 @@ def assert_refused(mean, state, reason="clipped sum was changed"):
         dpoptax.ledgers(state)
     sampler = dpoptax.sampling.PoissonSampler(dataset_size=100, batch_size=4, seed=0)
     with pytest.raises(ValueError, match=reason):
-        dpoptax.accounting.epsilon_spent(state, sampler, 1e-5)
+        dpoptax.accounting.guarantee(state, sampler).epsilon(1e-5)
 
 
 @pytest.mark.parametrize("jit", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from tests.devices import check_on_eight_devices
 
 QUICK_CHECKS = ("batches", "sums", "streaming", "noise")
-CHECKS = (*QUICK_CHECKS, "shrinkage", "scaling", "fitting")
+CHECKS = (*QUICK_CHECKS, "scaling", "fitting")
 
 
 # All checks share one process, which starts and compiles once.

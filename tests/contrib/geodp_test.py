@@ -85,7 +85,7 @@ def test_accountants_refuse_releases_of_geodp():
     assert not np.allclose(*releases)
     sampler = sampling.PoissonSampler(dataset_size=100, batch_size=10, seed=0)
     with pytest.raises(ValueError, match="without a privacy proof"):
-        accounting.epsilon_spent(state, sampler, 1e-5)
+        accounting.guarantee(state, sampler).epsilon(1e-5)
 
 
 def neighbors(d=20, batch_size=256):

@@ -111,7 +111,9 @@ def _claim(sigma, steps=6):
 
 @pytest.mark.parametrize("rule", [rules.released_pmlf(2), rules.released_disk(0.7, 0.5)])
 def test_attack_refutes_stated_epsilon(rule):
-    stated = accounting.epsilon(noise_multiplier=4.0, delta=1e-2, steps=6, sampling_probability=1.0)
+    stated = accounting.planned_guarantee(
+        noise_multiplier=4.0, steps=6, sampling_probability=1.0
+    ).epsilon(1e-2)
     curve = _attack(rule, sigma=4.0)
     assert curve.refutes(auditing.approximate_trade_off(stated, 1e-2))
     assert curve.refutes(_claim(4.0))

@@ -299,15 +299,17 @@ def test_full_groups_are_batches_in_fixed_order():
 def test_amplified_price_is_that_of_one_group():
     sampler = _cyclic(batch_size=50, cycle_length=4)
     sampling = BANDED.under(sampler)
-    spent = accounting.epsilon(noise_multiplier=4.0, sampler=sampling, steps=42, delta=1e-5)
+    spent = accounting.planned_guarantee(noise_multiplier=4.0, sampler=sampling, steps=42).epsilon(
+        1e-5
+    )
     event = dpa.SelfComposedDpEvent(
         dpa.PoissonSampledDpEvent(50 / 250, dpa.GaussianDpEvent(4.0)), 11
     )
     reference = dpa.pld.PLDAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
     np.testing.assert_allclose(spent, reference.compose(event).get_epsilon(1e-5), rtol=2e-3)
-    rdp = accounting.epsilon(
-        noise_multiplier=4.0, sampler=sampling, steps=42, delta=1e-5, accountant="rdp"
-    )
+    rdp = accounting.planned_guarantee(
+        noise_multiplier=4.0, sampler=sampling, steps=42, accountant="rdp"
+    ).epsilon(1e-5)
     assert spent < rdp < 1.3 * spent
 
 
@@ -341,7 +343,9 @@ def test_accountings_agree_at_full_participation():
     sampler = _cyclic(batch_size=250, cycle_length=4)
     sampling = BANDED.under(sampler)
     np.testing.assert_allclose(sampling.sensitivity(24), 6**0.5, rtol=1e-6)
-    rounds = accounting.epsilon(noise_multiplier=4.0, sampler=sampling, steps=24, delta=1e-5)
+    rounds = accounting.planned_guarantee(noise_multiplier=4.0, sampler=sampling, steps=24).epsilon(
+        1e-5
+    )
     once = event_epsilon(
         dpa.GaussianDpEvent(4.0 / 6**0.5), 1e-5, neighboring_relation="replace-special"
     )
@@ -352,10 +356,10 @@ def test_accountings_agree_at_full_participation():
 def test_calibrates_multiplier_for_strategy_and_sampler():
     for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250), (BISR, 250)):
         sampling = strategy.under(_cyclic(batch_size=batch_size))
-        sigma = accounting.calibrate_noise_multiplier(
-            epsilon=0.5, delta=1e-5, steps=24, sampler=sampling
-        )
-        spent = accounting.epsilon(noise_multiplier=sigma, sampler=sampling, steps=24, delta=1e-5)
+        sigma = accounting.calibrate(epsilon=0.5, delta=1e-5, steps=24, sampler=sampling)
+        spent = accounting.planned_guarantee(
+            noise_multiplier=sigma, sampler=sampling, steps=24
+        ).epsilon(1e-5)
         assert 0.995 * 0.5 < spent <= 0.5
 
 
@@ -378,15 +382,16 @@ def test_refuses_sampler_that_does_not_fit_strategy(strategy, sampler, message):
         strategy, noise_multiplier=1.0, batch_size=sampler.batch_size, key=KEY
     )
     with pytest.raises(ValueError, match=message):
-        accounting.epsilon_spent(tx.init(jnp.zeros(2)), sampler, 1e-5)
+        accounting.guarantee(tx.init(jnp.zeros(2)), sampler).epsilon(1e-5)
 
 
 def test_one_band_works_with_poisson_sampling():
     sampler = sampling.PoissonSampler(1000, 50, seed=0)
     arguments = {"noise_multiplier": 6.0, "steps": 10, "delta": 1e-5}
     one = matrix.BandedToeplitz((1.0,)).under(sampler)
-    assert accounting.epsilon(sampler=one, **arguments) == accounting.epsilon(
-        sampler=sampler, **arguments
+    assert (
+        accounting.planned_guarantee(sampler=one, **arguments).stated_epsilon
+        == accounting.planned_guarantee(sampler=sampler, **arguments).stated_epsilon
     )
 
 
@@ -395,23 +400,23 @@ def test_epsilon_is_read_from_state():
     sampler = _cyclic()
     arguments = {"noise_multiplier": 6.0, "batch_size": 50, "key": KEY}
     state = after_releases(dpoptax.correlated_noise(BANDED, **arguments), jnp.zeros(2), 9)
-    spent = accounting.epsilon_spent(state, sampler, 1e-5)
-    want = accounting.epsilon(
-        noise_multiplier=6.0, sampler=BANDED.under(sampler), steps=9, delta=1e-5
-    )
+    spent = accounting.guarantee(state, sampler).epsilon(1e-5)
+    want = accounting.planned_guarantee(
+        noise_multiplier=6.0, sampler=BANDED.under(sampler), steps=9
+    ).epsilon(1e-5)
     assert spent == want
     other = {**arguments, "key": jax.random.key(1)}
     second = dpoptax.gaussian_noise(**other).init(jnp.zeros(2))
     with pytest.raises(ValueError, match="2 noise stages"):
-        accounting.epsilon_spent((state, second), sampler, 1e-5)
+        accounting.guarantee((state, second), sampler).epsilon(1e-5)
     long = after_releases(
         dpoptax.correlated_noise(BUFFERED, **{**arguments, "batch_size": 250}), jnp.zeros(2), 25
     )
     with pytest.raises(ValueError, match="made for 24 steps, not for 25"):
-        accounting.epsilon_spent(long, _cyclic(batch_size=250), 1e-5)
+        accounting.guarantee(long, _cyclic(batch_size=250)).epsilon(1e-5)
 
 
-def test_epsilon_spent_takes_strategy_of_the_ledger_only():
+def test_guarantee_takes_strategy_of_the_ledger_only():
     sampler = _cyclic(batch_size=250)
     correlated = functools.partial(dpoptax.correlated_noise, BUFFERED)
     # Independent noise would be priced like that of the strategy: ε = 1.7 instead of 4.4.
@@ -419,7 +424,7 @@ def test_epsilon_spent_takes_strategy_of_the_ledger_only():
         tx = tx(noise_multiplier=1.0, batch_size=250, key=KEY)
         state = after_releases(tx, jnp.zeros(2), 2)
         with pytest.raises(ValueError, match="`sampler` must have the strategy of the noise stage"):
-            accounting.epsilon_spent(state, other.under(sampler), 1e-5)
+            accounting.guarantee(state, other.under(sampler)).epsilon(1e-5)
     got = accounting.guarantee(state, BUFFERED.under(sampler), delta=1e-5)
     assert str(got) == str(accounting.guarantee(state, sampler, delta=1e-5))
 
@@ -514,4 +519,4 @@ def test_refuses_tuple_as_strategy():
 def test_calibrated_steps_do_not_exceed_strategy_steps():
     sampler = matrix.CyclicPoissonSampler(48, 4, cycle_length=12, seed=0)
     run = {"delta": 1e-5, "noise_multiplier": 2.0, "sampler": BUFFERED.under(sampler)}
-    assert accounting.calibrate_steps(epsilon=50.0, **run) == 24
+    assert accounting.calibrate(epsilon=50.0, **run) == 24

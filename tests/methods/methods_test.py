@@ -11,7 +11,6 @@ from tests.helpers import slow_but
 from tests.oracles import disk as disk_oracle
 from tests.oracles import doppler as doppler_oracle
 from tests.oracles import pmlf as pmlf_oracle
-from tests.oracles import sat as sat_oracle
 
 STEPS, BATCH, DIM, ETA, CLIP = 50, 4, 6, 0.3, 0.8
 
@@ -114,29 +113,6 @@ def test_disk_matches_oracle(problem, kappa, gamma):
     )
     _same(_run(problem, dpoptax.disk(kappa, gamma)), want)
     _same(_run(problem, dpoptax.disk(lambda t: jnp.asarray(kappa), gamma)), want)
-
-
-@pytest.mark.slow
-def test_sat_matches_oracle(problem):
-    arguments, noise = _oracle_arguments(problem)
-    want = sat_oracle.sat(*arguments, rho=0.3, eta=ETA, clip_norm=CLIP, noise=noise)
-    _same(_run(problem, dpoptax.contrib.dp_sat(0.3)), want)
-
-
-def test_sat_does_not_move_masked_parameters():
-    params = {"trained": jnp.ones(2), "fixed": jnp.ones(3)}
-    tx = optax.masked(dpoptax.contrib.dp_sat(0.5), {"trained": True, "fixed": False})
-    grads = {"trained": jnp.array([3.0, 4.0]), "fixed": jnp.ones(3)}
-    _, state = tx.update(grads, tx.init(params), params)
-    (point,) = dpoptax.gradient_points(state, params).points
-    np.testing.assert_allclose(point["trained"], [1.3, 1.4], rtol=1e-6)
-    np.testing.assert_array_equal(point["fixed"], params["fixed"])
-
-
-@pytest.mark.parametrize("rho", [-0.1, float("inf"), float("nan")])
-def test_sat_refuses_bad_rho(rho):
-    with pytest.raises(ValueError, match="`rho` must be a finite number"):
-        dpoptax.contrib.dp_sat(rho)
 
 
 def test_disk_with_one_gradient_matches_oracle(problem):
@@ -323,7 +299,6 @@ def test_bad_arguments(factory, message):
         (lambda: dpoptax.disk("0.7", 0.5), "`kappa` must be a Python number, got '0.7'"),
         (lambda: dpoptax.disk(0.7, [0.5]), r"`gamma` must be a Python number, got \[0.5\]"),
         (lambda: dpoptax.adaptive_kalman("0.1"), "`stddev` must be a Python number, got '0.1'"),
-        (lambda: dpoptax.contrib.james_stein("0.1"), "`stddev` must be a Python number, got '0.1'"),
         (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "`length` must be a Python number, got '2'"),
     ],
 )

@@ -174,7 +174,7 @@ def test_price_equals_floating_point_noise():
         update, state = jax.jit(tx.update), tx.init(jnp.zeros(3))
         for _ in range(9):
             _, state = update(total, state)
-        spent.append(accounting.epsilon_spent(state, sampler, 1e-5))
+        spent.append(accounting.guarantee(state, sampler).epsilon(1e-5))
     assert spent[0] == spent[1]
 
 
@@ -191,9 +191,9 @@ def test_refuses_epsilon_if_example_repeats_within_band(sampler):
         tx = noise(STRATEGIES["optimal"], fixed_point_clip=clip)
         total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
         states.append(jax.jit(tx.update)(total, tx.init(jnp.zeros(3)))[1])
-    accounting.epsilon_spent(states[0], sampler, 1e-5)
+    accounting.guarantee(states[0], sampler).epsilon(1e-5)
     with pytest.raises(ValueError, match="`cycle_length` is at least the number of bands"):
-        accounting.epsilon_spent(states[1], sampler, 1e-5)
+        accounting.guarantee(states[1], sampler).epsilon(1e-5)
 
 
 @pytest.mark.parametrize(

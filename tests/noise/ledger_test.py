@@ -52,7 +52,7 @@ def after(tx, steps, state=None):
 
 
 def spent(state):
-    return accounting.epsilon_spent(state, SAMPLER, DELTA, accountant="rdp")
+    return accounting.guarantee(state, SAMPLER, accountant="rdp").epsilon(DELTA)
 
 
 def put_into(arrays_of, structure_of):
@@ -131,7 +131,7 @@ def test_refuses_state_of_another_chain_when_traced():
 
 
 @pytest.mark.parametrize(
-    "read", [dpoptax.ledgers, lambda s: accounting.epsilon_spent(s, SAMPLER, DELTA)]
+    "read", [dpoptax.ledgers, lambda s: accounting.guarantee(s, SAMPLER).epsilon(DELTA)]
 )
 def test_ledger_must_be_read_outside_jit(read):
     with pytest.raises(TypeError, match="outside `jit`"):
@@ -207,22 +207,21 @@ def test_ensemble_is_priced_together():
     with pytest.raises(ValueError, match="`same_batches` must be True or False"):
         spent(state)
 
-    def price(same_batches):
-        return accounting.epsilon_spent(
-            (state, ()), SAMPLER, DELTA, same_batches=same_batches, accountant="rdp"
-        )
+    def price(same_batches, sampler=SAMPLER):
+        return accounting.guarantee(
+            (state, ()), sampler, same_batches=same_batches, accountant="rdp"
+        ).epsilon(DELTA)
 
     def alone(noise_multiplier, steps):
-        return accounting.epsilon(
-            noise_multiplier=noise_multiplier,
-            sampler=SAMPLER,
-            steps=steps,
-            delta=DELTA,
-            accountant="rdp",
-        )
+        return accounting.planned_guarantee(
+            noise_multiplier=noise_multiplier, sampler=SAMPLER, steps=steps, accountant="rdp"
+        ).epsilon(DELTA)
 
     assert price(True) == pytest.approx(alone(2.0 / math.sqrt(4), 3), rel=1e-9)
-    assert price(False) == pytest.approx(alone(2.0, 12), rel=1e-9)
+    seedless = dataclasses.replace(SAMPLER, seed=None)
+    assert price(False, seedless) == pytest.approx(alone(2.0, 12), rel=1e-9)
+    with pytest.raises(ValueError, match="must be True for an ensemble whose sampler has a seed"):
+        price(False)  # independent draws need several seeds, and there is one
     together = accounting.guarantee(state, SAMPLER, same_batches=True, delta=DELTA)
     assert "releases   4 × 3 of the Gaussian mechanism" in str(together)
     assert together.epsilon_curve([3], DELTA) == together.epsilon(DELTA)
@@ -231,7 +230,7 @@ def test_ensemble_is_priced_together():
 def test_refuses_ensemble_with_one_key():
     state = ensemble(jnp.stack([jax.random.key(0)] * 3))
     with pytest.raises(ValueError, match="must have different keys"):
-        accounting.epsilon_spent(state, SAMPLER, DELTA, same_batches=True)
+        accounting.guarantee(state, SAMPLER, same_batches=True).epsilon(DELTA)
 
 
 STAGES = {

@@ -103,11 +103,11 @@ def test_epsilon_composes_the_phases(accountant, steps):
     parts = (1.9, min(steps, 3)), (1.1, min(max(steps - 3, 0), 2)), (1.5, max(steps - 5, 0))
     want = event_epsilon(composed(*parts), DELTA, accountant=accountant)
     state = after(STAGE, steps)
-    spent = accounting.epsilon_spent(state, SAMPLER, DELTA, accountant=accountant)
+    spent = accounting.guarantee(state, SAMPLER, accountant=accountant).epsilon(DELTA)
     assert spent == pytest.approx(want, rel=1e-9)
-    described = accounting.epsilon(
-        noise_multiplier=SCHEDULE, steps=steps, sampler=SAMPLER, delta=DELTA, accountant=accountant
-    )
+    described = accounting.planned_guarantee(
+        noise_multiplier=SCHEDULE, steps=steps, sampler=SAMPLER, accountant=accountant
+    ).epsilon(DELTA)
     assert described == spent
     planned = accounting.planned_guarantee(
         noise_multiplier=SCHEDULE, steps=steps, sampler=SAMPLER, accountant=accountant
@@ -123,7 +123,7 @@ def test_full_batches_compose_to_one_mu():
     state = after(stage(schedule), 7)
     whole = sampling.PoissonSampler(dataset_size=10, batch_size=10, seed=0)
     gaussian = dpa.GaussianDpEvent(1 / mu)
-    spent = accounting.epsilon_spent(state, whole, DELTA)
+    spent = accounting.guarantee(state, whole).epsilon(DELTA)
     one = event_epsilon(gaussian, DELTA)
     assert one <= spent == pytest.approx(one, rel=1e-9)
     made = accounting.guarantee(state, whole)
@@ -170,32 +170,43 @@ def test_stages_on_the_same_batches_are_priced_as_privacy_losses():
     state = after(STAGE, 6), after(stage(1.5, key=jax.random.key(1)), 4)
     both = lambda sigma: (sigma**-2 + 1.5**-2) ** -0.5  # noqa: E731
     parts = (both(1.9), 3), (both(1.1), 1), (1.1, 1), (1.5, 1)
-    spent = functools.partial(accounting.epsilon_spent, state, SAMPLER, DELTA, accountant="rdp")
+    spent = functools.partial(accounting.guarantee, state, SAMPLER, accountant="rdp")
     want = event_epsilon(composed(*parts), DELTA, accountant="rdp")
-    assert spent() == pytest.approx(want, rel=1e-9)
+    assert spent().epsilon(DELTA) == pytest.approx(want, rel=1e-9)
     want = event_epsilon(composed((1.9, 3), (1.1, 2), (1.5, 1), (1.5, 4)), DELTA, accountant="rdp")
-    turns = spent(same_batches=False)
+    turns = spent(same_batches=False).epsilon(DELTA)
     assert turns == pytest.approx(want, rel=1e-9)
 
 
 def test_dependent_steps_use_smallest_multiplier():
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=4)
-    least = accounting.epsilon(noise_multiplier=1.1, steps=7, sampler=cyclic, delta=DELTA)
-    assert accounting.epsilon_spent(after(STAGE, 7), cyclic, DELTA) == least
+    least = accounting.planned_guarantee(noise_multiplier=1.1, steps=7, sampler=cyclic).epsilon(
+        DELTA
+    )
+    assert accounting.guarantee(after(STAGE, 7), cyclic).epsilon(DELTA) == least
     described = dict(steps=7, sampler=cyclic, delta=DELTA)
-    assert accounting.epsilon(noise_multiplier=SCHEDULE, **described) == least
-    first = accounting.epsilon(noise_multiplier=SCHEDULE, **{**described, "steps": 3})
-    assert first == accounting.epsilon(noise_multiplier=1.9, **{**described, "steps": 3})
+    assert (
+        accounting.planned_guarantee(noise_multiplier=SCHEDULE, **described).stated_epsilon == least
+    )
+    first = accounting.planned_guarantee(
+        noise_multiplier=SCHEDULE, **{**described, "steps": 3}
+    ).stated_epsilon
+    assert (
+        first
+        == accounting.planned_guarantee(
+            noise_multiplier=1.9, **{**described, "steps": 3}
+        ).stated_epsilon
+    )
 
 
 @pytest.mark.parametrize("accountant", slow_but(("rdp",), ("pld", "rdp")))
 def test_calibration_finds_factor_of_schedule(accountant):
     run = dict(sampler=SAMPLER, delta=DELTA, accountant=accountant)
-    factor = accounting.calibrate_noise_multiplier(epsilon=1, steps=7, schedule=SCHEDULE, **run)
+    factor = accounting.calibrate(epsilon=1, steps=7, schedule=SCHEDULE, **run)
     noise = {first: factor * each for first, each in SCHEDULE.items()}
-    spent = accounting.epsilon(noise_multiplier=noise, steps=7, **run)
+    spent = accounting.planned_guarantee(noise_multiplier=noise, steps=7, **run).stated_epsilon
     assert 0.9998 <= spent <= 1
-    assert accounting.calibrate_steps(noise_multiplier=noise, epsilon=1.0, **run) == 7
+    assert accounting.calibrate(noise_multiplier=noise, epsilon=1.0, **run) == 7
 
 
 def test_constant_schedule_equals_its_multiplier():
@@ -216,7 +227,7 @@ def test_ledger_distinguishes_schedules():
         other.update(clipped(), state, PARAMS)
     arrays = jax.tree.unflatten(jax.tree.structure(other.init(PARAMS)), jax.tree.leaves(state))
     with pytest.raises(ValueError, match="belong to another mechanism"):
-        accounting.epsilon_spent(arrays, SAMPLER, DELTA)
+        accounting.guarantee(arrays, SAMPLER).epsilon(DELTA)
     assert np.isnan(other.update(clipped(), arrays, PARAMS)[0]["b"]).all()
 
 
@@ -262,7 +273,9 @@ def test_refuses_invalid_schedules(schedule, match):
     with pytest.raises(ValueError, match=match):
         stage(schedule)
     with pytest.raises(ValueError, match=match):
-        accounting.epsilon(noise_multiplier=schedule, steps=7, sampler=SAMPLER, delta=DELTA)
+        accounting.planned_guarantee(noise_multiplier=schedule, steps=7, sampler=SAMPLER).epsilon(
+            DELTA
+        )
 
 
 def test_schedule_errors_say_what_to_pass():

@@ -373,6 +373,22 @@ class TestPrice:
         _, rest = sampler.dp_event(1.0, 13).bound.events
         assert rest.overflow == pytest.approx(3 * stats.binom.sf(159, 1000, 0.1))
 
+    @pytest.mark.parametrize(("size", "batch"), [(16, 8), (24, 12), (20, 2)])
+    def test_few_users_need_no_delta_for_cuts_that_cannot_happen(self, size, batch):
+        """The largest batch holds all records, so nothing is cut and δ covers nothing."""
+        sampler = RandomAllocationSampler(size, batch, seed=0)
+        found = accounting.planned_guarantee(
+            noise_multiplier=4.0, steps=sampler.period, sampler=sampler, delta=1e-5
+        )
+        largest = max(sampler.sample(t).mask.sum() for t in range(200 * sampler.period))
+        assert largest <= sampler.padded_size
+        if sampler.padded_size >= size:
+            assert sampler.full_probability == 0
+            uncut = RandomAllocationDpEvent(4.0, sampler.period, sampler.period)
+            assert found.epsilon(1e-12) == pytest.approx(price(uncut, delta=1e-12))
+        smaller = RandomAllocationSampler(size, batch, seed=0, max_batch_size=size - 1)
+        assert smaller.full_probability > 0
+
     def test_accountants_refuse_unsupported_relations(self):
         event = RandomAllocationDpEvent(1.0, 20, 20)
         for accountant in ("pld", "rdp"):
@@ -390,18 +406,22 @@ class TestCalibration:
     @pytest.mark.slow
     def test_calibrated_noise_spends_target_epsilon(self):
         run = {"delta": DELTA, "steps": 100, "sampler": self.SAMPLER}
-        sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
-        assert 0.9998 * 2 <= accounting.epsilon(noise_multiplier=sigma, **run) <= 2
+        sigma = accounting.calibrate(epsilon=2.0, **run)
+        assert (
+            0.9998 * 2
+            <= accounting.planned_guarantee(noise_multiplier=sigma, **run).stated_epsilon
+            <= 2
+        )
         # Needs less noise than Poisson sampling, or about as much.
         poisson = {**run, "sampler": PoissonSampler(1000, 50, seed=0)}
-        assert accounting.epsilon(noise_multiplier=sigma, **poisson) > 1.98
+        assert accounting.planned_guarantee(noise_multiplier=sigma, **poisson).stated_epsilon > 1.98
 
     @pytest.mark.slow
     def test_calibrated_steps_are_the_most_that_fit(self):
         run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
-        steps = accounting.calibrate_steps(epsilon=1.5, **run)
-        assert accounting.epsilon(steps=steps, **run) <= 1.5
-        assert accounting.epsilon(steps=steps + 1, **run) > 1.5
+        steps = accounting.calibrate(epsilon=1.5, **run)
+        assert accounting.planned_guarantee(steps=steps, **run).stated_epsilon <= 1.5
+        assert accounting.planned_guarantee(steps=steps + 1, **run).stated_epsilon > 1.5
 
     def test_epsilon_curve_ends_at_epsilon_of_all_steps(self):
         run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
@@ -409,7 +429,7 @@ class TestCalibration:
         curve = planned.epsilon_curve([0, 10, 20, 40], DELTA)
         assert curve[0] == 0
         assert np.all(np.diff(curve) > 0)
-        assert curve[-1] == accounting.epsilon(steps=40, **run)
+        assert curve[-1] == accounting.planned_guarantee(steps=40, **run).stated_epsilon
 
 
 def released(noises, steps):
@@ -430,25 +450,25 @@ class TestLedger:
     def test_partial_epoch_is_priced_as_its_released_steps(self):
         sampler = RandomAllocationSampler(100, 10, seed=0)
         with pytest.warns(UserWarning, match="not below 1/N"):
-            spent = accounting.epsilon_spent(released(self.noises()[:1], [3]), sampler, 0.02)
+            spent = accounting.guarantee(released(self.noises()[:1], [3]), sampler).epsilon(0.02)
         event = sampler.dp_event(2.0, 3)
         assert (event.bound.period, event.steps) == (10, 3)
-        assert spent == accounting.epsilon(
-            noise_multiplier=2.0, delta=0.02, steps=3, sampler=sampler
-        )
+        assert spent == accounting.planned_guarantee(
+            noise_multiplier=2.0, steps=3, sampler=sampler
+        ).epsilon(0.02)
 
     def test_refuses_stages_with_different_numbers_of_releases(self):
         state = released(self.noises(), [1, 2])
         with pytest.raises(ValueError, match="steps of a RandomAllocationSampler depend"):
-            accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
+            accounting.guarantee(state, RandomAllocationSampler(100, 10, seed=0)).epsilon(1e-3)
         # With two groups, every second step belongs to one of them.
         with pytest.raises(ValueError, match="steps of a CyclicPoissonSampler depend"):
-            accounting.epsilon_spent(
-                state, matrix.CyclicPoissonSampler(100, 10, seed=0, cycle_length=2), 1e-3
-            )
+            accounting.guarantee(
+                state, matrix.CyclicPoissonSampler(100, 10, seed=0, cycle_length=2)
+            ).epsilon(1e-3)
         without_turns = matrix.CyclicPoissonSampler(100, 10, seed=0)
         for sampler in (PoissonSampler(100, 10, seed=0), without_turns):
-            assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0
+            assert accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-3) > 0
 
     def test_alternating_stages_are_priced_at_least_noise(self):
         """With two groups or a separation of two, one stage may have all steps of a record."""
@@ -462,11 +482,11 @@ class TestLedger:
             matrix.CyclicPoissonSampler(20, 10, seed=0, cycle_length=2),
             MinSeparationSampler(20, 10, seed=0, separation=2),
         ):
-            assert accounting.epsilon_spent(state, sampler, delta) >= met * (1 - 1e-9)
+            assert accounting.guarantee(state, sampler).epsilon(delta) >= met * (1 - 1e-9)
         # If steps are independent, no alternation is worse than both stages in each step.
         poisson = PoissonSampler(20, 10, seed=0)
         joint = dpa.SelfComposedDpEvent(poisson.dp_event((1 / 64 + 1 / 6400) ** -0.5, 1), 4)
-        assert accounting.epsilon_spent(state, poisson, delta) == pytest.approx(
+        assert accounting.guarantee(state, poisson).epsilon(delta) == pytest.approx(
             event_epsilon(joint, delta)
         )
 
@@ -477,10 +497,10 @@ class TestLedger:
         )
         state = released([noise], [1])
         sampler = RandomAllocationSampler(100, 10, seed=0)
-        spent = accounting.epsilon_spent(state, sampler, 1e-3)
-        assert spent == accounting.epsilon(
-            noise_multiplier=2.0, steps=1, delta=1e-3, sampler=strategy.under(sampler)
-        )
+        spent = accounting.guarantee(state, sampler).epsilon(1e-3)
+        assert spent == accounting.planned_guarantee(
+            noise_multiplier=2.0, steps=1, sampler=strategy.under(sampler)
+        ).epsilon(1e-3)
 
 
 TINY = TrainConfig(
@@ -505,9 +525,9 @@ class TestTrainer:
         assert (plan.sampler.period, plan.sampler.participations) == (2 * k, k)
         summary = train(dataclasses.replace(config, epsilon=None), dataset, plan).summary
         assert summary["sampling"] == "RandomAllocationSampler"
-        assert summary["epsilon"] == accounting.epsilon(
-            noise_multiplier=2.0, steps=steps, delta=1e-5, sampler=plan.sampler, accountant="rdp"
-        )
+        assert summary["epsilon"] == accounting.planned_guarantee(
+            noise_multiplier=2.0, steps=steps, sampler=plan.sampler, accountant="rdp"
+        ).epsilon(1e-5)
         said = text("run", plan_run(dataclasses.replace(config, epsilon=None)))
         assert f"replace-special, {sampling} sampling" in said
 

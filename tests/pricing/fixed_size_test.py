@@ -14,13 +14,12 @@ DELTA = 1e-5
 
 
 def _price(size, batch_size, sigma, steps, delta=DELTA, accountant="pld"):
-    return accounting.epsilon(
+    return accounting.planned_guarantee(
         noise_multiplier=sigma,
         sampler=FixedSizeSampler(size, batch_size, seed=0),
         steps=steps,
-        delta=delta,
         accountant=accountant,
-    )
+    ).epsilon(delta)
 
 
 def _gaussian_delta(epsilon, mu):

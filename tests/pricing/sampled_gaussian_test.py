@@ -8,6 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from scipy import integrate, stats
 
+from dpoptax import accounting
 from dpoptax._pricing import sampled_gaussian
 
 CASES = [(0.5, 0.01), (0.84, 1e-3), (1.1, 0.1), (3.0, 0.5), (20.0, 0.09), (0.5, 1e-7), (2.0, 0.999)]
@@ -65,3 +66,37 @@ def test_sample_of_nearly_all_records_costs_no_more_than_all():
     for q in (1 - 1e-9, math.nextafter(1, 0)):
         found = sampled_gaussian.pair_of(0.5, q, 1e-2).get_delta_for_epsilon([0.0, 1.0, 4.0])
         np.testing.assert_allclose(found, whole, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "right"),
+    [(1e-4, 3.0, 10**6, 0.127), (1e-5, 1.0, 10**6, 0.0453), (1e-4, 2.0, 10**5, 0.0593)],
+)
+def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
+    """A grid of 1e-4 doubled ε where the losses of a step are smaller."""
+    delta = 1e-6
+    found = accounting.epsilon(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=delta
+    )
+    assert found == pytest.approx(right, rel=0.005)
+    # Losses rounded down, by dp_accounting, on a grid that is finer still: a lower bound.
+    lower = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma,
+        sampling_prob=q,
+        pessimistic_estimate=False,
+        value_discretization_interval=2e-6,
+        use_connect_dots=False,
+    )
+    assert lower.self_compose(steps).get_epsilon_for_delta(delta) <= found
+    # The central limit theorem.
+    mu = q * math.sqrt(steps * math.expm1(sigma**-2))
+    assert found == pytest.approx(
+        accounting.epsilon(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1, delta=delta),
+        rel=0.08,
+    )
+    # A plot, and μ, use a coarser grid.
+    planned = accounting.planned_guarantee(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps
+    )
+    assert planned.epsilon_curve([steps // 2, steps], delta)[0] < found
+    assert 0.99 * mu < planned.gdp_mu(delta) < 1.4 * mu

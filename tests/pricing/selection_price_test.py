@@ -7,9 +7,10 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as losses
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from dpoptax import accounting
+from dpoptax._pricing import curves
 from dpoptax._pricing import selection as price
 from dpoptax.accounting import selection
 from tests.helpers import event_epsilon
@@ -185,3 +186,67 @@ def test_best_trial_has_a_whole_curve_and_composes():
 def test_a_trial_without_privacy_has_no_price():
     event = selection.best_of_random([dpa.NonPrivateDpEvent()], mean=2, distribution="geometric")
     assert event_epsilon(event, DELTA) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("distribution", "delta", "mu", "attack"),
+    [
+        ("geometric", 0.70, 2.65, 1.50),
+        ("logarithmic", 0.51, 2.1, 1.31),
+        ("poisson", 0.88, 3.6, 1.90),
+    ],
+)
+def test_small_epsilons_cost_at_most_all_trials(distribution, delta, mu, attack):
+    """Also less than (ε, δ) at large ε implies; the attacks are the best that are known."""
+    sigma = 1 / 0.7567
+    trial = accounting.PrivacyEvent(dpa.GaussianDpEvent(sigma))
+    event = selection.best_of_random([trial], mean=20, distribution=distribution)
+    found = accounting.Guarantee(event)
+    # All trials: K is independent of the data, so δ is a mean.
+    law = {
+        "geometric": stats.geom(1 / 20),
+        "logarithmic": stats.logser(1 - price.NumberOfTrials(20.0, 0.0).gamma),
+        "poisson": stats.poisson(20),
+    }[distribution]
+    number = np.arange(1, 2000)
+
+    def all_trials(epsilon):
+        mus = np.sqrt(number) / sigma
+        gaussian = stats.norm.cdf(mus / 2 - epsilon / mus) - math.exp(epsilon) * stats.norm.cdf(
+            -mus / 2 - epsilon / mus
+        )
+        return float(law.pmf(number) @ gaussian)
+
+    for epsilon in (0.0, 1.0):
+        assert all_trials(epsilon) <= found.delta(epsilon) <= 1.05 * all_trials(epsilon)
+    assert found.delta(1.0) <= delta
+    assert attack < found.gdp_mu(DELTA) <= mu
+    one = accounting.Guarantee(trial)
+    assert one.delta(1.0) < found.delta(1.0)
+
+
+@pytest.mark.parametrize("mean", [1.0, 3.0, 40.0])
+@pytest.mark.parametrize("shape", [-0.5, 0.0, 0.5, 1.0, 3.0, math.inf])
+def test_chances_are_those_of_the_law(mean, shape):
+    number = price.NumberOfTrials(mean, shape)
+    chances = number.chances(20_000)
+    none = math.exp(-mean) if math.isinf(shape) else 0.0
+    assert chances[0] == pytest.approx(none)
+    # The law of shape −0.5 has a heavy tail.
+    assert chances.sum() == pytest.approx(1, abs=1e-4)
+    assert np.arange(20_000) @ chances == pytest.approx(mean, rel=0.02)
+    w = np.array([0.5, 0.1])
+    slopes = [(np.arange(1, 20_000) * (1 - x) ** np.arange(19_999)) @ chances[1:] for x in w]
+    assert number.slope(w) == pytest.approx(np.array(slopes), rel=1e-6)
+
+
+def test_a_curve_is_convex():
+    """Bounds at other ε imply those of randomized response between them."""
+    epsilons = np.array([0.0, 1.0, 2.0, 3.0])
+    found = curves.convex(epsilons, np.array([1.0, 1.0, 1e-5, 1e-5]))
+    assert found[2:] == pytest.approx(1e-5, rel=1e-9)
+    for epsilon, bound in zip(epsilons[:2], found[:2], strict=True):
+        exact = 1e-5 + (1 - 1e-5) * (math.exp(2) - math.exp(epsilon)) / (1 + math.exp(2))
+        assert bound == pytest.approx(exact, rel=1e-12)
+    gaussian = special.ndtr(0.5 - epsilons) - np.exp(epsilons) * special.ndtr(-0.5 - epsilons)
+    np.testing.assert_allclose(curves.convex(epsilons, gaussian), gaussian, rtol=1e-12)

@@ -6,7 +6,7 @@ import math
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from dpoptax import accounting, matrix, sampling
 from dpoptax._pricing import accountants, several_records
@@ -257,3 +257,50 @@ def test_losses_are_rounded_up():
         for interval in (1e-4, 1e-3, 1e-2, 5e-2)
     ]
     assert np.all(np.diff(prices) > 0)
+
+
+def convolved(records, *, sigma, q, steps, spacing=2e-4):
+    """Returns a lower bound on ε at DELTA: losses are rounded down."""
+    x = np.linspace(-10 * sigma, records * min(1, 20 * q) + 9 * sigma, 400_001)
+    weights = stats.binom.pmf(np.arange(records + 1), records, q)
+    drawn = np.flatnonzero(weights > 1e-30)
+    below = sum(weights[j] * stats.norm.cdf(x, j, sigma) for j in drawn)
+    logs = [math.log(weights[j]) + j * (x - j / 2) / sigma**2 for j in drawn]
+    loss = special.logsumexp(logs, axis=0)[:-1]  # at the left end of each cell
+    places = np.floor(loss / spacing).astype(int)
+    masses, first = np.bincount(places - places.min(), np.diff(below)), places.min()
+    size = 1 << math.ceil(math.log2(4 * len(masses) + steps))
+    total = np.fft.irfft(np.fft.rfft(masses, size) ** steps, size)
+    losses = spacing * (steps * first + np.arange(size))
+
+    def delta(epsilon):
+        return np.sum(np.maximum(total, 0) * np.maximum(0, -np.expm1(epsilon - losses)))
+
+    return optimize.brentq(lambda e: delta(e) - DELTA, 0, 50)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "records", "right"),
+    [(5e-4, 1.0, 20, 20, 0.5037), (1e-3, 1.0, 10, 100, 4.689), (1e-5, 1.0, 1, 100, 0.0)],
+)
+def test_improbable_draws_are_infinite_losses(q, sigma, steps, records, right):
+    """Grids of all numbers of drawn records were refused, or took minutes."""
+    found = person(records, sigma=sigma, q=q, steps=steps)
+    stated = found.epsilon(DELTA)
+    if right:
+        lower = convolved(records, sigma=sigma, q=q, steps=steps)
+        assert lower <= stated <= lower * 1.02
+        assert stated == pytest.approx(right, rel=0.01)
+    event = several_records.SampledRecordsDpEvent(sigma, q, records)
+    pair = event.pair(ADD_OR_REMOVE, accountants.DISCRETIZATION)
+    removed, added = pair._pmf_remove.to_dense_pmf(), pair._pmf_add.to_dense_pmf()
+    assert max(removed.size, added.size) < 1_200_000  # what takes the time
+    assert removed._infinity_mass < 1e-18
+
+
+def test_group_privacy_of_a_stated_release_is_exact():
+    """k records of (ε, δ) are (kε, δ (e^kε − 1)/(e^ε − 1))."""
+    for k in (2, 3, 7):
+        one = accounting.Guarantee(accounting.StatedDpEvent(0.3, 1e-8))
+        exact = 1e-8 * math.expm1(0.3 * k) / math.expm1(0.3)
+        assert exact <= one.for_records(k).delta(0.3 * k) <= 1.02 * exact

@@ -1,7 +1,6 @@
 """Tests that the benchmark suite runs and reports, without checking times."""
 
 import json
-import time
 from functools import partial
 
 import jax
@@ -14,10 +13,7 @@ from benchmarks import (
     compilation,
     contenders,
     noise,
-    phase_times,
     report,
-    startup,
-    telemetry,
     third_party,
 )
 from benchmarks.__main__ import Config, main
@@ -26,7 +22,6 @@ from benchmarks.models import MODELS
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
 from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
-from dpoptax.training import load_config, load_configs
 
 pytestmark = pytest.mark.slow
 
@@ -197,121 +192,12 @@ def test_report_draws_cells_and_sweeps(tmp_path):
     assert (tmp_path / "sweeps.png").stat().st_size > 0
 
 
-def saved_run(folder, model, cores=2):
-    result = Result(Cell(model, 4), Variant("non-private"), [[1.0]], 1.0, 9.0)
-    _set_ratios([result])
-    report.save([result], {"CPU cores": cores}, folder)
-    return folder
-
-
-def test_joins_runs_into_one_report(tmp_path):
-    runs = [saved_run(tmp_path / model, model) for model in ("mlp", "cnn")]
-    report.join(tuple(runs), output=tmp_path / "both")
-    results, facts = report.load(tmp_path / "both")
-    assert [result.cell for result in results] == [Cell("mlp", 4), Cell("cnn", 4)]
-    assert facts == {"CPU cores": 2}
-    assert "### cnn, batch 4" in (tmp_path / "both" / "results.md").read_text()
-    with pytest.raises(ValueError, match="mlp, batch 4"):
-        report.join((runs[0], runs[0]), output=tmp_path)
-    other = saved_run(tmp_path / "other", "transformer", cores=4)
-    with pytest.raises(ValueError, match="got CPU cores 4 .* and 2"):
-        report.join((runs[0], other), output=tmp_path)
-
-
 def test_variants_and_sweeps_are_complete():
     chosen = variants(JAX_LIBRARIES, ALGORITHMS)
     assert len(chosen) == len(set(chosen)) == 17
     assert sum(not variant.noise for variant in chosen) == 4
     for sweep in ("batch", "parameters", "length", "points"):
         assert len({str(cell) for cell in sweep_cells(sweep)}) >= 4
-
-
-class TestStartup:
-    def test_inner_phases_count_once(self):
-        measured = phase_times.PhaseTimes()
-        begun = time.perf_counter()
-        with measured("outer"):
-            time.sleep(0.05)
-            with measured("inner"):
-                time.sleep(0.1)
-        seconds, whole = measured.seconds(), time.perf_counter() - begun
-        assert 0.05 <= seconds["outer"] < 0.1 <= seconds["inner"]
-        assert sum(seconds.values()) == pytest.approx(whole, abs=0.01)
-
-    def test_failed_phase_counts_its_time(self):
-        measured = phase_times.PhaseTimes()
-
-        def fail():
-            with measured("failing"):
-                time.sleep(0.02)
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            fail()
-        with measured("next"):
-            pass
-        assert measured.seconds()["failing"] >= 0.02
-
-    def test_startup_times_add_up(self):
-        phases = {"data": 1.0, "steps": 2.0, "telemetry": 0.1, "other": 0.2}
-        spent = {"import": 4.0, "main": 3.7, "processor": 8.0, "first_processor": 3.0}
-        spent |= {"phases": phases, "first_step": 1.5}
-        times = startup.timed("a.py", "first", spent, 10.0)
-        assert sum(times.seconds.values()) == pytest.approx(10.0)
-        assert times.seconds["other"] == pytest.approx(2.9)  # in none of the phases
-        assert times.first_step == pytest.approx(4.0 + 0.4 + 1.5)
-        assert times.telemetry == pytest.approx(0.1 / 8)
-        header, _, row = startup.table([times]).splitlines()
-        cells = dict(zip(header.split("|"), row.split("|"), strict=True))
-        shown = {name.strip(): cell.strip() for name, cell in cells.items()}
-        assert (shown["import"], shown["compile"], shown["telemetry"]) == ("4.00", "0.00", "0.10")
-        assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "1.25 %")
-        assert (shown["its processor"], shown["processor"]) == ("3.00", "8.00")
-
-    @pytest.mark.slow
-    def test_measures_first_and_second_start(self, tmp_path):
-        chosen = startup.Startup(
-            ("configs/digits/dp_sgd.py",),
-            options="--steps 2 --accountant rdp",
-            output=tmp_path / "startup.json",
-        )
-        assert startup.main(chosen).count("configs/digits/dp_sgd.py") == 2
-        first, second = json.loads(chosen.output.read_text())
-        assert all(row["seconds"]["compile"] > 0 for row in (first, second))
-        for name in ("steps", "telemetry", "evaluation", "checkpoints", "files"):
-            assert all(row["seconds"][name] > 0 for row in (first, second)), name
-        assert 0 < first["first_step"] < first["whole"]
-
-    def test_failed_training_reports_reason(self, tmp_path):
-        with pytest.raises(RuntimeError, match=r"nowhere.py: .*must be a Python file"):
-            startup.measure("nowhere.py", [], "first", tmp_path, tmp_path / "cache")
-
-
-class TestTelemetry:
-    def test_finds_a_trainable_config_of_each_kind(self, tmp_path):
-        found = telemetry.kinds(startup.ROOT / "configs" / "digits")
-        assert telemetry.Kind("DP-SGD", "poisson", "pld", "example") in found
-        assert telemetry.Kind("Correlated noise", "cyclic", "pld", "example") in found
-        assert len(found) == 15 - 1  # correlated noise is listed once, with and without a filter
-        assert not any(chosen.read for chosen in found.values())
-
-    def test_config_that_reads_files_trains_on_digits(self, tmp_path):
-        base = startup.ROOT / "configs" / "papers" / "disk" / "figure_6.py"
-        name, config = next(iter(load_configs(base).items()))
-        assert config.dataset == "cifar10"
-        path = tmp_path / "config.py"
-        path.write_text(telemetry.config_file(telemetry.Chosen(base, name, read=True)))
-        on_digits = load_config(path)
-        assert (on_digits.dataset, on_digits.eval_every) == ("digits", 10)
-        assert (on_digits.method, on_digits.accountant) == (config.method, config.accountant)
-
-    def test_table_has_row_for_each_kind(self):
-        kind = telemetry.Kind("DiSK", "poisson", "rdp", "example")
-        chosen = telemetry.Chosen(startup.ROOT / "a.py", "a", read=True)
-        timed = startup.Timed("a.py", "first", {"telemetry": 0.05}, 5.0, 3.0, 10.0, 4.0)
-        row = telemetry.table([(kind, chosen, timed)]).splitlines()[-1]
-        cells = [cell.strip() for cell in row.split("|")[1:-1]]
-        assert cells[4:] == ["a on digits", "10.00", "4.00", "0.050", "1.25 %"]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ PACKAGES = (
 # Each takes longer to import than the package, or is an optional dependency.
 FIRST_WHEN_NEEDED = {
     *("chex", "dp_accounting", "flax", "jax_privacy", "matplotlib", "orbax", "pandas", "scipy"),
-    *("PIL", "pooch", "sacrebleu", "safetensors", "sklearn", "tokenizers", "tqdm", "tyro"),
+    *("PIL", "pooch", "safetensors", "sklearn", "tokenizers", "tqdm", "tyro"),
 }
 
 USER_PROGRAM = """\
@@ -43,9 +43,7 @@ def loss_fn(params: dict[str, jax.Array], example: jax.Array) -> jax.Array:
 
 
 sampler: Sampler = PoissonSampler(dataset_size=100, batch_size=10, seed=0)
-sigma: float = accounting.calibrate_noise_multiplier(
-    epsilon=3.0, delta=1e-4, steps=10, sampler=sampler
-)
+sigma: float = accounting.calibrate(epsilon=3.0, delta=1e-4, steps=10, sampler=sampler)
 tx: optax.GradientTransformation = optax.chain(
     dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(0)),
     dpoptax.doppler(b=dpoptax.filters.preset("momentum").b, a=(-0.9,)),
@@ -54,12 +52,12 @@ tx: optax.GradientTransformation = optax.chain(
 clip: dpoptax.Clip = dpoptax.l2_clip(1.0)
 grad_fn = dpoptax.clipped_grad(loss_fn, clip, microbatch_size=5)
 state = tx.init({"w": jnp.zeros(3)})
-spent: float = dpoptax.accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp")
+spent: float = dpoptax.accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-4)
 """
 MISTAKES = {
     "dpoptax.l2_clip('one')": "arg-type",
-    "dpoptax.accounting.epsilon(noise_multiplier=1.0, delta=1e-5)": "call-arg",
-    "dpoptax.accounting.epsilon_spent(None, 0, 1e-5)": "arg-type",
+    "dpoptax.accounting.planned_guarantee(noise_multiplier=1.0, delta=1e-5)": "call-arg",
+    "dpoptax.accounting.guarantee(None, 0)": "arg-type",
     "dpoptax.no_such_name": "attr-defined",
     "dpoptax.matrix.no_such_name": "attr-defined",
 }

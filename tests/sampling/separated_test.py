@@ -132,15 +132,19 @@ class TestPrice:
         assert sampler.participation_probability == pytest.approx(50 / 850)
         run = {"noise_multiplier": 1.0, "steps": 20, "delta": DELTA}
         for accountant in ("pld", "rdp"):
-            found = accounting.epsilon(sampler=sampler, **run, accountant=accountant)
-            poisson = accounting.epsilon(
+            found = accounting.planned_guarantee(
+                sampler=sampler, **run, accountant=accountant
+            ).stated_epsilon
+            poisson = accounting.planned_guarantee(
                 sampling_probability=50 / 850, **run, accountant=accountant
-            )
+            ).stated_epsilon
             # A thousandth of δ covers truncated batches.
             assert poisson <= found < 1.001 * poisson
-        drawn = accounting.epsilon(sampler=sampler, **run, accountant="monte_carlo")
+        drawn = accounting.planned_guarantee(
+            sampler=sampler, **run, accountant="monte_carlo"
+        ).stated_epsilon
         # Separation is not cheaper than the same number of purely random participations either.
-        assert drawn <= accounting.epsilon(sampler=sampler, **run)
+        assert drawn <= accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
 
     def test_full_batches_reveal_more_than_poisson_sampling(self):
         """A record in a full batch replaces another: the exact pair against Poisson sampling."""
@@ -153,12 +157,13 @@ class TestPrice:
         there = 0.01 * others @ kept
         adding, replaced = (away + there * stats.norm.pdf(y, adds) for adds in (1, 0))
         run = {"noise_multiplier": 1.0, "steps": 1, "delta": DELTA}
-        poisson = accounting.epsilon(sampling_probability=0.01, **run)
+        poisson = accounting.planned_guarantee(sampling_probability=0.01, **run).stated_epsilon
         assert np.maximum(adding - math.exp(poisson) * replaced, 0).sum() * step > 2.5 * DELTA
         full = MinSeparationSampler(100, 1, seed=0, separation=1, max_batch_size=1)
         for accountant in ("pld", "rdp", "monte_carlo"):
+            planned = accounting.planned_guarantee(sampler=full, **run, accountant=accountant)
             with pytest.raises(ValueError, match="the sampler's largest batch is full"):
-                accounting.epsilon(sampler=full, **run, accountant=accountant)
+                planned.epsilon(DELTA)
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp", "monte_carlo"])
     def test_truncated_batches_are_subtracted_from_delta(self, accountant, monkeypatch):
@@ -172,10 +177,12 @@ class TestPrice:
         run = {"noise_multiplier": 1.0, "steps": 10, "delta": DELTA, "accountant": accountant}
         paid = 10 * sampler.full_probability
         assert 1e-7 < paid < 1e-6
-        found = accounting.epsilon(sampler=sampler, **run)
+        found = accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
         never = dataclasses.replace(sampler, max_batch_size=1000)
-        assert accounting.epsilon(sampler=never, **run) < found
-        want = accounting.epsilon(sampler=never, **{**run, "delta": DELTA - paid})
+        assert accounting.planned_guarantee(sampler=never, **run).stated_epsilon < found
+        want = accounting.planned_guarantee(
+            sampler=never, **{**run, "delta": DELTA - paid}
+        ).stated_epsilon
         assert found == pytest.approx(want, rel=1e-12)
 
     @pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
@@ -184,16 +191,23 @@ class TestPrice:
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
         never = dataclasses.replace(sampler, max_batch_size=1000)
         run = {"noise_multiplier": 0.3, "steps": 40, "delta": DELTA, "accountant": accountant}
-        found = accounting.epsilon(sampler=sampler, **run)
+        found = accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
         assert found > 40
-        assert found == pytest.approx(accounting.epsilon(sampler=never, **run), rel=1e-9)
+        assert found == pytest.approx(
+            accounting.planned_guarantee(sampler=never, **run).stated_epsilon, rel=1e-9
+        )
 
     def test_full_separation_costs_at_most_composed_gaussian(self):
         sampler = MinSeparationSampler(40, 10, seed=0, separation=4)
         run = {"noise_multiplier": 2.0, "steps": 10, "delta": DELTA, "sampler": sampler}
         gaussian = event_epsilon(dpa.GaussianDpEvent(2.0 / math.sqrt(3)), DELTA)
-        assert accounting.epsilon(**run) == pytest.approx(gaussian, rel=1e-3)
-        assert accounting.epsilon(**run, accountant="monte_carlo") < 0.9 * gaussian
+        assert accounting.planned_guarantee(**run).stated_epsilon == pytest.approx(
+            gaussian, rel=1e-3
+        )
+        assert (
+            accounting.planned_guarantee(**run, accountant="monte_carlo").stated_epsilon
+            < 0.9 * gaussian
+        )
 
     @pytest.mark.slow
     def test_correlated_noise_beats_cyclic_sampling_at_low_noise(self):
@@ -202,8 +216,8 @@ class TestPrice:
         separated = MinSeparationSampler(120, 10, seed=0, separation=3)
         turns = matrix.CyclicPoissonSampler(120, 10, seed=0, cycle_length=3)
         run = {"noise_multiplier": 0.8, "steps": 24, "delta": DELTA}
-        cyclic = accounting.epsilon(sampler=strategy.under(turns), **run)
-        found = accounting.epsilon(
+        cyclic = accounting.planned_guarantee(sampler=strategy.under(turns), **run).stated_epsilon
+        found = accounting.planned_guarantee(
             sampler=strategy.under(separated), **run, accountant="monte_carlo"
-        )
+        ).stated_epsilon
         assert found < 0.95 * cyclic

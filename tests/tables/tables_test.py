@@ -321,7 +321,7 @@ def test_two_multipliers_compose_to_the_ledgers(share):
     both = dpa.SelfComposedDpEvent(step, 7)
     run = {"noise_multiplier": sigma, "sampling_probability": 1.0, "steps": 7}
     for accountant in ("pld", "rdp"):
-        one = accounting.epsilon(**run, delta=1e-5, accountant=accountant)
+        one = accounting.planned_guarantee(**run, accountant=accountant).epsilon(1e-5)
         found = event_epsilon(both, 1e-5, accountant=accountant)
         assert found == pytest.approx(one, rel=1e-3)
 
@@ -658,19 +658,19 @@ def test_vocabulary_is_priced_with_the_run():
     ).event
     sampler = sampling.PoissonSampler(dataset_size=3000, batch_size=30, seed=0)
     run = {"epsilon": 2.0, "delta": 1e-4, "steps": 5, "sampler": sampler, "accountant": "rdp"}
-    sigma = accounting.calibrate_noise_multiplier(**run, also=[event])
-    assert sigma > accounting.calibrate_noise_multiplier(**run)
+    sigma = accounting.calibrate(**run, also=[event])
+    assert sigma > accounting.calibrate(**run)
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=30, key=KEY)
     state = after_releases(tx, jnp.zeros(2), 5)
-    spent = accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp", also=[event])
+    spent = accounting.guarantee(state, sampler, accountant="rdp", also=[event]).epsilon(1e-4)
     assert 1.99 < spent <= 2.0
-    assert spent > accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp")
+    assert spent > accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-4)
     step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(sigma))
     accountant = dpa.rdp.RdpAccountant()
     accountant.compose(dpa.SelfComposedDpEvent(step, 5)).compose(dpa.GaussianDpEvent(5.0))
     assert spent == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-3)
     with pytest.raises(TypeError, match="also"):
-        accounting.epsilon_spent(state, sampler, 1e-4, also=event)
+        accounting.guarantee(state, sampler, also=event).epsilon(1e-4)
 
 
 def test_vocabulary_without_noise_has_infinite_epsilon():

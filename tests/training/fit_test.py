@@ -44,13 +44,13 @@ def linear_loss(params, example):
 
 
 def make_plan(**changes):
-    values = {"batch_size": 12, "steps": STEPS, "noise_multiplier": 2.0, "seed": 7}
+    values = {"batch_size": 12, "steps": STEPS, "noise_multiplier": 2.0}
     return dpoptax.PrivacyPlan(dataset_size=N, accountant="rdp", **values | changes)
 
 
 def make_correlated_plan():
     strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
-    sampler = dpoptax.matrix.CyclicPoissonSampler(N, 12, seed=0, cycle_length=2)
+    sampler = dpoptax.matrix.CyclicPoissonSampler(N, 12, cycle_length=2)
     return dpoptax.PrivacyPlan(
         sampler=sampler, steps=STEPS, noise_multiplier=2.0, strategy=strategy
     )
@@ -81,8 +81,8 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
 
 def by_hand(grad_fn, params, optimizer=ADAM, options=lambda step, indices: {}, key=KEY):
     """Returns the parameters of a loop that calls the library's parts."""
-    plan = make_plan()
-    tx = optax.chain(plan.noise(key), optimizer)
+    run = make_plan().new_run(key)
+    tx = optax.chain(run.noise(), optimizer)
 
     @jax.jit
     def update(params, opt_state, batch, mask, step, indices):
@@ -92,7 +92,7 @@ def by_hand(grad_fn, params, optimizer=ADAM, options=lambda step, indices: {}, k
         return optax.apply_updates(params, updates), opt_state
 
     opt_state = tx.init(params)
-    for batch in plan.batches((X, Y)):
+    for batch in run.batches((X, Y)):
         params, opt_state = update(
             params, opt_state, batch.examples, batch.mask, batch.step, batch.ids
         )
@@ -109,11 +109,9 @@ def reference():
 
 
 def test_two_calls_with_one_plan_are_independent_runs():
-    plan = make_plan(seed=None)
+    plan = make_plan()
     results = [quiet(plan=plan) for _ in range(2)]
-    assert plan.sampler.seed is None
-    seeds = [result.plan.sampler.seed for result in results]
-    assert seeds[0] != seeds[1]
+    assert [result.run.step for result in results] == [STEPS, STEPS]
     guarantees = [result.guarantee for result in results]
     both = accounting.selection.all_of(guarantees)
     # The price of the pair is that of one run of twice the steps.
@@ -124,11 +122,8 @@ def test_two_calls_with_one_plan_are_independent_runs():
     assert third.epsilon > priced.epsilon(1e-5)
 
 
-def test_two_calls_with_one_seed_or_key_are_not_composed():
-    same_seed = [quiet(plan=make_plan()).guarantee for _ in range(2)]
-    with pytest.raises(ValueError, match="must not have the same sampler seed"):
-        accounting.selection.all_of(same_seed)
-    same_key = [quiet(plan=make_plan(seed=None), key=KEY).guarantee for _ in range(2)]
+def test_two_calls_with_one_key_are_not_composed():
+    same_key = [quiet(key=KEY).guarantee for _ in range(2)]
     with pytest.raises(ValueError, match="must not have the same noise key"):
         accounting.selection.all_of(same_key)
 
@@ -217,7 +212,7 @@ def test_given_gradient_gets_keys_frozen_arrays_and_users():
         return dpoptax.clipped_grad(loss, 1.0)(points, batch, mask, key=key, ids=ids)
 
     users = UserTable(np.arange(N) % 30, records_per_user=2, seed=1)
-    sampler = users.sampler(dpoptax.sampling.PoissonSampler, batch_size=5, seed=2)
+    sampler = users.sampler(dpoptax.sampling.PoissonSampler, batch_size=5)
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=2, noise_multiplier=2.0)
     options = {"plan": plan, "users": users, "key": KEY, "frozen": np.ones(5, np.float32)}
     given = quiet(loss_fn=None, grad_fn=grad_fn, **options)
@@ -299,7 +294,7 @@ def test_programs_with_unknown_parts_are_not_compared():
 
 def test_fits_with_user_level_privacy():
     table = UserTable(np.arange(N) // 3, records_per_user=2, seed=1)
-    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=5, seed=2)
+    sampler = table.sampler(dpoptax.sampling.PoissonSampler, batch_size=5)
     plan = dpoptax.PrivacyPlan(sampler=sampler, steps=STEPS, noise_multiplier=2.0)
     result = quiet(plan=plan, users=table)
     assert result.guarantee.unit == "user"
@@ -402,10 +397,8 @@ class TestResuming:
     def test_stopped_run_ends_with_same_result(self, stopped, whole):
         before = (stopped / "metrics.jsonl").read_text().splitlines()
         log = []
-        # Neither key nor seed is given again.
-        result = self.run(stopped, plan=make_plan(seed=None), log=log)
+        result = self.run(stopped, log=log)  # the key is not given again
         assert_same(result.params, whole.params)
-        assert result.plan.sampler.seed == 7
         after = (stopped / "metrics.jsonl").read_text().splitlines()
         assert [record["step"] for record in log] == list(range(STEPS + 1))
         assert log == result.history == [json.loads(line) for line in after]
@@ -424,22 +417,21 @@ class TestResuming:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"key": jax.random.key(4)}, "`key` must be the key of the run"),
-            ({"plan": make_plan(seed=8)}, "The seed of `plan` must be that of the run"),
+            ({"key": jax.random.key(4)}, "noise key must be the same as in the first 5 steps"),
             (
                 {"plan": make_plan(noise_multiplier=3.0)},
                 "`noise_multiplier` must be 2.0, .* got 3.0",
             ),
             ({"plan": make_plan(batch_size=13)}, "`batch_size` must be 12, .* got 13"),
             ({"plan": make_plan(fixed_point=True)}, "`fixed_point` must be False, .* got True"),
-            ({"data": (X + 1, Y)}, "training examples.* must be those of the first"),
+            ({"data": (X + 1, Y)}, "training examples must be the same as in the first"),
             ({"optimizer": optax.adam(2e-2)}, "`optimizer` must be the same as in the first 5"),
             (
                 {"optimizer": optax.inject_hyperparams(optax.adam)(learning_rate=1e-2)},
-                "of another model or method",
+                "`optimizer` must be the same",
             ),
-            ({"clip": 0.5}, "`clip` must be the same"),
-            ({"microbatch_size": 4}, "`microbatch_size` must be the same"),
+            ({"clip": 0.5}, "`clip` must be 1.0, .* got 0.5"),
+            ({"microbatch_size": 4}, "`microbatch_size` must be None, .* got 4"),
             ({"loss_fn": lambda p, e: 2 * linear_loss(p, e)}, "`loss_fn`.* must be the same"),
         ],
         ids=_words,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -22,7 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
-from dpoptax.training import fit
+from dpoptax.training import fit, hosts
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset, streaming
 from dpoptax.training.run import devices
@@ -102,7 +103,7 @@ def _fitted(workdir, mesh):
     """Returns the parameters that `fit` finds, on a mesh or on one device."""
     data = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     plan = dpoptax.PrivacyPlan(
-        dataset_size=60, batch_size=12, steps=4, noise_multiplier=2.0, seed=7, accountant="rdp"
+        dataset_size=60, batch_size=12, steps=4, noise_multiplier=2.0, accountant="rdp"
     )
     optimizer = optax.chain(dpoptax.disk(), optax.adam(0.1))
     options = {"optimizer": optimizer, "key": jax.random.key(3), "progress": False, "mesh": mesh}
@@ -136,30 +137,89 @@ def _refused_keys():
         with pytest.raises(ValueError, match="key") as raised:
             noise.init(shared)
         errors.append(str(raised.value))
-    with pytest.raises(RuntimeError, match="shared_secrets"):
+    with pytest.raises(RuntimeError, match="new_run"):
         dpoptax.random_key_from_os()
     return errors
 
 
+def _different_run(what, mode, mesh):
+    """Returns what a run says in which the second host changes `what`."""
+    other = jax.process_index() == 1
+    changed = {name: name == what and other for name in CHANGES_ON_ONE_HOST}
+    data = np.full((40, 8), 1 + changed["data"], np.float32)
+    sign, clip = 1 - 2 * changed["loss"], 1.0 + changed["clip"]
+    loss_fn = lambda params, x: sign * jnp.sum(params * x)  # noqa: E731
+    plan = dpoptax.PrivacyPlan(
+        dataset_size=40,
+        batch_size=20 if changed["batch size"] else 40,
+        steps=2,
+        noise_multiplier=1.0 + changed["noise"],
+        accountant="rdp",
+    )
+    key = jax.random.key(1 + changed["key"])
+    options = {"key": key, "optimizer": optax.sgd(1.0), "progress": False, "mesh": mesh}
+    try:
+        if mode == "fit":
+            found = fit(loss_fn, jnp.zeros(8), data, plan, clip=clip, **options).guarantee
+        else:
+            grad_fn = dpoptax.clipped_grad(loss_fn, clip, mesh=mesh)
+            found = _by_hand(plan.new_run(key), grad_fn, data, mesh)
+    except ValueError as error:
+        return str(error)
+    return found.stated_epsilon
+
+
+CHANGES_ON_ONE_HOST = {
+    "clip": "`clip`",
+    "loss": "`loss_fn`",
+    "noise": "The noise",
+    "batch size": "The noise",
+    "key": "The noise key",
+    "data": "The training examples",
+}
+
+
+def _by_hand(run, grad_fn, data, mesh):
+    """Trains as on the page on several hosts, and returns the guarantee."""
+    tx = optax.chain(run.noise(), optax.sgd(1.0))
+    params = hosts.replicate(jnp.zeros(8), mesh)
+    state = hosts.replicate(tx.init(params), mesh)
+
+    @jax.jit
+    def step(params, state, batch, mask):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for batch in run.batches(data, sharding=NamedSharding(mesh, PartitionSpec("data"))):
+        params, state = step(params, state, batch.examples, batch.mask)
+    return run.guarantee(state)
+
+
 def run_as_two_hosts(folder):
     """Runs in each of two processes: training, half of a run, and configs that are refused."""
-    hosts = ("--parallel", "hosts")
+    parallel = ("--parallel", "hosts")
     mesh = devices.start("hosts").mesh
     rank = jax.process_index()
     told = {"keys": _refused_keys(), "fit": _fitted(folder / "fit", mesh)}
-    told["two"] = _train(folder, "two", "two", *hosts)
-    told["moved"] = _train(folder, "other", "moved", "--steps", "2", *hosts)
-    told["grown"] = _train(folder, "other", "grown", *hosts)
-    told["ciphered"] = _train(folder, "other", "ciphered", *hosts, *CIPHER, str(2**200))
-    told["drawn"] = _train(folder, "other", "drawn", *hosts, *CIPHER, "None")
+    told["different"] = {
+        f"{mode}: {what}": _different_run(what, mode, mesh)
+        for mode in ("fit", "loop by hand")
+        for what in ("nothing", *CHANGES_ON_ONE_HOST)
+    }
+    told["two"] = _train(folder, "two", "two", *parallel)
+    told["moved"] = _train(folder, "other", "moved", "--steps", "2", *parallel)
+    told["grown"] = _train(folder, "other", "grown", *parallel)
+    told["ciphered"] = _train(folder, "other", "ciphered", *parallel, *CIPHER, str(2**200))
+    told["drawn"] = _train(folder, "other", "drawn", *parallel, *CIPHER, "None")
     multihost_utils.sync_global_devices("trained")
     if rank == 1:
         shutil.copytree(folder / "moved", folder / "moved-1")
         shutil.rmtree(folder / "moved-1" / "checkpoints" / "2")
     multihost_utils.sync_global_devices("copied")
-    told["checkpoints"] = _train(folder, "other", ("moved", "moved-1")[rank], *hosts)
+    told["checkpoints"] = _train(folder, "other", ("moved", "moved-1")[rank], *parallel)
     for name in ("data", "swapped", "seed", "precision"):
-        told[name] = _train(folder, name, name, *hosts, "--model", "linear")
+        told[name] = _train(folder, name, name, *parallel, "--model", "linear")
     (folder / f"told-{rank}.json").write_text(json.dumps(told))
 
 
@@ -274,10 +334,10 @@ def _result(ran, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data", "must have the same config, seed, noise key, training"),
-        ("swapped", "must have the same config, seed, noise key, training"),
-        ("seed", "different keys.*the same seed"),
-        ("precision", "training examples and package versions"),
+        ("data", "differ in The training examples"),
+        ("swapped", "differ in The training examples in their order"),
+        ("seed", "differ in The noise key"),
+        ("precision", "differ in `jax_default_matmul_precision`"),
         # Each would add the noise of another step.
         ("checkpoints", "must see the same checkpoints"),
     ],
@@ -296,7 +356,16 @@ def test_refuses_hosts_with_different_keys(ran):
     _, *pair, _ = ran
     for told in pair:
         assert len(told["keys"]) == 4
-        assert all("must have the same key" in error for error in told["keys"])
+        assert all("they differ in The noise key" in error for error in told["keys"])
+
+
+@pytest.mark.parametrize("mode", ["fit", "loop by hand"])
+def test_refuses_hosts_that_differ(mode, ran):
+    """Without a folder, too: each host would sum or release something else."""
+    for told in ran[1:3]:
+        assert told["different"][f"{mode}: nothing"] == pytest.approx(5.2, abs=2)
+        for what, name in CHANGES_ON_ONE_HOST.items():
+            assert f"but they differ in {name}" in told["different"][f"{mode}: {what}"]
 
 
 def test_fit_shares_a_run_between_processes(ran):

@@ -20,9 +20,7 @@ def _loss(params, example):
 
 
 def _fit(data, loss=_loss):
-    plan = dpoptax.PrivacyPlan(
-        dataset_size=SIZE, batch_size=60, steps=2, noise_multiplier=1.0, seed=0
-    )
+    plan = dpoptax.PrivacyPlan(dataset_size=SIZE, batch_size=60, steps=2, noise_multiplier=1.0)
     key = dpoptax.random_key_from_os()
     found = fit(loss, jnp.zeros(4), data, plan, optimizer=optax.sgd(0.1), key=key, progress=False)
     return found.params

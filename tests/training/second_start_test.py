@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from dpoptax.training import TrainConfig
-from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.run import chain, privacy
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
-from dpoptax.users import UserTable
 
 CONFIG_FILE = """
 from dpoptax.training import TrainConfig
@@ -116,21 +114,3 @@ def test_compiled_initialization_contains_no_key():
                 left, right = jax.random.key_data(left), jax.random.key_data(right)
             np.testing.assert_array_equal(left, right)
     assert chain._begin._cache_size() <= before + 1
-
-
-def test_owners_are_sorted_once(monkeypatch):
-    tables = []
-    monkeypatch.setattr(
-        dataset_module,
-        "UserTable",
-        lambda *args, **seed: tables.append(UserTable(*args, **seed)) or tables[-1],
-    )
-    digits = dataclasses.replace(dataset_module.load_dataset("digits"), owners=np.arange(1438) // 5)
-    assert digits.units("user") == 288
-    three, two = digits.users(3, seed=1), digits.users(2, seed=1)
-    assert (three.records_per_user, two.records_per_user, len(tables)) == (3, 2, 1)
-    sampler = privacy.SAMPLERS["poisson"](288, 20, seed=0, unit="user")
-    for table, bound in ((three, 3), (two, 2)):
-        expected = UserTable(digits.owners, bound, seed=1).sample(sampler, 4)
-        for left, right in zip(table.sample(sampler, 4), expected, strict=True):
-            np.testing.assert_array_equal(left, right)

@@ -1,5 +1,8 @@
 """Tests of `dpoptax.training.fit_runs`."""
 
+import dataclasses
+
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +56,7 @@ def test_spread_and_guarantees():
 def test_runs_differ_in_batches_and_noise():
     found = fit_runs(loss_fn, lambda _: jnp.zeros(()), DATA, make_plan(), runs=3, **OPTIONS)
     assert len({float(result.params) for result in found.results}) == 3
-    assert len({result.plan.sampler.seed for result in found.results}) == 3
+    assert len({repr(sorted(result.guarantee.event.seeds)) for result in found.results}) == 3
 
 
 def test_step_is_compiled_once():
@@ -79,6 +82,65 @@ def test_step_is_compiled_once():
         jax.monitoring.unregister_event_duration_listener(listen)
     assert counts == [0, 1, 1]
     assert len(compiled) == 1
+
+
+EARLIER = make_plan(seed=1).guarantee()
+SELECTED = accounting.selection.best_of_random(
+    [accounting.PrivacyEvent(dp_accounting.GaussianDpEvent(5.0))], mean=3, distribution="geometric"
+)
+OTHER_EVENTS = {
+    "a run": EARLIER,
+    "a selection": SELECTED,
+    "an event": dp_accounting.GaussianDpEvent(3.0),
+    "a statement": accounting.StatedDpEvent(0.5, 1e-7),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_EVENTS)
+def test_other_events_count_once_for_all_runs(name):
+    plan, other = make_plan(), OTHER_EVENTS[name]
+    private = make_plan(also=[other])
+    found = fit_runs(loss_fn, start, DATA, private, runs=2, **OPTIONS)
+    runs = [plan.guarantee().event] * 2
+    once, twice = (
+        accounting.Guarantee(accounting.selection.all_of([*runs, *[other] * times])).epsilon(1e-5)
+        if times == 1 or name != "a run"
+        else np.inf
+        for times in (1, 2)
+    )
+    assert found.guarantee.stated_epsilon == pytest.approx(once) < twice
+    assert found.guarantee_of_one.stated_epsilon < found.guarantee.stated_epsilon
+    assert len(found.guarantee.event.seeds) == 2 + (name == "a run")
+
+
+def test_runs_by_monte_carlo_are_priced_together():
+    sampler = dpoptax.sampling.RandomAllocationSampler(60, 20)
+    plan = dpoptax.PrivacyPlan(
+        steps=3, sampler=sampler, noise_multiplier=3.0, accountant="monte_carlo"
+    )
+    found = fit_runs(loss_fn, start, DATA, plan, runs=2, **OPTIONS)
+    one = dataclasses.replace(plan, accountant="pld")
+    both = dataclasses.replace(one, also=[one.guarantee()])
+    assert found.guarantee.accountant == "pld"
+    assert found.guarantee.stated_epsilon == pytest.approx(both.epsilon)
+    assert found.guarantee_of_one.accountant == "monte_carlo"
+
+
+def test_runs_without_a_price_do_not_train():
+    calls = []
+    plan = dpoptax.PrivacyPlan(
+        dataset_size=60,
+        batch_size=20,
+        steps=4,
+        noise_multiplier=2.0,
+        accountant="rdp",
+        also=[SELECTED],
+    )
+    unknown = accounting.PrivacyEvent(dp_accounting.UnsupportedDpEvent())
+    plan.__dict__["also"] = (unknown,)  # such a plan cannot be made
+    with pytest.raises(ValueError, match="does not support the event"):
+        fit_runs(loss_fn, lambda i: calls.append(i) or start(i), DATA, plan, runs=2, **OPTIONS)
+    assert not calls
 
 
 def test_users_are_the_unit():
@@ -117,7 +179,6 @@ def test_interrupted_runs_resume(tmp_path):
         (ValueError, "`runs` must be at least 2, got 1", {"runs": 1}),
         (TypeError, "`key` must not be given", {"key": jax.random.key(0)}),
         (TypeError, "`log` must not be given", {"log": []}),
-        (ValueError, "`plan` must not have a seed", {"plan": make_plan(seed=3)}),
     ],
 )
 def test_refusals(error, message, changed):

@@ -10,9 +10,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax._pricing import accountants
-from dpoptax.training import load_dataset, loop, models
-from dpoptax.training.run import evaluation, phases
+from dpoptax.training import loop, models
+from dpoptax.training.run import phases
 from dpoptax.training.run.course import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_run_plan
@@ -74,17 +73,6 @@ class TestSummary:
         assert all(shown[n] >= plan.epsilon(n) for n in (0, 1, 5, 11))
         assert shown[12] == plan.epsilon(12)
 
-    @pytest.mark.slow
-    def test_evaluations_need_no_accounting(self):
-        config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
-        dataset = load_dataset("digits")
-        plan = make_run_plan(config, dataset.train_size)
-        plan.bounds(evaluated_steps(1, 12))
-        before = accountants._priced.cache_info().misses
-        history = loop.train(config, dataset, plan).history
-        assert accountants._priced.cache_info().misses == before
-        assert [entry["step"] for entry in history] == list(range(13))
-
 
 @pytest.fixture
 def cache(tmp_path):
@@ -129,15 +117,3 @@ def test_cached_programs_of_audit_hold_no_data_and_no_key(attack, cache):
     first = kept(0)
     assert first
     assert kept(1) == first
-
-
-def test_evaluation_compiles_once_per_shape():
-    model = CONFIG.build_model(3)
-    inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
-    split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
-    params, frozen = CONFIG.initial_variables(model, inputs[0], jax.random.key(0))
-    evaluate, other = (evaluation.Evaluator(CONFIG, model, split, frozen) for _ in range(2))
-    first = evaluate(params)
-    moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
-    assert evaluate(moved) != evaluate(params) == other(params) == first
-    assert evaluation.evaluate_split(model, len(inputs))._cache_size() == 1

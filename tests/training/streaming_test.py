@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from dpoptax._support import digests
+from dpoptax.runs import draws_of, rows_digest
 from dpoptax.sampling import PoissonSampler
-from dpoptax.training import ConfigError, TrainConfig, hosts, loop
+from dpoptax.training import ConfigError, TrainConfig, loop
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
-from dpoptax.training.run import resume
 from dpoptax.users import UserTable
 from tests.runs import memory_mapped
 
@@ -53,67 +54,54 @@ def _sources(files):
 
 
 def test_digest_reads_all_records_in_order(files, monkeypatch):
-    monkeypatch.setattr(streaming, "_HASHED_BYTES", 2**12)
+    """Two neighboring records that change places would be in the parts of two hosts."""
+    monkeypatch.setattr(digests, "_PART", 2**12)
     order = list(range(1438))
     for make in _sources(files):
-        digest = streaming.digest(make(order))
-        assert streaming.digest(make(order)) == digest
+        digest = rows_digest(make(order))
+        assert rows_digest(make(order)) == digest
         for place in (0, 700, 1436):
             swapped = [*order[:place], order[place + 1], order[place], *order[place + 2 :]]
-            assert streaming.digest(make(swapped)) != digest
-        assert streaming.digest(make(order[:-1])) != digest
+            assert rows_digest(make(swapped)) != digest
+        assert rows_digest(make(order[:-1])) != digest
     changed = dict(data.digits().train)
     changed["labels"] = changed["labels"].astype(np.int64)
-    assert streaming.digest(changed) != streaming.digest(data.digits().train)
+    assert rows_digest(changed) != rows_digest(data.digits().train)
 
 
-class _TwoHosts:
-    """Two hosts that take turns: the second compares its digest with that of the first."""
+class _Source:
+    """A random-access source, which is neither an array nor a list."""
 
-    def __init__(self, monkeypatch):
-        self.texts = []
-        monkeypatch.setattr(resume.jax, "process_count", lambda: 2)
-        monkeypatch.setattr(hosts, "same_on_all_hosts", self.same)
+    def __init__(self, records):
+        self.records = records
 
-    def same(self, text):
-        self.texts.append(text)
-        return self.texts[0] == text
+    def __len__(self):
+        return len(self.records)
 
-
-def test_refuses_hosts_whose_order_differs_outside_of_a_sample(files, monkeypatch):
-    """Two neighboring records that change places would be in the parts of two hosts."""
-    order = list(range(1438))
-    swapped = [*order[:700], 701, 700, *order[702:]]
-    for make in _sources(files):
-        pair = _TwoHosts(monkeypatch)
-        for each in (order, order):
-            resume.check_same_on_hosts({"data": "equal"}, make(each), None)
-        with pytest.raises(ConfigError, match="list files in one order"):
-            resume.check_same_on_hosts({"data": "equal"}, make(swapped), None)
-        assert len(pair.texts) == 3
+    def __getitem__(self, place):
+        return {"x": np.float32(self.records[place])}
 
 
-def test_check_same_refuses_another_order(monkeypatch):
-    _TwoHosts(monkeypatch)
-    rows = np.arange(10.0)
-    hosts.check_same({"x": rows})
-    hosts.check_same({"x": rows.copy()})
-    with pytest.raises(ValueError, match="`data` must hold the same examples in the same order"):
-        hosts.check_same({"x": rows[::-1]})
+def test_digest_of_source_is_that_of_a_sample_in_a_folder():
+    order = np.arange(1438.0)
+    swapped = order.copy()
+    swapped[[700, 701]] = swapped[[701, 700]]
+    first, second = _Source(order), _Source(swapped)
+    assert rows_digest(first, whole=False) == rows_digest(second, whole=False)
+    assert rows_digest(first) != rows_digest(second)
 
 
 @pytest.mark.parametrize("labels", [np.int64, str, object])
-def test_refuses_hosts_whose_owners_differ(labels, monkeypatch):
+def test_identity_of_draws_covers_owners(labels):
     owners = np.repeat(np.arange(100), 3).astype(labels)
-    _TwoHosts(monkeypatch)
-    rows = np.zeros((300, 2))
-    resume.check_same_on_hosts({}, rows, UserTable(owners, 2, seed=0))
-    resume.check_same_on_hosts({}, rows, UserTable(owners.copy(), 2, seed=0))
+    table = UserTable(owners, 2, seed=0)
+    sampler = table.sampler(PoissonSampler, batch_size=9, seed=1)
+    same = draws_of(sampler, UserTable(owners.copy(), 2, seed=0))
+    assert draws_of(sampler, table) == same
     changed = owners.copy()
     changed[[200, 250]] = changed[[250, 200]]
-    for table in (UserTable(changed, 2, seed=0), UserTable(owners, 2, seed=1), None):
-        with pytest.raises(ConfigError, match="All hosts must have the same"):
-            resume.check_same_on_hosts({}, rows, table)
+    for other in (UserTable(changed, 2, seed=0), UserTable(owners, 2, seed=1), None):
+        assert draws_of(sampler, other) != same
 
 
 @pytest.mark.slow
@@ -123,7 +111,7 @@ def test_streamed_run_equals_resident_run_bit_for_bit(files):
     )
     resident = data.digits()
     streamed = data.Dataset("files", memory_mapped(files), resident.test, 10)
-    plan = loop.make_run_plan(config, resident.train_size)
+    plan = loop.plan_on_data(config, resident)
     first, second = (loop.train(config, dataset, plan) for dataset in (resident, streamed))
     assert first.summary["params_sha256"] == second.summary["params_sha256"]
     with pytest.raises(ConfigError, match="streamed"):

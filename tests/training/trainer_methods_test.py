@@ -34,12 +34,8 @@ from experiments.methods import (
     Augmented,
     AugmentedDisk,
     GeoDP,
-    JamesStein,
-    Muon,
     NormalizedSteps,
-    ShrunkMuon,
     SignSGD,
-    SingularValues,
 )
 from tests import runs
 from tests.helpers import normal
@@ -67,9 +63,6 @@ METHODS = {
     },
     "adam_bc": {"method": AdamBC()},
     "lp_adam": {"method": LPAdam()},
-    "singular_values": {"method": SingularValues(decay=0.9)},
-    "muon": {"method": Muon(), "learning_rate": 0.05},
-    "shrunk_muon": {"method": ShrunkMuon(), "learning_rate": 0.05},
 }
 # Each part of a release once: clip, sampler with correlation and rounding, and generator with
 # points and loss. The others repeat a part or change the update after the noise.
@@ -172,7 +165,9 @@ def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
     sampler = matrix.CyclicPoissonSampler(1438, 64, seed=7, cycle_length=3)
     strategy = matrix.optimal_banded_toeplitz(6, 3)
     release = {"noise_multiplier": summary["noise_multiplier"], "delta": 1e-5, "accountant": "rdp"}
-    want = accounting.epsilon(**release, steps=6, sampler=strategy.under(sampler))
+    want = accounting.planned_guarantee(
+        **release, steps=6, sampler=strategy.under(sampler)
+    ).stated_epsilon
     assert summary["epsilon"] == pytest.approx(want)
     assert 0.99 * config.epsilon < want <= config.epsilon
     # Two rounds with probability 3B/N each need more noise than six with B/N.
@@ -207,13 +202,12 @@ def test_in_order_batches_are_whole_groups_and_unamplified(method):
     assert len(drawn) == len(set(drawn)) == 22 * 64
     alone = plan.epsilon(22)
     assert alone == pytest.approx(
-        accounting.epsilon(
+        accounting.planned_guarantee(
             noise_multiplier=4.0,
             steps=1,
-            delta=1e-5,
             sampler=sampling.PoissonSampler(64, 64, seed=0),
             accountant="rdp",
-        )
+        ).epsilon(1e-5)
     )
     assert plan.epsilon(30) > alone
 
@@ -486,25 +480,9 @@ def test_refuses_audit_without_claim():
 @pytest.mark.parametrize(
     ("method", "behind"),
     [
-        pytest.param(
-            SingularValues(0.5),
-            lambda s: dpoptax.contrib.singular_value_shrinkage(s, decay=0.5),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            JamesStein(0.5, False),
-            lambda s: dpoptax.contrib.james_stein(s, decay=0.5, per_leaf=False),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ShrunkMuon(0.5),
-            lambda s: dpoptax.contrib.scale_by_shrunk_muon(s, decay=0.5),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            Muon(0.5),
-            lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0)),
-            marks=pytest.mark.slow,
+        (
+            AdamBC(),
+            lambda s: dpoptax.extend.scale_by_lp_adam((0.1,), (-0.9,), stddev=s),
         ),
         pytest.param(
             NormalizedSteps(),
@@ -515,7 +493,7 @@ def test_refuses_audit_without_claim():
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_nonlinear_methods_follow_noise_and_use_its_stddev(method, behind):
+def test_directions_follow_noise_and_use_its_stddev(method, behind):
     config = tiny(method=method, noise_multiplier=2.0, epsilon=None, learning_rate=0.5)
     params = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(4)}
     trainer = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
@@ -531,13 +509,3 @@ def test_nonlinear_methods_follow_noise_and_use_its_stddev(method, behind):
         want, second = by_hand.update(clipped, states[1], params)
         states = first, second
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
-
-
-@pytest.mark.slow
-def test_muon_orthogonalizes_convolution_kernels():
-    direction = Muon().direction(0.1)
-    params = {"conv": jnp.zeros((3, 3, 2, 8)), "bias": jnp.zeros(8)}
-    grads = jax.tree.map(lambda p: jnp.sin(jnp.arange(1.0, p.size + 1)).reshape(p.shape), params)
-    out, _ = direction.update(grads, direction.init(params), params)
-    values = np.linalg.svd(np.asarray(out["conv"]).reshape(18, 8), compute_uv=False)
-    assert np.all((values > 0.3) & (values < 1.3) | (values < 1e-3))

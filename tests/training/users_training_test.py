@@ -20,7 +20,7 @@ from dpoptax.training.run.context import Context
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import make_run_plan, plan_on_data
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.sweep import Sweep, run_sweep
 from experiments.data.published_data import load_published
@@ -67,7 +67,7 @@ def config_of_users(**changes):
 
 
 def trained(config, dataset, **options):
-    return train(config, dataset, make_run_plan(config, dataset.units(config.unit)), **options)
+    return train(config, dataset, plan_on_data(config, dataset), **options)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_step_clips_mean_gradient_of_each_user(digits, method, no_room):
     config = config_of_users(
         method=method, steps=1, noise_multiplier=0.0, learning_rate=2.0, l2_clip_norm=0.3
     )
-    plan = make_run_plan(config, digits.units("user"))
+    plan = plan_on_data(config, digits)
     result = train(config, digits, plan)
     model = resolve(config, plan, num_classes=10)
     inputs = jnp.zeros((8, 8, 1))
@@ -150,7 +150,7 @@ def test_reads_user_records_from_arrays_and_sources():
 @pytest.mark.parametrize("generator", ["threefry", "chacha20"])
 def test_record_seed_depends_on_generator(digits, generator):
     config = config_of_users(seed=7, generator=generator)
-    plan = make_run_plan(config, digits.units("user"))
+    plan = plan_on_data(config, digits)
     run = resolve(config, plan, num_classes=10)
     place = devices.Devices()
     job, _ = make_job(run, digits, Context(place, Phases()))

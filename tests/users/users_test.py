@@ -359,7 +359,7 @@ def test_epsilon_equals_that_of_sampling_users(kind):
     sampler = table.sampler(kind, batch_size=10, seed=0)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
     state = after_releases(tx, jnp.zeros(2), 2)
-    spent = accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp")
-    assert spent == accounting.epsilon(
-        noise_multiplier=2.0, delta=1e-4, steps=2, sampler=kind(100, 10, seed=3), accountant="rdp"
-    )
+    spent = accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-4)
+    assert spent == accounting.planned_guarantee(
+        noise_multiplier=2.0, steps=2, sampler=kind(100, 10, seed=3), accountant="rdp"
+    ).epsilon(1e-4)

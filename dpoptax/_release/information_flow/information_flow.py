@@ -142,7 +142,7 @@ def information_flow(
     stages may be shown: they contain no loss, no gradient norm, no batch size and no index of a
     batch, and no `jax.debug.print` prints one.
 
-    Privacy: this is a statement about `fn`, for every input. `dpoptax.accounting.epsilon_spent`
+    Privacy: this is a statement about `fn`, for every input. `dpoptax.accounting.guarantee`
     gives the ε of the releases. Time, memory, and Python outside of `fn` are not covered, nor are
     objects that `fn` writes to, arrays that it closes over (`closed_over`), and private arguments
     that are not named. A host function (`pure_callback`) sees the values that it is called with.

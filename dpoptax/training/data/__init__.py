@@ -1,5 +1,9 @@
 """Registers, reads and streams data sets."""
 
-from dpoptax.training.data.dataset import Dataset as Dataset
-from dpoptax.training.data.dataset import load_dataset as load_dataset
-from dpoptax.training.data.dataset import register_dataset as register_dataset
+from dpoptax.training.data.dataset import Dataset, load_dataset, register_dataset
+
+__all__ = ["Dataset", "load_dataset", "register_dataset"]
+
+
+def __dir__() -> list[str]:
+    return __all__

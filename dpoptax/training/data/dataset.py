@@ -102,6 +102,14 @@ class Dataset:
         """
         return self._table.num_users if unit == "user" else self.train_size
 
+    def user_owners(self, unit: Unit) -> str | None:
+        """Returns `UserTable.owners` if the unit is a user, or None.
+
+        Raises:
+            ValueError: As for `users`.
+        """
+        return self._table.owners if unit == "user" else None
+
     def shapes(self, unit: Unit) -> Shapes:
         """Returns sizes and types, from the first training example."""
         record = streaming.read(self.train, np.zeros(1, np.int64))

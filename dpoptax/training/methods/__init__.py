@@ -1,12 +1,14 @@
 """Defines the methods for configs."""
 
-from dpoptax.training.methods.filters import PMLF as PMLF
-from dpoptax.training.methods.filters import AdaptiveKalman as AdaptiveKalman
-from dpoptax.training.methods.filters import Disk as Disk
-from dpoptax.training.methods.filters import Doppler as Doppler
-from dpoptax.training.methods.method import DPSGD as DPSGD
-from dpoptax.training.methods.method import Method as Method
-from dpoptax.training.methods.method import NonPrivate as NonPrivate
-from dpoptax.training.methods.releases import AdaptiveClip as AdaptiveClip
-from dpoptax.training.methods.releases import CorrelatedNoise as CorrelatedNoise
-from dpoptax.training.methods.releases import LPAdam as LPAdam
+from dpoptax.training.methods.filters import PMLF, AdaptiveKalman, Disk, Doppler
+from dpoptax.training.methods.method import DPSGD, Method, NonPrivate
+from dpoptax.training.methods.releases import AdaptiveClip, CorrelatedNoise, LPAdam
+
+__all__ = [
+    "AdaptiveClip", "AdaptiveKalman", "CorrelatedNoise", "DPSGD", "Disk", "Doppler", "LPAdam",
+    "Method", "NonPrivate", "PMLF",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from dpoptax import extend
-from dpoptax.runs import Hidden, RunIdentity, rows_digest, settings, tree_digest
+from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest
 from dpoptax.sampling import Sampler
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
@@ -138,10 +138,11 @@ class Course:
             {**settings(), **job.identity(sampler, args)},
             resume.rounding(sampler, self.context.place, exact=job.exact),
         )
+        if (begun := self.context.begun) is not None and self.context.checkpoints is not None:
+            workdir = self.context.checkpoints.directory.parent
+            resume.check_continues(identity, begun, workdir)
         if jax.process_count() > 1:
-            identity.check_same_on_hosts(
-                kept=job.kept, rows=Hidden(rows_digest(job.data)), steps=job.plan.permitted_steps
-            )
+            identity.check_same_on_hosts(job.data, kept=job.kept, steps=job.plan.permitted_steps)
         return identity
 
     def _begin(self, first: State) -> None:
@@ -167,12 +168,10 @@ class Course:
         (params, opt_state), saved = begun
         # If a damaged checkpoint was removed, this one is older than the last shown step.
         assert self._identity is not None
-        assert checkpoints is not None
         resume.check_restored(
             self._identity,
             saved,
             opt_state,
-            checkpoints.directory.parent,
             steps=self.job.plan.permitted_steps,
             shown=self.context.shown,
             exact=self.job.exact,

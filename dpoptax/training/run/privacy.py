@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dpoptax
 from dpoptax import matrix, sampling
@@ -10,6 +10,9 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import devices, seeds
 from dpoptax.training.run.run_plan import RunPlan
+
+if TYPE_CHECKING:
+    from dpoptax.training.data.dataset import Dataset
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
@@ -30,10 +33,11 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 }
 
 
-def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
+def make_run_plan(config: TrainConfig, dataset_size: int, *, owners: str | None = None) -> RunPlan:
     """Plans sampler, noise and steps of a run.
 
-    `dataset_size` is the number of training examples, or of users if the unit is a user.
+    `dataset_size` is the number of training examples, or of users if the unit is a user. `owners`
+    is the hash of their table, which only drawing needs.
 
     Raises:
         ConfigError: The batch is larger than the data, the sampling is unknown, or it has no
@@ -44,7 +48,7 @@ def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     seed = config.seed
     if seed is None:
         seed = devices.fresh_seed(bits=256 if config.generator == "chacha20" else 63)
-    sampler = _make_sampler(config, dataset_size, seed)
+    sampler = _make_sampler(config, dataset_size, seed, owners)
     if not config.method.private:
         return RunPlan(sampler, 0.0, config.steps, None, seed=seed)
     if (unproven := config.method.unproven()) is not None:
@@ -68,6 +72,12 @@ def make_run_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     return RunPlan(sampler, multiplier, steps, promise, seed=seed)
 
 
+def plan_on_data(config: TrainConfig, dataset: "Dataset") -> RunPlan:
+    """Plans a run on a data set, which may draw its users; raises as `make_run_plan`."""
+    size, owners = dataset.units(config.unit), dataset.user_owners(config.unit)
+    return make_run_plan(config, size, owners=owners)
+
+
 def _check_batches(config: TrainConfig, dataset_size: int) -> None:
     """Raises if the batch is larger than the data, or the sampling is unknown."""
     if config.batch_size > dataset_size:
@@ -79,7 +89,9 @@ def _check_batches(config: TrainConfig, dataset_size: int) -> None:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
 
 
-def _make_sampler(config: TrainConfig, dataset_size: int, seed: int) -> sampling.Sampler:
+def _make_sampler(
+    config: TrainConfig, dataset_size: int, seed: int, owners: str | None
+) -> sampling.Sampler:
     """Returns the sampler of a config, with a seed derived from that of the run."""
     return SAMPLERS[config.sampling](
         dataset_size,
@@ -87,6 +99,7 @@ def _make_sampler(config: TrainConfig, dataset_size: int, seed: int) -> sampling
         seed=seeds.of_batches(seed, config.generator),
         multiple_of=config.microbatch_size or 1,
         unit=config.unit,
+        owners=owners,
         **_turns(config, dataset_size),
     )
 

@@ -48,7 +48,7 @@ class ResolvedRun:
         """Fields that must not change when the run resumes, as JSON without the seed."""
         config, plan = self.config, self.plan
         sampler = dataclasses.asdict(plan.sampler)
-        del sampler["seed"]
+        del sampler["seed"], sampler["owners"]  # compared with the data
         fields, free = config.to_dict(), fields_with(config, Role.CHANGEABLE)
         # The strategy of correlated noise depends on the number of steps. So does a schedule of the
         # learning rate: with another schedule, repeated steps would add the same noise to gradients

@@ -47,9 +47,12 @@ def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
     return record
 
 
-def first_steps(record: Mapping[str, Any], workdir: Path) -> str:
-    """Names the run of a record in messages."""
-    return f"the first {record['step']:,} steps of the run in {workdir}"
+def check_continues(
+    identity: RunIdentity, record: Mapping[str, Any], workdir: Path, *, part: bool = False
+) -> None:
+    """Raises if an identity, or a part of it, is not that of the run in a folder."""
+    begun = f"the first {record['step']:,} steps of the run in {workdir}"
+    identity.check_continues(record["identity"], begun, part=part)
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
@@ -142,7 +145,6 @@ def check_restored(
     identity: RunIdentity,
     record: dict[str, Any],
     opt_state: Any,
-    workdir: Path,
     *,
     steps: int,
     shown: int,
@@ -155,16 +157,14 @@ def check_restored(
     a run must not round differently either.
 
     Args:
-        identity: That of the current start.
+        identity: That of the current start, which continues the run.
         record: Record of the checkpoint.
         opt_state: Optimizer state of the checkpoint.
-        workdir: The folder, for messages.
         steps: Number of permitted steps now.
         shown: The last step whose metrics an earlier start has shown.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
     """
     step, begun = record["step"], record["identity"]
-    identity.check_continues(begun, first_steps(record, workdir))
     _check_ledgers(record, opt_state)
     if shown > step:
         identity.check_rounding(

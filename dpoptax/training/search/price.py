@@ -143,7 +143,7 @@ def price(
     epsilon = price_of(whole)
     # A record that is added, removed or replaced changes the number of correct predictions by at
     # most 1.
-    stddev = dpoptax.accounting.calibrate_noise_multiplier(
+    stddev = dpoptax.accounting.calibrate(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
     scores = [GaussianDpEvent(stddev)] * len(events)

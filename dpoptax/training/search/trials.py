@@ -33,7 +33,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import sum_of, train
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.planning import step_arguments
-from dpoptax.training.run.privacy import make_run_plan
+from dpoptax.training.run.privacy import plan_on_data
 from dpoptax.training.run.resolved import resolve
 
 
@@ -153,7 +153,7 @@ def sum_identity(config: TrainConfig, *, held_out: bool) -> RunIdentity:
 @functools.lru_cache(maxsize=64)
 def _sum_identity(config: TrainConfig, held_out: bool) -> RunIdentity:
     dataset = dataset_of(config, held_out=held_out)
-    plan = make_run_plan(config, dataset.units(config.unit))
+    plan = plan_on_data(config, dataset)
     run = resolve(config, plan, num_classes=dataset.num_classes)
     first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
     _, frozen = config.initial_variables(run.model, first, run.init_key)
@@ -165,7 +165,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     """Trains a trial and writes its record atomically."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
-    plan = make_run_plan(config, dataset.units(config.unit))
+    plan = plan_on_data(config, dataset)
     place = devices.start(config.parallel)
     result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
     if trial.keep_params:

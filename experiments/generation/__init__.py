@@ -1,1 +1,0 @@
-"""Generates texts by beam search and scores them."""
