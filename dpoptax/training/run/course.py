@@ -38,7 +38,7 @@ class Job:
         frozen: Arrays that the loss uses and that are not trained, or None.
         data: The examples, indexed by the sampler.
         users: The owners of the examples, if the sampler draws users.
-        evaluate: Returns the metrics of shown parameters.
+        evaluate: Returns the metrics of what `shown` returned.
         identity: Returns the values that must not change when the run resumes, as "run", and the
             seed and other secret values that a resumed run needs.
         fingerprint: Returns a keyed hash of the examples and the frozen arrays.
@@ -47,7 +47,7 @@ class Job:
             step on one device.
         begin: Returns the initial optimizer state of a run with a folder, whose noise key depends
             on the given hash of everything that its steps read. None: that of the first state.
-        shown: Returns the parameters that are shown, given parameters and optimizer state.
+        shown: Returns the arrays that are shown, given parameters and optimizer state.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
     """
@@ -187,6 +187,10 @@ class Course:
     def finish(self) -> None:
         """Takes the remaining steps."""
         pace, history = Pace(), self.state.history
+        # Before the bar starts its clock: the first evaluation compiles and would count as a step.
+        if self._evaluates() and (not history or history[-1]["step"] < self.state.done):
+            self._keep_shown()
+            self._show(wait=True)
         with Bar(
             total=self.last,
             initial=self.state.done,
@@ -197,9 +201,6 @@ class Course:
             leave=None,  # a nested bar disappears at its end
             disable=not self.context.progress,
         ) as bar:
-            if self._evaluates() and (not history or history[-1]["step"] < self.state.done):
-                self._keep_shown()
-                self._show(wait=True)
             self._report(bar)
             steps = range(self.state.done, self.job.plan.permitted_steps)
             for batch in extend.read_ahead(self._feed, steps):
