@@ -548,8 +548,8 @@ def test_evaluate_gets_the_state_of_the_optimizer_and_no_secret():
     optimizer = optax.chain(ADAM, averaging.average_params(0.5))
     result = quiet(optimizer=optimizer, evaluate=evaluate, eval_every=1)
     average = np.zeros(5)
-    for step, (record, (params, state)) in enumerate(zip(result.history, shown, strict=True)):
-        kept = min(0.5, step / (9 + step))
+    for t, (record, (params, state)) in enumerate(zip(result.history, shown, strict=True)):
+        kept = min(0.5, t / (9 + t))
         average = kept * average + (1 - kept) * np.asarray(params)
         assert record["average"] == pytest.approx(np.linalg.norm(average), abs=1e-6)
         # The noise key and the ledger are in the other stage of the chain.
