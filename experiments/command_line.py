@@ -43,6 +43,8 @@ commands:
         models with its update rules and with tuned optimizers
   digits NAME --output FILE
         tables measured on digits; NAME is `batches`, `public` or `slack`
+  rare-class [--data-dir DIR] [--seeds N]
+        probabilities and AUC of a rare class by clipping bound
   images --data-dir DIR [--epsilons E...] [--block-epsilons E...]
         EfficientNet-Lite0 with published weights on CIFAR-10: a private probe,
         and a private last block
@@ -301,6 +303,13 @@ def _record(arguments: list[str]) -> int:
     return 0
 
 
+def _rare_class(arguments: list[str]) -> int:
+    from experiments.rare_class import RareClassArguments, rare_class_page
+
+    print(rare_class_page(_parse("rare-class", RareClassArguments, arguments)))
+    return 0
+
+
 def _digits(arguments: list[str]) -> int:
     given = _parse("digits", DigitsArguments, arguments)
     from experiments.digits import batches, public, slack
@@ -387,6 +396,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "record": _record,
     "released-code": _released_code,
     "digits": _digits,
+    "rare-class": _rare_class,
     "images": _images,
     "language": _language,
     "number-of-trials": _number_of_trials,
