@@ -1,8 +1,8 @@
 """Tests that pages quote the numbers of their records.
 
 A comment `<!-- record: PATH#SECTION -->` names a record, relative to `experiments/results`, or
-another page that a command fills. It belongs to its own paragraph, or to the next paragraph or table
-if it is alone. Each number there must be in the named section of the record, after rounding to the
+another page that a command fills. It belongs to its own paragraph, or to the next block if it is
+alone. Each number there must be in the named section of the record, after rounding to the
 digits of the page.
 """
 
