@@ -25,8 +25,8 @@ def gradient_norms(
     only those of a rare class are shortened, the model underrates it. See the guide on class
     imbalance.
 
-    Privacy: norms are private and have no noise. Use public examples only. A bound that was chosen
-    with private norms is covered by no ε.
+    Privacy: norms are private and have no noise. Use public examples only. No ε covers a bound that
+    was chosen with private norms.
 
     Args:
       loss_fn: `loss_fn(params, example)`, the scalar loss of one example.
