@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._gradients.clipped_grad.dropped_examples import (
         dropped_examples as dropped_examples,
     )
+    from dpoptax._gradients.clipped_grad.gradient_norms import gradient_norms as gradient_norms
     from dpoptax._gradients.clipped_grad.microbatch_tuning import (
         tune_microbatch_size as tune_microbatch_size,
     )
@@ -79,6 +80,7 @@ else:
         "._gradients.clipped_grad.augmentation": ("augmented",),
         "._gradients.clipped_grad.clipped_grad": ("clipped_grad",),
         "._gradients.clipped_grad.dropped_examples": ("dropped_examples",),
+        "._gradients.clipped_grad.gradient_norms": ("gradient_norms",),
         "._gradients.clipped_grad.microbatch_tuning": ("tune_microbatch_size",),
         "._gradients.ghost_clipping.explain": ("explain",),
         "._gradients.points": ("GradientPoints", "gradient_points"),

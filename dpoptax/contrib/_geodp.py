@@ -42,8 +42,8 @@ def geodp(
 
     Privacy: no guarantee is stated, and `dpoptax.accounting` raises an error for this mechanism. It
     is here to reproduce the paper. With d = 20, B = 256, β = σ = 1, there are two neighboring
-    batches whose mean gradients have first angles 0 and π, 54 standard deviations of the noise
-    apart (docs/developers/methods.md).
+    batches whose mean gradients have first angles 0 and π, 54.6 standard deviations of the
+    noise apart (docs/developers/methods.md).
 
     Args:
       beta: β in (0, 1], the paper's bounding factor, which scales the noise on the angles. It does

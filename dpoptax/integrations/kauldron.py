@@ -20,16 +20,20 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
-from etils import epath
-from kauldron import kd
-from kauldron.train import train_step
 
 import dpoptax
 from dpoptax.accounting import Guarantee
-from dpoptax.integrations import _kauldron, _run
 from dpoptax.training import hosts
+from dpoptax.training.errors import explains_missing
 from dpoptax.users import UserTable
+
+with explains_missing(__name__, "kauldron gemma 'dpoptax[train]'"):
+    import orbax.checkpoint as ocp
+    from etils import epath
+    from kauldron import kd
+    from kauldron.train import train_step
+
+    from dpoptax.integrations import _kauldron, _run
 
 __all__ = ["PrivateTrainStep", "export", "guarantee", "plan_batches"]
 

@@ -17,16 +17,20 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from etils import epath
-from flax import nnx
 from jax.interpreters import pxla
 from jax.sharding import NamedSharding, PartitionSpec
-from tunix.sft import metrics_logger, peft_trainer
 
 import dpoptax
 from dpoptax.accounting import Guarantee
-from dpoptax.integrations import _nnx, _run
+from dpoptax.training.errors import explains_missing
 from dpoptax.users import UserTable
+
+with explains_missing(__name__, "google-tunix qwix 'dpoptax[train]'"):
+    from etils import epath
+    from flax import nnx
+    from tunix.sft import metrics_logger, peft_trainer
+
+    from dpoptax.integrations import _nnx, _run
 
 __all__ = ["PrivateTrainer", "guarantee", "plan_batches", "publishable_folders"]
 

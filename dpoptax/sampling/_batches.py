@@ -1,6 +1,7 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -151,7 +152,9 @@ def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     """
     from concurrent.futures import ThreadPoolExecutor  # `import dpoptax` needs no threads
 
-    with ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches") as pool:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches")
+    exiting = sys.is_finalizing  # modules may be gone when an abandoned iterator ends at exit
+    try:
         pending = None
         for step in steps:
             ahead = pool.submit(load, step)
@@ -160,6 +163,9 @@ def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
             pending = ahead
         if pending is not None:
             yield pending.result()
+    finally:
+        if not exiting():  # Python has ended the thread by then
+            pool.shutdown()
 
 
 def _rows(data: PyTree, indices: np.ndarray) -> PyTree:

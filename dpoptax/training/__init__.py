@@ -8,6 +8,8 @@ The files that they come from are not.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dpoptax.training.errors import explains_missing
+
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig as TrainConfig
     from dpoptax.training.config import load_config as load_config
@@ -45,7 +47,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name in _FILE_OF:
-            return getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+            with explains_missing(f"{__name__}.{name}", "'dpoptax[train]'"):
+                return getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     __all__ = sorted(_FILE_OF)

@@ -1,8 +1,9 @@
 """Errors that a user can fix; the command line prints them without a traceback."""
 
+import contextlib
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _SHORT = 10
 """Up to this many names are listed even if one of them is a close match."""
@@ -12,6 +13,25 @@ _LONG = 64
 
 class ConfigError(ValueError):
     """Raised for an invalid config or command line. The message names the remedy."""
+
+
+@contextlib.contextmanager
+def explains_missing(user: str, install: str) -> Iterator[None]:
+    """Names the packages to install if imports in the context do not find one.
+
+    Args:
+        user: The name that needs them, such as "dpoptax.training.fit".
+        install: Arguments of `pip install`.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "dpoptax").partition(".")[0] == "dpoptax":
+            raise
+        raise ModuleNotFoundError(
+            f"`{user}` needs {error.name}, which is not installed. Run `pip install {install}`.",
+            name=error.name,
+        ) from error
 
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:

@@ -28,7 +28,7 @@ from dpoptax.runs import (
 )
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
-from dpoptax.training.loss_arguments import requires_key, takes_key
+from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
 from dpoptax.training.run import devices, inputs, seeds
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.course import Course, Job, State
@@ -89,7 +89,7 @@ def fit(
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
     budget: float | None = None,
-    evaluate: Callable[[Any], Mapping[str, Any] | None] | None = None,
+    evaluate: Callable[..., Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
     log: Log = None,
     workdir: str | Path | None = None,
@@ -147,7 +147,9 @@ def fit(
       key: the noise key, which also determines the batches, as for `PrivacyPlan.new_run`. By
         default, one from the operating system, which all hosts share.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
-      evaluate: `evaluate(params)` returns metrics by name, or None.
+      evaluate: `evaluate(params)` returns metrics by name, or None. If it requires a second
+        argument, it also gets the state of `optimizer`, for example for an average of the
+        parameters. That state does not hold the noise key.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
         before the first step and one after the last.
       log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
@@ -223,9 +225,7 @@ def fit(
         with phases("init"):
             first = State(0, params, private.first_state(key, params))
         del params  # with `first`, frees them once a restored state replaces them
-        job = _make_job(
-            private, key, step, data, steps, frozen, users, evaluate=_metrics(evaluate), **schedule
-        )
+        job = _make_job(private, key, step, data, steps, frozen, users, evaluate, **schedule)
         with inputs.explains_optimizer(optimizer, first.params):
             course = Course(job, first, context)
             del first
@@ -295,8 +295,8 @@ def _make_job(
     steps: int,
     frozen: Any,
     users: UserTable | None,
+    evaluate: Callable[..., Mapping[str, Any] | None] | None,
     *,
-    evaluate: Callable[[Any], Record],
     eval_every: int,
     checkpoint_every: int,
 ) -> Job:
@@ -322,7 +322,8 @@ def _make_job(
         frozen=frozen,
         data=data,
         users=users,
-        evaluate=evaluate,
+        evaluate=_metrics(evaluate),
+        shown=_shown_to(evaluate),
         identity=identity,
         kept={"key": np.frombuffer(words_of(key), np.uint32).tolist()},
         begin=lambda hashed, params: private.first_state(seeds.noise_key_of(key, hashed), params),
@@ -357,17 +358,22 @@ def _gradient_identity(step: TrainingStep, args: Any, place: devices.Devices) ->
     return {"`grad_fn`, with everything that it closes over,": Hidden(program_digest(step, args))}
 
 
+def _shown_to(evaluate: Callable[..., Any] | None) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """Returns a function from parameters and state of the chain to the arguments of `evaluate`."""
+    if evaluate is not None and takes_state(evaluate):
+        return lambda params, opt_state: (params, opt_state[-1])  # not the noise, with its key
+    return lambda params, opt_state: (params,)
+
+
 def _metrics(
-    evaluate: Callable[[Any], Mapping[str, Any] | None] | None,
-) -> Callable[[Any], Record]:
+    evaluate: Callable[..., Mapping[str, Any] | None] | None,
+) -> Callable[[tuple[Any, ...]], Record]:
     """Returns a function that computes the metrics of a record as JSON values."""
     if evaluate is None:
         return lambda _: {}
-    if not callable(evaluate):
-        raise TypeError(f"`evaluate` must be a function of the parameters, got {evaluate!r}.")
 
-    def metrics(params: Any) -> Record:
-        found = evaluate(params)
+    def metrics(shown: tuple[Any, ...]) -> Record:
+        found = evaluate(*shown)
         if found is not None and not isinstance(found, Mapping):
             raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
         found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}

@@ -1,5 +1,7 @@
 """Tests of `PrivateRun.batches`: checked rows, their order, and each kind of array."""
 
+import subprocess
+import sys
 import threading
 
 import jax
@@ -118,3 +120,21 @@ def test_error_of_a_step_reaches_the_loop_and_an_early_end_stops_the_thread():
     next(steps)
     steps.close()
     assert threading.active_count() <= before
+
+
+ABANDONED = """
+from dpoptax import extend
+
+steps = extend.read_ahead(lambda step: step, range(9))
+for step in steps:
+    if step == 3:
+        break
+print(step)
+"""
+
+
+def test_an_iterator_abandoned_in_the_loop_is_silent_at_exit():
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")

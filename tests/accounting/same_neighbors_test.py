@@ -37,15 +37,19 @@ def plan_of_users(owners, records_per_user=2, seed=0):
 
 
 def state_of(plan, seed):
-    noise = {"noise_multiplier": plan.noise_multiplier, "batch_size": plan.sampler.batch_size}
-    tx = dpoptax.gaussian_noise(**noise, key=jax.random.key(seed))
-    return after_releases(tx, jnp.zeros(3), 2)
+    return after_releases(plan.new_run(jax.random.key(seed)).noise(), jnp.zeros(3), 2)
+
+
+def released_by(plan, seed):
+    """Returns the guarantee of a run of the plan."""
+    state = state_of(plan, seed)
+    return plan.continue_run(state).guarantee(state)
 
 
 def ways(plan, other):
     """Returns all ways to compose a plan with another plan's guarantee."""
     run = {"sampler": plan.sampler, "accountant": "rdp"}
-    released = other.guarantee(state_of(other, 1))
+    released = released_by(other, 1)
     random = {"mean": 3, "distribution": "geometric"}
     for also in (other.guarantee(), other.guarantee().event, released, released.event):
         more = {**run, "also": [also]}
@@ -58,13 +62,11 @@ def ways(plan, other):
             "planned": lambda more=more: accounting.planned_guarantee(
                 noise_multiplier=1.0, steps=2, **more
             ),
-            "calibrate": lambda more=more: accounting.calibrate_noise_multiplier(
+            "calibrate": lambda more=more: accounting.calibrate(
                 epsilon=2.0, delta=DELTA, steps=2, **more
             ),
             "guarantee": lambda more=more: accounting.guarantee(state_of(plan, 2), **more),
-            "spent": lambda more=more: accounting.epsilon_spent(
-                state_of(plan, 2), delta=DELTA, **more
-            ),
+            "run": lambda also=also: plan_of(plan.sampler, also=[also]).new_run(),
             "all_of": lambda also=also: selection.all_of([plan.guarantee(), also]),
             "among others": lambda also=also: plan_of(plan.sampler, also=[plan.guarantee(), also]),
             "selections": lambda: selection.all_of(
@@ -144,7 +146,7 @@ def test_hand_made_samplers_and_events_of_users():
 
 def test_owners_are_not_shown():
     plan = plan_of_users(HOUSEHOLDS)
-    made = plan.guarantee(state_of(plan, 0))
+    made = released_by(plan, 0)
     for text in (repr(made), str(made), str(made.to_dict()), repr(plan), str(plan)):
         assert plan.sampler.owners not in text
     assert plan.sampler.owners not in str(plan.sampler.describe())
@@ -186,7 +188,9 @@ def test_a_cyclic_run_reveals_more_to_a_neighbor_with_one_record_more():
     """Shows why: the record shifts the groups of all others."""
     sigma = 0.7
     cyclic = matrix.CyclicPoissonSampler(1000, 100, cycle_length=10)
-    stated = accounting.epsilon(noise_multiplier=sigma, steps=10, delta=DELTA, sampler=cyclic)
+    stated = accounting.planned_guarantee(noise_multiplier=sigma, steps=10, sampler=cyclic).epsilon(
+        DELTA
+    )
     threshold = np.linspace(2, 10 / sigma, 4000)
     present = stats.norm.sf((threshold - 2) / sigma)
     absent = 10 * stats.norm.sf(threshold / sigma)

@@ -175,6 +175,38 @@ def test_rejects_method_as_an_option(config, tmp_path, capsys, command, option, 
     assert remedy in message
 
 
+NUMBERS = ["--dataset-size", "5000", "--batch-size", "100", "--delta", "1e-5"]
+
+
+def test_plan_prices_a_run_by_its_numbers(capsys):
+    assert main(["plan", *NUMBERS, "--epochs", "4", "--epsilon", "2"]) == 0
+    shown = capsys.readouterr().out
+    plan = dpoptax.PrivacyPlan(
+        dataset_size=5000, batch_size=100, steps=200, epsilon=2.0, delta=1e-5
+    )
+    assert shown.startswith(f"{plan}\n  attacks  true-positive rate at most ")
+    sigma = ["--noise-multiplier", str(plan.noise_multiplier)]
+    assert main(["plan", *NUMBERS, "--steps", "200", *sigma]) == 0
+    assert capsys.readouterr().out == shown
+    bins = ["--epochs", "4", "--epsilon", "2", "--sampling", "balls_in_bins"]
+    assert main(["plan", *NUMBERS, *bins]) == 0
+    assert "drawn by RandomAllocationSampler" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epsilon", "2"], "Exactly one of --epochs and --steps must be given."),
+        (["--epochs", "4"], "Pass `epsilon` or `noise_multiplier`, got neither."),
+        (["--epochs", "nan", "--epsilon", "2"], "`epochs` must be positive and finite, got nan."),
+        (["--steps", "4", "--epsilon", "2", "--batch-size", "0"], "`batch_size` must be a"),
+        (["--steps", "0", "--epsilon", "2"], "`steps` must be"),
+    ],
+)
+def test_plan_by_numbers_names_what_is_missing(capsys, options, message):
+    assert message in error_of(capsys, "plan", *NUMBERS, *options)
+
+
 def test_unknown_preset_lists_known_presets(config, tmp_path, capsys):
     path = config(method="Doppler()")
     message = error_of(

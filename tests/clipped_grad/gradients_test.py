@@ -306,6 +306,30 @@ def test_error_notes_that_loss_gets_one_example(method):
     assert "{'x': (2, 3)}" in note
 
 
+@pytest.mark.parametrize("microbatch_size", [2, 64])
+def test_gradient_norms_are_those_that_the_clip_sees(microbatch_size):
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 5)
+    norms = dpoptax.gradient_norms(helpers.mlp_loss, params, batch, microbatch_size=microbatch_size)
+    each = jax.vmap(jax.grad(helpers.mlp_loss), (None, 0))(params, batch)
+    want = jax.vmap(optax.tree.norm)(each)
+    np.testing.assert_allclose(norms, want, rtol=1e-5)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, float(np.median(norms)))
+    kept = [grad_fn(params, batch, np.arange(5) == i).sum for i in range(5)]
+    shortened = [float(optax.tree.norm(k)) < 0.999 * n for k, n in zip(kept, norms, strict=True)]
+    assert shortened == list(norms > np.median(norms))
+
+
+def test_gradient_norms_are_added_in_float32():
+    large = dpoptax.gradient_norms(
+        lambda w, x: w @ x, jnp.ones(2, jnp.float16), jnp.full((1, 2), 6e4)
+    )
+    np.testing.assert_allclose(large, [6e4 * 2**0.5], rtol=1e-3)
+    with pytest.raises(ValueError, match="of one length"):
+        dpoptax.gradient_norms(
+            helpers.mlp_loss, helpers.mlp_params(0), (jnp.ones((3, 4)), jnp.ones(2))
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("microbatch_size", [None, 6])

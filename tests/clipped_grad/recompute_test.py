@@ -218,8 +218,8 @@ def test_stores_no_activations_between_passes():
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        (computed, {}, "computed on before dot_general"),
-        (repeated, {}, "all steps use the whole"),
+        (computed, {}, "and the parameter is computed on before dot_general"),
+        (repeated, {}, "all steps use the whole of the parameter"),
         (computed, {"grid": 2.0**-10}, "without per-example gradients"),
         (computed, {"clip": streaming_test.CLIP}, "Streaming needs no second turn"),
     ],

@@ -101,7 +101,7 @@ def neighbors(d=20, batch_size=256):
 
 
 def test_published_noise_does_not_hide_one_example():
-    """One example turns the first angle by π, or 54 standard deviations at d = 20 and B = 256."""
+    """One example turns the first angle by π, or 54.6 standard deviations at d = 20 and B = 256."""
     d, batch_size, beta, sigma = 20, 256, 1.0, 1.0
     first, opposite, _ = (x.mean(axis=0) for x in neighbors(d, batch_size))
     gap = oracle.to_spherical(opposite)[1][0] - oracle.to_spherical(first)[1][0]

@@ -75,9 +75,9 @@ def test_sample_of_nearly_all_records_costs_no_more_than_all():
 def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
     """A grid of 1e-4 doubled ε where the losses of a step are smaller."""
     delta = 1e-6
-    found = accounting.epsilon(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=delta
-    )
+    found = accounting.planned_guarantee(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps
+    ).epsilon(delta)
     assert found == pytest.approx(right, rel=0.005)
     # Losses rounded down, by dp_accounting, on a grid that is finer still: a lower bound.
     lower = privacy_loss_distribution.from_gaussian_mechanism(
@@ -91,7 +91,9 @@ def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
     # The central limit theorem.
     mu = q * math.sqrt(steps * math.expm1(sigma**-2))
     assert found == pytest.approx(
-        accounting.epsilon(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1, delta=delta),
+        accounting.planned_guarantee(
+            noise_multiplier=1 / mu, sampling_probability=1.0, steps=1
+        ).epsilon(delta),
         rel=0.08,
     )
     # A plot, and μ, use a coarser grid.

@@ -213,10 +213,13 @@ def test_missing_extra_is_reported():
         f"dpoptax.filters.spectrum.plot({recording}, 'x.png')": "`plot` needs matplotlib",
         "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
         "from dpoptax.training.cli.main import main; main(['plan', 'x.py'])": "line needs tyro",
+        "from dpoptax.training import fit": "`dpoptax.training.fit` needs tqdm",
+        "import dpoptax.integrations.tunix": "`dpoptax.integrations.tunix` needs etils",
+        "import dpoptax.integrations.kauldron": "`dpoptax.integrations.kauldron` needs etils",
     }
     program = """
         import json, sys, types
-        for missing in ("tyro", "jax_privacy", "matplotlib"):
+        for missing in ("tyro", "jax_privacy", "matplotlib", "tqdm", "etils"):
             sys.modules[missing] = None
         import dpoptax
         for use in json.loads(sys.argv[1]):

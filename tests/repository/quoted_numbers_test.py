@@ -1,8 +1,9 @@
 """Tests that pages quote the numbers of their records.
 
-A comment `<!-- record: PATH#SECTION -->` names a record, relative to `experiments/results`. It
-belongs to its own paragraph, or to the next one or the next table if it is alone. Each number there
-must be in the named section of the record, after rounding to the digits of the page.
+A comment `<!-- record: PATH#SECTION -->` names a record, relative to `experiments/results`, or
+another page that a command fills. It belongs to its own paragraph, or to the next block if it is
+alone. Each number there must be in the named section of the record, after rounding to the
+digits of the page.
 """
 
 import re

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Hashable
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ import dpoptax
 from dpoptax import accounting
 from dpoptax.training import fit, fitting
 from dpoptax.training.data import streaming
-from dpoptax.training.run import course, step
+from dpoptax.training.run import averaging, course, step
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.users import UserTable
 from tests import helpers
@@ -527,6 +528,43 @@ def test_logs_to_lists_files_and_functions(tmp_path):
     # Neither the given arrays nor those of evaluations were donated to a step.
     jax.tree.map(np.asarray, (params, kept))
     assert_same(kept[2], result.params)
+
+
+def test_evaluate_gets_the_state_of_the_optimizer_and_no_secret():
+    shown = []
+
+    def evaluate(params, state):
+        shown.append((params, state))
+        return {"average": optax.tree.norm(averaging.averaged(params, state))}
+
+    optimizer = optax.chain(ADAM, averaging.average_params(0.5))
+    result = quiet(optimizer=optimizer, evaluate=evaluate, eval_every=1)
+    average = np.zeros(5)
+    for t, (record, (params, state)) in enumerate(zip(result.history, shown, strict=True)):
+        kept = min(0.5, t / (9 + t))
+        average = kept * average + (1 - kept) * np.asarray(params)
+        assert record["average"] == pytest.approx(np.linalg.norm(average), abs=1e-6)
+        # The noise key and the ledger are in the other stage of the chain.
+        assert jax.tree.structure(state) == jax.tree.structure(optimizer.init(params))
+    assert_same(shown[-1], (result.params, result.opt_state[-1]))
+    assert result.history[-1]["average"] != pytest.approx(np.linalg.norm(result.params))
+
+
+def test_first_evaluation_does_not_count_as_step_time(monkeypatch):
+    began, evaluated = [], []
+
+    class Bar(course.Bar):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            began.append(self.start_t)
+
+    def evaluate(params):
+        evaluated.append(time.time())
+
+    monkeypatch.setattr(course, "Bar", Bar)
+    plan = make_plan(steps=1)
+    fit(linear_loss, np.zeros(5), (X, Y), plan, optimizer=ADAM, evaluate=evaluate)
+    assert evaluated[0] <= began[0] <= evaluated[1]
 
 
 @pytest.mark.slow

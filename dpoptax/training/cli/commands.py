@@ -11,6 +11,7 @@ import tyro
 from dpoptax.training import named_configs
 from dpoptax.training.cli.options import (
     AuditArguments,
+    PriceArguments,
     SuggestArguments,
     TrainArguments,
     configs_by_name,
@@ -84,7 +85,9 @@ def _plan(arguments: list[str]) -> int:
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
         return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
-    configs = configs_by_name([Path(path) for path in paths or [_config_of("plan", arguments)[0]]])
+    if not paths:
+        return _price(rest)
+    configs = configs_by_name([Path(path) for path in paths])
     if len(configs) > 1:
         if rest:
             raise ConfigError(
@@ -107,6 +110,20 @@ def _plan(arguments: list[str]) -> int:
     with Phases(say)("plan"):
         cost = planning.plan_run(config, details=True)
     print(planning.text(name, cost))
+    return 0
+
+
+def _price(options: list[str]) -> int:
+    from dpoptax.training.run import planning
+
+    plan = tyro.cli(
+        PriceArguments,
+        args=options,
+        prog="dpoptax plan",
+        description="Compute the noise, or ε, of a run from its numbers, without a config.",
+    ).plan()
+    print(plan)
+    print(f"  attacks  {planning.attacks_text(*planning.attacks(plan.guarantee()), 'example')}")
     return 0
 
 

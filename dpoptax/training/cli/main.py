@@ -27,6 +27,8 @@ _COMMANDS = {
   plan CONFIG [--FIELD VALUE ...]
         computes noise, ε, power of attacks, memory and FLOPs of the run without
         training; several runs give a table
+  plan --dataset-size N --batch-size B --epochs E --epsilon ε --delta δ
+        computes the noise of a run from its numbers alone
   plan [CONFIG] --suggest [--examples E | --flops F]
         suggests batch size, steps and noise for a compute budget""",
     "compare": """\

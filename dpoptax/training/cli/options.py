@@ -1,14 +1,19 @@
 """Options of the commands that read one config, and configs by name."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+
+if TYPE_CHECKING:
+    from dpoptax import PrivacyPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +24,57 @@ class TrainArguments:
     workdir: Path
     """Directory for metrics.jsonl, summary.json, statement.txt, params.msgpack, training.png and
     checkpoints/. The same command resumes an interrupted run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PriceArguments:
+    """Options of `dpoptax plan` without a config."""
+
+    dataset_size: int
+    """Number of examples."""
+    batch_size: int
+    """Expected number of examples in a batch."""
+    epochs: float | None = None
+    """Expected number of times that each example is drawn."""
+    steps: int | None = None
+    """Number of steps, instead of epochs."""
+    epsilon: float | None = None
+    """ε of the run, which determines the noise."""
+    noise_multiplier: float | None = None
+    """Noise relative to the clipping bound, instead of epsilon."""
+    delta: float | None = None
+    """δ of the run, well below 1/N."""
+    sampling: Literal["poisson", "fixed_size", "balls_in_bins"] = "poisson"
+    """Sampling of batches, as in a config."""
+
+    def plan(self) -> "PrivacyPlan":
+        """Returns the plan.
+
+        Raises:
+            ValueError: A number is missing, given twice or out of range.
+        """
+        from dpoptax import PrivacyPlan
+        from dpoptax.training.run.privacy import SAMPLERS
+
+        return PrivacyPlan(
+            dataset_size=self.dataset_size,
+            batch_size=self.batch_size,
+            steps=self._number_of_steps(),
+            epsilon=self.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            sampler=SAMPLERS[self.sampling],
+        )
+
+    def _number_of_steps(self) -> int:
+        records.check_count("batch_size", self.batch_size)
+        if self.steps is not None and self.epochs is None:
+            return self.steps
+        if self.epochs is None or self.steps is not None:
+            raise ConfigError("Exactly one of --epochs and --steps must be given.")
+        if not 0 < self.epochs < math.inf:
+            raise ConfigError(f"`epochs` must be positive and finite, got {self.epochs}.")
+        return max(1, round(self.epochs * self.dataset_size / self.batch_size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,14 +37,14 @@ class Job:
         frozen: Arrays that the loss uses and that are not trained, or None.
         data: The examples, indexed by the sampler.
         users: The owners of the examples, if the sampler draws users.
-        evaluate: Returns the metrics of shown parameters.
+        evaluate: Returns the metrics of what `shown` returned.
         identity: Returns everything that the releases rest on, except JAX's settings, given the
             sampler and the arguments of a step on one device.
         kept: Secret values that a resumed run needs.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
         begin: Returns the initial optimizer state of a run with a folder, whose noise key depends
             on the given hash of its identity. None: that of the first state.
-        shown: Returns the parameters that are shown, given parameters and optimizer state.
+        shown: Returns the arrays that are shown, given parameters and optimizer state.
         eval_every: Steps between evaluations.
         checkpoint_every: Steps between checkpoints.
     """
@@ -194,6 +194,10 @@ class Course:
     def finish(self) -> None:
         """Takes the remaining steps."""
         pace, history = Pace(), self.state.history
+        # Before the bar starts its clock: the first evaluation compiles and would count as a step.
+        if self._evaluates() and (not history or history[-1]["step"] < self.state.done):
+            self._keep_shown()
+            self._show(wait=True)
         with Bar(
             total=self.last,
             initial=self.state.done,
@@ -204,9 +208,6 @@ class Course:
             leave=None,  # a nested bar disappears at its end
             disable=not self.context.progress,
         ) as bar:
-            if self._evaluates() and (not history or history[-1]["step"] < self.state.done):
-                self._keep_shown()
-                self._show(wait=True)
             self._report(bar)
             steps = range(self.state.done, self.job.plan.permitted_steps)
             for batch in extend.read_ahead(self._feed, steps):

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from dpoptax.accounting import Guarantee
 from dpoptax.training import models
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
@@ -99,6 +100,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, details: bool = F
         chain = build_chain(at_once, plan.noise_multiplier, keys, random=random)
         lowered: Any = jax.jit(build_step(chain, run.model)).lower(*arguments)
         flops = float(lowered.cost_analysis()["flops"])
+    planned = plan.guarantee(plan.permitted_steps) if details else None
     promise, expected, rate = "not private", float(config.batch_size), None
     if config.method.private:
         rate = plan.sampler.sampling_probability
@@ -120,7 +122,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, details: bool = F
         batch_bytes=_bytes(loaded.batch),
         rows=plan.sampler.padded_size,
         flops=flops,
-        attacks=_attacks(plan) if details else None,
+        attacks=None if planned is None else attacks(planned),
         balls_in_bins=_balls_in_bins(config, plan, size) if details else None,
     )
 
@@ -181,15 +183,7 @@ def text(name: str, cost: RunCost) -> str:
             )
         )
     if cost.attacks is not None:
-        found, mu = cost.attacks
-        who = "users" if config.unit == "user" else "examples"
-        lines.append(
-            (
-                "attacks",
-                f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over {who} "
-                f"at a false-positive rate of 1 %; μ = {records.epsilon_text(mu)}",
-            )
-        )
+        lines.append(("attacks", attacks_text(*cost.attacks, config.unit)))
     lines += [
         ("parameters", _parameters(cost)),
         ("optimizer", f"{_size(cost.state_bytes)} of state"),
@@ -201,6 +195,14 @@ def text(name: str, cost: RunCost) -> str:
         )
     width = max(len(label) for label, _ in lines)
     return "\n".join([name, *(f"  {label:<{width}}  {value}" for label, value in lines)])
+
+
+def attacks_text(found: float, mu: float, unit: str) -> str:
+    """Formats the power of attacks; see `RunCost`."""
+    return (
+        f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over {unit}s at a "
+        f"false-positive rate of 1 %; μ = {records.epsilon_text(mu)}"
+    )
 
 
 def table(
@@ -248,10 +250,8 @@ def _users(config: TrainConfig) -> str:
     return f" users, at most {config.records_per_user:,} examples of each"
 
 
-def _attacks(plan: RunPlan) -> tuple[float, float] | None:
-    planned = plan.guarantee(plan.permitted_steps)
-    if planned is None:
-        return None
+def attacks(planned: Guarantee) -> tuple[float, float]:
+    """Returns the power of attacks on a planned run; see `RunCost`."""
     return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
 
 

@@ -91,7 +91,8 @@ def find_obstacle(program: Program, points: GradientPoints) -> str | None:
             "one gradient point of weight 1.0. Leave it out for methods with several points, such "
             "as `dpoptax.disk`."
         )
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]
     for use in program.uses:
         planned = read_use(use)
         names = ", ".join(paths[leaf] for leaf in sorted(use.value.leaves))
@@ -102,7 +103,7 @@ def find_obstacle(program: Program, points: GradientPoints) -> str | None:
             )
         if not all(stacked for _, stacked in use.loops):
             return (
-                "a slice of each parameter for each step of a loop, and all steps use the whole "
+                "a slice of each parameter for each step of a loop, and all steps use the whole of "
                 f"{names}. Leave the option out."
             )
     return None
