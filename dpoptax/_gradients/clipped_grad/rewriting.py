@@ -11,24 +11,20 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._support.jaxprs import bind, open_jaxpr, programs, subprograms
+from dpoptax._support.jaxprs import PROGRAM_CALLS, bind, inner_programs, open_jaxpr
 
 # Primitives of the arithmetic of indices, which `Constants` evaluates.
 _INDEX_ARITHMETIC = frozenset(
     {
         "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "ge", "gt",
         "iota", "jit", "le", "lt", "max", "min", "mul", "pjit", "reshape", "select_n", "slice",
-        "squeeze", "sub", "transpose",
+        "squeeze", "stack", "sub", "transpose",
     }
 )  # fmt: skip
 
 
 class Constants:
-    """Evaluates the arrays of a program that depend on none of its inputs.
-
-    Attributes:
-      definitions: the equation that computes each array, and the position of its result.
-    """
+    """Evaluates the arrays of a program that depend on none of its inputs."""
 
     def __init__(self, program: Jaxpr | ClosedJaxpr) -> None:
         jaxpr = open_jaxpr(program)
@@ -36,12 +32,31 @@ class Constants:
         self._values: dict[Var, Any] = {
             v: x for v, x in consts if not isinstance(x, jax.core.Tracer)
         }
+        self._outside: dict[Var, tuple[Constants, Var | Literal]] = {}
         self._known = set(self._values)
-        self.definitions: dict[Var, tuple[JaxprEqn, int]] = {}
+        self._definitions: dict[Var, tuple[JaxprEqn, int]] = {}
+        self._define(jaxpr)
+
+    def _define(self, jaxpr: Jaxpr) -> None:
         for eqn in jaxpr.eqns:
-            self.definitions |= {v: (eqn, i) for i, v in enumerate(eqn.outvars)}
+            self._definitions |= {v: (eqn, i) for i, v in enumerate(eqn.outvars)}
             if eqn.primitive.name in _INDEX_ARITHMETIC and all(map(self._is_known, eqn.invars)):
                 self._known.update(eqn.outvars)
+
+    def inside(self, eqn: JaxprEqn, program: Jaxpr | ClosedJaxpr) -> "Constants":
+        """Returns the constants of a program inside an equation."""
+        found, jaxpr = Constants(program), open_jaxpr(program)
+        if eqn.primitive.name in PROGRAM_CALLS and len(jaxpr.invars) == len(eqn.invars):
+            pairs = zip(jaxpr.invars, eqn.invars, strict=True)
+            found._outside = {v: (self, x) for v, x in pairs if self._is_known(x)}
+            found._known |= set(found._outside)
+            found._define(jaxpr)
+        return found
+
+    def definition(self, atom: Var | Literal) -> JaxprEqn | None:
+        """Returns the equation that computes an array, `None` for inputs and constants."""
+        found = None if isinstance(atom, Literal) else self._definitions.get(atom)
+        return found and found[0]
 
     def _is_known(self, atom: Var | Literal) -> bool:
         return isinstance(atom, Literal) or atom in self._known
@@ -53,8 +68,11 @@ class Constants:
     def _evaluate(self, atom: Var | Literal) -> Any:
         if isinstance(atom, Literal):
             return atom.val
+        if atom in self._outside:
+            constants, outside = self._outside[atom]
+            return constants._evaluate(outside)
         if atom not in self._values:
-            eqn, place = self.definitions[atom]
+            eqn, place = self._definitions[atom]
             with jax.ensure_compile_time_eval():
                 self._values[atom] = bind(eqn, [self._evaluate(v) for v in eqn.invars])[place]
         return self._values[atom]
@@ -63,19 +81,24 @@ class Constants:
 Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., jax.Array] | None]
 
 
-def applies(rule: Rule, program: Jaxpr | ClosedJaxpr) -> bool:
+def applies(rule: Rule, program: Jaxpr | ClosedJaxpr, constants: Constants | None = None) -> bool:
     """Returns whether a rule replaces an operation of a program."""
+    constants = constants or Constants(program)
     return any(
         rule(eqn, constants) is not None
-        for each in programs(program)
-        for constants in [Constants(each)]
-        for eqn in open_jaxpr(each).eqns
+        or any(applies(rule, x, constants.inside(eqn, x)) for x in inner_programs(eqn.params))
+        for eqn in open_jaxpr(program).eqns
     )
 
 
-def evaluate(program: ClosedJaxpr, rule: Rule, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+def evaluate(
+    program: ClosedJaxpr,
+    rule: Rule,
+    inputs: Sequence[jax.Array],
+    constants: Constants | None = None,
+) -> list[jax.Array]:
     """Returns the outputs of a program in which a rule replaces operations."""
-    jaxpr, constants = program.jaxpr, Constants(program)
+    jaxpr, constants = program.jaxpr, constants or Constants(program)
     values = dict(zip(jaxpr.constvars, program.consts, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
 
@@ -88,21 +111,24 @@ def evaluate(program: ClosedJaxpr, rule: Rule, inputs: Sequence[jax.Array]) -> l
         if replacement is not None:
             outputs: Sequence[jax.Array] = [replacement(*operands)]
         else:
-            outputs = bind(_rewrite_subprograms(eqn, rule), operands)
+            outputs = bind(_rewrite_inside(eqn, rule, constants), operands)
         values |= zip(eqn.outvars, outputs, strict=True)
     return [read(v) for v in jaxpr.outvars]
 
 
-def _rewrite_subprograms(eqn: JaxprEqn, rule: Rule) -> JaxprEqn:
+def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn:
     """Returns the equation with the programs inside it rewritten."""
 
     def rewrite(param: Any) -> Any:
-        if isinstance(param, (tuple, list)) and subprograms({"param": param}):
+        if isinstance(param, (tuple, list)) and inner_programs({"param": param}):
             return type(param)(map(rewrite, param))
-        if not hasattr(param, "eqns") or not applies(rule, param):
+        if not isinstance(param, (Jaxpr, ClosedJaxpr)):
+            return param
+        own = constants.inside(eqn, param)
+        if not applies(rule, param, own):
             return param
         closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())
-        made = jax.make_jaxpr(lambda *inputs: evaluate(closed, rule, inputs))(
+        made = jax.make_jaxpr(lambda *inputs: evaluate(closed, rule, inputs, own))(
             *(v.aval for v in closed.jaxpr.invars)
         )
         if isinstance(param, ClosedJaxpr):

@@ -105,15 +105,17 @@ def _are_distinct(eqn: JaxprEqn, constants: Constants) -> bool:
 def _constant_columns(eqn: JaxprEqn, constants: Constants) -> list[tuple[int, np.ndarray]]:
     """Returns the columns of a scatter's indices that are constant, with their numbers."""
     indices = eqn.invars[1]
-    parts, last = [indices], type_of(indices).ndim - 1
-    defined = constants.definitions.get(indices)
-    if defined and defined[0].primitive is lax.concatenate_p:
-        if defined[0].params["dimension"] == last:
-            parts = defined[0].invars
+    parts, last, stacked = [indices], type_of(indices).ndim - 1, False
+    joined = constants.definition(indices)
+    if joined and last in (joined.params.get("dimension"), joined.params.get("axis")):
+        stacked = joined.primitive.name == "stack"
+        if stacked or joined.primitive is lax.concatenate_p:
+            parts = joined.invars
     found, column = [], 0
     for part in parts:
-        values, width = constants.value(part), type_of(part).shape[-1]
+        values, width = constants.value(part), 1 if stacked else type_of(part).shape[-1]
         if values is not None:
+            values = values[..., None] if stacked else values
             found += [(column + i, values[..., i]) for i in range(width)]
         column += width
     return found
@@ -128,9 +130,7 @@ def _window_sizes(eqn: JaxprEqn) -> tuple[int, ...]:
     return tuple(1 if axis in single else updates[next(own)] for axis in axes)
 
 
-def _add(
-    eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Array
-) -> jax.Array:
+def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
     """Adds updates to the entries of `operand`, in integers.
 
     The largest update of an entry has an exponent, so all updates of the entry are multiples of a
