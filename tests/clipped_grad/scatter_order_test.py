@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -286,6 +287,19 @@ def test_functions_are_applied_as_often_as_on_cpu():
     at = jnp.asarray(np.random.default_rng(0).integers(0, 4, (3, 5)))
     doubled = lambda at: jnp.ones(4).at[at].apply(lambda x: 1.5 * x + 1.0)  # noqa: E731
     np.testing.assert_array_equal(on_gpu(doubled, at), doubled(at))
+
+
+def test_sparse_arrays_are_refused_on_gpus(monkeypatch):
+    matrix = sparse.BCOO.fromdense(jnp.eye(LENGTH))
+    loss, params, batch = problem(lambda h, places: matrix @ h)
+    total = total_of(loss)
+    assert all(np.any(x) for x in total(params, *batch).values())
+    there = jax.jit(exported(total, params, *batch, platform="cuda").call)(params, *batch)
+    assert not any(np.any(x) for x in there.values())
+    assert not order_dependent(total, params, *batch)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(TypeError, match="segment_sum"):
+        jax.make_jaxpr(total_of(loss))(params, *batch)
 
 
 QUICK = ("transformer", "lookups", "cnn")

@@ -1,13 +1,13 @@
 """Sums the clipped gradients of a batch with an engine, in micro-batches to save memory."""
 
 import dataclasses
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from dpoptax._gradients.clipped_grad.engines import Engine
     from dpoptax._gradients.ghost_clipping.backward.batch_devices import BatchDevices
 
-# `xla_rewrites` has rules for these, and `scatter_order` for those of private sums.
-_REWRITTEN = {lax.conv_general_dilated_p, lax.select_and_scatter_add_p}
-_ORDERED = {
-    lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p, lax.scatter_mul_p,
-    lax.select_and_scatter_add_p,
-}  # fmt: skip
+# Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
+_REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
+_ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|coo|csr)_.*")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
@@ -165,12 +162,13 @@ def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[.
 
     def run(*args: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
-        found = {eqn.primitive for eqn in equations(closed.jaxpr)}
-        if not found & (_REWRITTEN | _ORDERED if private else _REWRITTEN):
+        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+        patterns = (_REWRITTEN, _ORDERED) if private else (_REWRITTEN,)
+        if not any(pattern.fullmatch(name) for pattern in patterns for name in names):
             return traced(*args)
         from dpoptax._gradients.clipped_grad import rewriting, scatter_order, xla_rewrites
 
-        def rule(eqn: JaxprEqn, constants: rewriting.Constants) -> Callable[..., jax.Array] | None:
+        def rule(eqn: JaxprEqn, constants: rewriting.Constants) -> Callable[..., Any] | None:
             order = scatter_order.rule(eqn, constants) if private else None
             return order or xla_rewrites.rule(eqn, constants)
 

@@ -78,7 +78,7 @@ class Constants:
         return self._values[atom]
 
 
-Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., jax.Array] | None]
+Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]
 
 
 def applies(rule: Rule, program: Jaxpr | ClosedJaxpr, constants: Constants | None = None) -> bool:
@@ -109,7 +109,8 @@ def evaluate(
         operands = [read(v) for v in eqn.invars]
         replacement = rule(eqn, constants)
         if replacement is not None:
-            outputs: Sequence[jax.Array] = [replacement(*operands)]
+            found = replacement(*operands)
+            outputs: Sequence[jax.Array] = found if eqn.primitive.multiple_results else [found]
         else:
             outputs = bind(_rewrite_inside(eqn, rule, constants), operands)
         values |= zip(eqn.outvars, outputs, strict=True)

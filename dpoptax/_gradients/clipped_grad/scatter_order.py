@@ -10,6 +10,9 @@ a function of the updates of this entry, in their order in the array or in no or
 - Of several values that are set, the last one in the array stays, as on CPU.
 - Products and other functions take one index after the other.
 
+- Operations of `jax.experimental.sparse` hide scatters, so they raise an error on a GPU. In a
+  program that is compiled for a GPU elsewhere, their results are NaN, and examples add zero.
+
 Maxima, minima and sums of integers are exact in any order. CPUs and TPUs take the indices of a
 scatter one after the other, so they run the operation as it is.
 """
@@ -17,6 +20,7 @@ scatter one after the other, so they run the operation as it is.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,29 +36,31 @@ from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least
 
 _GPUS = ("cuda", "rocm")
+# Primitives of `jax.experimental.sparse`.
+_SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 _SUMS = (lax.scatter_add_p, lax.scatter_sub_p)
 # Sums of a power of two of numbers keep this many bits of the largest, and the sign.
 _BITS = {np.dtype(np.float32): (30, 32), np.dtype(np.float64): (62, 62)}
 
 
-def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None:
+def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any] | None:
     """Returns the replacement of a scatter whose result may depend on an order, else `None`."""
     replacement = _find_replacement(eqn, constants)
     if replacement is None:
         return None
 
-    def replaced(*operands: jax.Array) -> jax.Array:
-        unchanged = lambda *operands: bind(eqn, operands)[0]  # noqa: E731
-        on_gpu = functools.partial(replacement, eqn)
-        found: jax.Array = lax.platform_dependent(
-            *operands, **dict.fromkeys(_GPUS, on_gpu), default=unchanged
-        )
-        return found
+    def unchanged(*operands: jax.Array) -> Any:
+        outputs = bind(eqn, operands)
+        return list(outputs) if eqn.primitive.multiple_results else outputs[0]
 
-    return replaced
+    branches = dict.fromkeys(_GPUS, functools.partial(replacement, eqn))
+    return functools.partial(lax.platform_dependent, **branches, default=unchanged)
 
 
-def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None:
+def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any] | None:
+    if eqn.primitive.name.startswith(_SPARSE):
+        _check_sparse(eqn.primitive.name)
+        return _no_numbers
     if eqn.primitive is lax.select_and_scatter_add_p:
         return None if windows_are_apart(eqn) else _add_windows
     if eqn.primitive not in (*_SUMS, lax.scatter_mul_p, lax.scatter_p):
@@ -228,6 +234,25 @@ def _apply_in_turn(
 def _add_windows(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
     """Adds the gradients of windows that overlap, one place in the window after the other."""
     return select_and_place(source, operand, **eqn.params)
+
+
+def _check_sparse(name: str) -> None:
+    """Raises an error if the default device is a GPU."""
+    if jax.default_backend() == "gpu":
+        raise TypeError(
+            f"`loss_fn` must not compute {name} on a GPU, where the order of its additions depends "
+            "on other examples, so that clipping would not bound how much one example moves the "
+            "sum. Use a dense array, or `jax.ops.segment_sum` of the entries times their rows."
+        )
+
+
+def _no_numbers(eqn: JaxprEqn, *operands: jax.Array) -> Any:
+    """Returns results of NaN, or of zero for integers."""
+    del operands
+    types = [type_of(v) for v in eqn.outvars]
+    fill = [jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0 for x in types]
+    found = [jnp.full(x.shape, value, x.dtype) for x, value in zip(types, fill, strict=True)]
+    return found if eqn.primitive.multiple_results else found[0]
 
 
 def _scatter(
