@@ -155,15 +155,16 @@ def test_no_scatter_of_a_program_for_gpus_depends_on_an_order(operation, engine)
         assert order_dependent(total, params, *batch, platform=platform)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_sum_for_gpus_equals_that_for_cpus(operation):
+@pytest.mark.parametrize(
+    ("operation", "method"), helpers.covering(list(OPERATIONS), ["auto", "vmap"], strength=1)
+)
+def test_sum_for_gpus_equals_that_for_cpus(operation, method):
     loss, params, batch = problem(OPERATIONS[operation])
-    for method in ("auto", "vmap"):
-        total = total_of(loss, method=method)
-        expected = jax.jit(total)(params, *batch)
-        found = jax.jit(exported(total, params, *batch, platform="cuda").call)(params, *batch)
-        for name, x in found.items():
-            np.testing.assert_allclose(x, expected[name], rtol=1e-4, atol=1e-5)
+    total = total_of(loss, method=method)
+    expected = jax.jit(total)(params, *batch)
+    found = jax.jit(exported(total, params, *batch, platform="cuda").call)(params, *batch)
+    for name, x in found.items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("operation", SAFE)
@@ -189,9 +190,13 @@ def test_constant_rows_are_compared_within_the_array(rows, safe):
     assert rewriting.applies(scatter_order.rule, program) == (not safe)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize(
-    "clip", [dpoptax.l2_clip(0.3), dpoptax.automatic_clip(0.3, gamma=0.0)], ids=["l2", "automatic"]
+    ("clip", "scale"),
+    helpers.covering(
+        {"l2": dpoptax.l2_clip(0.3), "automatic": dpoptax.automatic_clip(0.3, gamma=0.0)},
+        {"1": 1.0, "10,000": 1e4},
+        strength=1,
+    ),
 )
 def test_order_inside_other_examples_does_not_move_the_sum(clip, scale):
     """On a GPU, the contention of all examples changes the order of additions inside each."""
