@@ -155,7 +155,7 @@ def section(title: str, split: Callable[..., Any], batch_size: int, steps: int, 
     columns = [split(np.random.default_rng(seed)) for seed in range(seeds)]
     starts = [start_of(seed, c[0], batch_size, steps) for seed, c in enumerate(columns)]
     (train, test), size = columns[0], len(columns[0][0][1])
-    sigma = dpoptax.accounting.calibrate_noise_multiplier(
+    sigma = dpoptax.accounting.calibrate(
         epsilon=EPSILON, delta=DELTA, steps=steps, sampling_probability=batch_size / size
     )
     rate, rate_of_test = (100 * labels.mean() for _, labels in (train, test))

@@ -13,6 +13,7 @@ import optax
 from scipy import stats
 
 import dpoptax
+from benchmarks.gpu import contention
 from benchmarks.gpu.schedule import Task
 from benchmarks.models import transformer
 from dpoptax.auditing import _worst_example as adversary
@@ -43,6 +44,7 @@ def tasks(small: bool) -> list[Task]:
         Task("releases in fixed point as on CPU", 8.0, partial(releases_as_on_cpu, size // 4)),
         Task("integer sums as on CPU", 8.0, partial(sums_as_on_cpu, method="integers")),
         Task("sums on a grid as on CPU", 8.0, partial(sums_as_on_cpu, method="vmap")),
+        Task("scatters under contention", 15.0, partial(contention.measure, small)),
         Task("resume", 15.0, resume),
     ]
     everything = programs.PROGRAMS | programs.MODELS

@@ -72,10 +72,12 @@ def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 
 def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
     """Returns the programs among the parameters of an equation."""
-    return list(map(open_jaxpr, _subprograms(params)))
+    return list(map(open_jaxpr, inner_programs(params)))
 
 
-def _subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr | ClosedJaxpr]:
+def inner_programs(params: Mapping[str, PyTree]) -> list[Jaxpr | ClosedJaxpr]:
+    """Returns the programs among the parameters of an equation, with their constants."""
+
     def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
         return hasattr(x, "eqns")
 
@@ -86,7 +88,7 @@ def programs(program: Jaxpr | ClosedJaxpr) -> Iterator[Jaxpr | ClosedJaxpr]:
     """Yields a program and all programs inside it, with their constants."""
     yield program
     for eqn in open_jaxpr(program).eqns:
-        for inner in _subprograms(eqn.params):
+        for inner in inner_programs(eqn.params):
             yield from programs(inner)
 
 

@@ -37,6 +37,9 @@ COUNTED = "dpoptax.counted"
 FOLDED = "dpoptax_folded_key"
 """The name of the function that folds a number into a ChaCha20 key."""
 
+ANY_ORDER = "dpoptax_any_order"
+"""The name of the scope of scatters whose rounding is bounded for any order of additions."""
+
 
 def mark(tree: PyTree, name: str) -> PyTree:
     """Marks arrays with a name and their rank.

@@ -9,7 +9,7 @@ import pytest
 
 import dpoptax
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bundle, correctness, networks, tables, torch_steps
+from benchmarks.gpu import bundle, contention, correctness, networks, tables, torch_steps
 from benchmarks.gpu.networks import AUTO, PLAIN, Contender, Network
 from benchmarks.gpu.schedule import Schedule, Task
 from benchmarks.models import mlp
@@ -53,6 +53,15 @@ def test_command_checks_bounds_and_noise(run):
     assert set(results) == {*names, "regression, TF32"}
     assert all(each["passed"] for each in results.values())
     assert 0.9 < results["regression, TF32"]["largest move / C"] <= 1
+
+
+def test_masked_indices_that_move_a_sum_are_found():
+    found = contention.measure(small=True)
+    assert found["passed"]
+    settings = list(contention._settings(np.random.default_rng(0), np.arange(8) % 4 == 0, 16))
+    assert len({each[0].tobytes() for each in settings}) == 1  # those of used examples are equal
+    assert contention.largest_move(lambda i: i[0], settings) == 0
+    assert contention.largest_move(lambda i: i[0] + 1e-6 * i[1].mean(), settings) > 0
 
 
 def test_broken_bound_and_noise_fail(monkeypatch):

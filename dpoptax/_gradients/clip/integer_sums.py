@@ -21,6 +21,7 @@ from dpoptax._gradients.clip.block_sums import (
 )
 from dpoptax._gradients.clip.bounds import UNIT_ROUNDOFF, ldexp
 from dpoptax._gradients.clip.clip import Clip
+from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least
 
 # The sum and its noise, at most 17 standard deviations of 2²² steps, stay within int32.
@@ -140,8 +141,9 @@ def add_lookups(
     table, count = table.astype(wide), terms * examples
     if _scatter_rounding(terms, examples, ratio) is not None:
         sums = jnp.zeros_like(table)
-        for rows, values in lookups:
-            sums = sums.at[rows].add(values.astype(wide))
+        with jax.named_scope(ANY_ORDER):
+            for rows, values in lookups:
+                sums = sums.at[rows].add(values.astype(wide))
         return table + sums
     bits = 62 if wide == jnp.float64 else 30
     exact = make_steps(max(examples * largest_summand, ratio) * bound, count, bits=bits)
@@ -158,7 +160,8 @@ def add_lookups(
         return table + total(rows, size)
     # Only the rows that occur are summed, since two more tables would need more memory.
     found, slots = _join_equal(rows, size)
-    return table.at[found].add(total(slots, len(found)), mode="drop", unique_indices=True)
+    with jax.named_scope(ANY_ORDER):  # `found` has each row once
+        return table.at[found].add(total(slots, len(found)), mode="drop", unique_indices=True)
 
 
 def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:

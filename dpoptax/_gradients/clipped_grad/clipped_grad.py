@@ -125,7 +125,8 @@ def clipped_grad(
         parameters are integers, complex, or floats of fewer than 16 bits; `mask` holds floats; the
         loss is not a scalar, or not a pair with `has_aux`; or the loss may mix examples through a
         collective over devices, a custom vmap rule, a callback for a whole batch, random numbers of
-        the generator "rbg", or a loop that runs until the last example has converged.
+        the generator "rbg", a loop that runs until the last example has converged, or on a GPU a
+        sparse array of `jax.experimental.sparse`.
       ValueError: `method` is unknown, or "integers" with no `grid` or with a clip that encodes
         gradients; `microbatch_size` is below 1, `mesh` lacks an axis, or
         `param_specs` is given without a mesh. At the call: `key` is given without `ids` or the

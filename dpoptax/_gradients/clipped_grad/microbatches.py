@@ -1,13 +1,14 @@
 """Sums the clipped gradients of a batch with an engine, in micro-batches to save memory."""
 
 import dataclasses
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax.extend.core import JaxprEqn
 from optax import microbatching
 
 from dpoptax._gradients.clip import block_sums
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from dpoptax._gradients.clipped_grad.engines import Engine
     from dpoptax._gradients.ghost_clipping.backward.batch_devices import BatchDevices
 
-# `xla_rewrites` has rules for these.
-_REWRITTEN = (lax.conv_general_dilated_p, lax.select_and_scatter_add_p)
+# Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
+_REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
+_ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|coo|csr)_.*")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
@@ -83,7 +85,8 @@ class BatchSum:
             loss = trace_batch(self.loss_fn, points, examples, has_aux=self.has_aux)
             return self.engine.sum(loss, points, examples, **over)
 
-        return in_microbatches(microbatch_sum, self.microbatch_size)((batch, keys), mask)
+        sums = _rewrite_for_xla(microbatch_sum, private=True)
+        return _in_microbatches(sums, self.microbatch_size)((batch, keys), mask)
 
 
 def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
@@ -111,7 +114,11 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     >>> total(jnp.array([1.0, 2.0, 3.0]), jnp.array([True, True, False]))
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
-    sums = _rewrite_for_xla(sums)  # also without micro-batches, as the whole step may be in a loop
+    # Also without micro-batches, as the whole step may be in a loop.
+    return _in_microbatches(_rewrite_for_xla(sums, private=False), microbatch_size)
+
+
+def _in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     if microbatch_size is None:
         return sums
     check_microbatch_size(microbatch_size)
@@ -146,17 +153,28 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     return run
 
 
-def _rewrite_for_xla(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fun` with operations rewritten that XLA computes wrongly, or slowly on CPU."""
+def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[..., PyTree]:
+    """Returns `fun` with operations rewritten that XLA computes wrongly, or slowly on CPU.
+
+    In a `private` sum, scatters on GPUs become independent of the order of updates.
+    """
     traced = jax.jit(fun)
 
     def run(*args: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
-        if not any(eqn.primitive in _REWRITTEN for eqn in equations(closed.jaxpr)):
+        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+        patterns = (_REWRITTEN, _ORDERED) if private else (_REWRITTEN,)
+        if not any(pattern.fullmatch(name) for pattern in patterns for name in names):
             return traced(*args)
-        from dpoptax._gradients.clipped_grad.xla_rewrites import evaluate_rewritten
+        from dpoptax._gradients.clipped_grad import rewriting, scatter_order, xla_rewrites
 
-        results = evaluate_rewritten(closed, jax.tree.leaves(args))
+        def rule(eqn: JaxprEqn, constants: rewriting.Constants) -> Callable[..., Any] | None:
+            order = scatter_order.rule(eqn, constants) if private else None
+            return order or xla_rewrites.rule(eqn, constants)
+
+        if not rewriting.applies(rule, closed):
+            return traced(*args)
+        results = rewriting.evaluate(closed, rule, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run

@@ -13,74 +13,28 @@ are several times slower.
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
-from dpoptax._support.jaxprs import bind, equations, subprograms
+from dpoptax._gradients.clipped_grad.rewriting import Constants
 
 REWRITE_FOR_CPU = True
 """Whether to rewrite convolutions and max-pooling that are slow on CPU."""
 
 
-def evaluate_rewritten(program: ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """Runs a program with such operations rewritten, including those in loops."""
-    return _evaluate(program.jaxpr, program.consts, inputs)
-
-
-def _evaluate(
-    jaxpr: Jaxpr, consts: Sequence[jax.Array], inputs: Sequence[jax.Array]
-) -> list[jax.Array]:
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
-    values |= zip(jaxpr.invars, inputs, strict=True)
-
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, Literal) else values[v]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        if _wants_rewriting(eqn):
-            outputs: Sequence[jax.Array] = [_REWRITES[eqn.primitive](eqn, *operands)]
-        else:
-            outputs = bind(_rewrite_subprograms(eqn), operands)
-        values |= zip(eqn.outvars, outputs, strict=True)
-    return [read(v) for v in jaxpr.outvars]
-
-
-def _wants_rewriting(eqn: JaxprEqn) -> bool:
-    if eqn.primitive is lax.conv_general_dilated_p:
-        return _wants_convolution(eqn)
-    return eqn.primitive is lax.select_and_scatter_add_p and _wants_pooling(eqn)
-
-
-def _any_wants_rewriting(jaxpr: Jaxpr) -> bool:
-    return any(map(_wants_rewriting, equations(jaxpr)))
-
-
-def _rewrite_subprograms(eqn: JaxprEqn) -> JaxprEqn:
-    """Returns the equation with the programs inside it rewritten."""
-
-    def rewrite(param: Any) -> Any:
-        programs = subprograms({"param": param})
-        if not any(map(_any_wants_rewriting, programs)):
-            return param
-        if isinstance(param, (tuple, list)):
-            return type(param)(map(rewrite, param))
-        (jaxpr,) = programs
-        consts = param.consts if isinstance(param, ClosedJaxpr) else []
-        made = jax.make_jaxpr(lambda *inputs: _evaluate(jaxpr, consts, inputs))(
-            *(v.aval for v in jaxpr.invars)
-        )
-        if isinstance(param, ClosedJaxpr):
-            return made
-        return param if made.consts else made.jaxpr  # a bare jaxpr cannot hold constants
-
-    return eqn.replace(params={name: rewrite(param) for name, param in eqn.params.items()})
+def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None:
+    """Returns the replacement of a convolution or pooling, `None` for all other operations."""
+    del constants
+    if eqn.primitive is lax.conv_general_dilated_p and _wants_convolution(eqn):
+        return functools.partial(_rewrite_convolution, eqn)
+    if eqn.primitive is lax.select_and_scatter_add_p and REWRITE_FOR_CPU and windows_are_apart(eqn):
+        return functools.partial(_rewrite_pooling, eqn)
+    return None
 
 
 def _wants_convolution(eqn: JaxprEqn) -> bool:
@@ -139,22 +93,21 @@ def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
     return lax.ConvDimensionNumbers(images, (ndim - 1, ndim - 2, *range(ndim - 2)), images)
 
 
-def _wants_pooling(eqn: JaxprEqn) -> bool:
-    """Returns whether to rewrite a pooling, which requires disjoint windows.
+def windows_are_apart(eqn: JaxprEqn) -> bool:
+    """Returns whether the windows of a pooling are disjoint.
 
     Each entry of the input is then in at most one window. Its gradient is that of the window if it
     is the first maximum, and zero otherwise.
     """
     windows, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
-    apart = all(size <= stride for size, stride in zip(windows, strides, strict=True))
-    return REWRITE_FOR_CPU and apart
+    return all(size <= stride for size, stride in zip(windows, strides, strict=True))
 
 
 def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
     """Computes the same gradient, on CPU by comparing the entries of each window."""
 
     def compare_entries(source: jax.Array, operand: jax.Array) -> jax.Array:
-        return _select_and_place(source, operand, **eqn.params)
+        return select_and_place(source, operand, **eqn.params)
 
     def unchanged(source: jax.Array, operand: jax.Array) -> jax.Array:
         return eqn.primitive.bind(source, operand, **eqn.params)
@@ -162,7 +115,7 @@ def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> ja
     return lax.platform_dependent(source, operand, cpu=compare_entries, default=unchanged)
 
 
-def _select_and_place(
+def select_and_place(
     source: jax.Array,
     operand: jax.Array,
     *,
@@ -213,9 +166,3 @@ def _slice_ends(place: Sequence[int], shape: Sequence[int], strides: Sequence[in
     return [
         at + (size - 1) * stride + 1 for at, size, stride in zip(place, shape, strides, strict=True)
     ]
-
-
-_REWRITES = {
-    lax.conv_general_dilated_p: _rewrite_convolution,
-    lax.select_and_scatter_add_p: _rewrite_pooling,
-}

@@ -1,0 +1,139 @@
+"""Runs a program with some of its operations replaced, also those in loops and calls.
+
+A rule gets an equation and the `Constants` of the program around it. It returns a function of the
+operands that replaces the operation, or `None`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from dpoptax._support.jaxprs import PROGRAM_CALLS, bind, inner_programs, open_jaxpr
+
+# Primitives of the arithmetic of indices, which `Constants` evaluates.
+_INDEX_ARITHMETIC = frozenset(
+    {
+        "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "ge", "gt",
+        "iota", "jit", "le", "lt", "max", "min", "mul", "pjit", "reshape", "select_n", "slice",
+        "squeeze", "stack", "sub", "transpose",
+    }
+)  # fmt: skip
+
+
+class Constants:
+    """Evaluates the arrays of a program that depend on none of its inputs."""
+
+    def __init__(self, program: Jaxpr | ClosedJaxpr) -> None:
+        jaxpr = open_jaxpr(program)
+        consts = zip(jaxpr.constvars, getattr(program, "consts", ()), strict=False)
+        self._values: dict[Var, Any] = {
+            v: x for v, x in consts if not isinstance(x, jax.core.Tracer)
+        }
+        self._outside: dict[Var, tuple[Constants, Var | Literal]] = {}
+        self._known = set(self._values)
+        self._definitions: dict[Var, tuple[JaxprEqn, int]] = {}
+        self._define(jaxpr)
+
+    def _define(self, jaxpr: Jaxpr) -> None:
+        for eqn in jaxpr.eqns:
+            self._definitions |= {v: (eqn, i) for i, v in enumerate(eqn.outvars)}
+            if eqn.primitive.name in _INDEX_ARITHMETIC and all(map(self._is_known, eqn.invars)):
+                self._known.update(eqn.outvars)
+
+    def inside(self, eqn: JaxprEqn, program: Jaxpr | ClosedJaxpr) -> "Constants":
+        """Returns the constants of a program inside an equation."""
+        found, jaxpr = Constants(program), open_jaxpr(program)
+        if eqn.primitive.name in PROGRAM_CALLS and len(jaxpr.invars) == len(eqn.invars):
+            pairs = zip(jaxpr.invars, eqn.invars, strict=True)
+            found._outside = {v: (self, x) for v, x in pairs if self._is_known(x)}
+            found._known |= set(found._outside)
+            found._define(jaxpr)
+        return found
+
+    def definition(self, atom: Var | Literal) -> JaxprEqn | None:
+        """Returns the equation that computes an array, `None` for inputs and constants."""
+        found = None if isinstance(atom, Literal) else self._definitions.get(atom)
+        return found and found[0]
+
+    def _is_known(self, atom: Var | Literal) -> bool:
+        return isinstance(atom, Literal) or atom in self._known
+
+    def value(self, atom: Var | Literal) -> np.ndarray | None:
+        """Returns the value of an array, `None` if it may depend on an input."""
+        return np.asarray(self._evaluate(atom)) if self._is_known(atom) else None
+
+    def _evaluate(self, atom: Var | Literal) -> Any:
+        if isinstance(atom, Literal):
+            return atom.val
+        if atom in self._outside:
+            constants, outside = self._outside[atom]
+            return constants._evaluate(outside)
+        if atom not in self._values:
+            eqn, place = self._definitions[atom]
+            with jax.ensure_compile_time_eval():
+                self._values[atom] = bind(eqn, [self._evaluate(v) for v in eqn.invars])[place]
+        return self._values[atom]
+
+
+Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]
+
+
+def applies(rule: Rule, program: Jaxpr | ClosedJaxpr, constants: Constants | None = None) -> bool:
+    """Returns whether a rule replaces an operation of a program."""
+    constants = constants or Constants(program)
+    return any(
+        rule(eqn, constants) is not None
+        or any(applies(rule, x, constants.inside(eqn, x)) for x in inner_programs(eqn.params))
+        for eqn in open_jaxpr(program).eqns
+    )
+
+
+def evaluate(
+    program: ClosedJaxpr,
+    rule: Rule,
+    inputs: Sequence[jax.Array],
+    constants: Constants | None = None,
+) -> list[jax.Array]:
+    """Returns the outputs of a program in which a rule replaces operations."""
+    jaxpr, constants = program.jaxpr, constants or Constants(program)
+    values = dict(zip(jaxpr.constvars, program.consts, strict=True))
+    values |= zip(jaxpr.invars, inputs, strict=True)
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else values[v]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        replacement = rule(eqn, constants)
+        if replacement is not None:
+            found = replacement(*operands)
+            outputs: Sequence[jax.Array] = found if eqn.primitive.multiple_results else [found]
+        else:
+            outputs = bind(_rewrite_inside(eqn, rule, constants), operands)
+        values |= zip(eqn.outvars, outputs, strict=True)
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn:
+    """Returns the equation with the programs inside it rewritten."""
+
+    def rewrite(param: Any) -> Any:
+        if isinstance(param, (tuple, list)) and inner_programs({"param": param}):
+            return type(param)(map(rewrite, param))
+        if not isinstance(param, (Jaxpr, ClosedJaxpr)):
+            return param
+        own = constants.inside(eqn, param)
+        if not applies(rule, param, own):
+            return param
+        closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())
+        made = jax.make_jaxpr(lambda *inputs: evaluate(closed, rule, inputs, own))(
+            *(v.aval for v in closed.jaxpr.invars)
+        )
+        if isinstance(param, ClosedJaxpr):
+            return made
+        return param if made.consts else made.jaxpr  # a bare jaxpr cannot hold constants
+
+    return eqn.replace(params={name: rewrite(param) for name, param in eqn.params.items()})
