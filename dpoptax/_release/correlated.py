@@ -176,7 +176,7 @@ def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Cli
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
         check_same_clip(clipped, clip, "clip")
-        if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
+        if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
             return clipped.sum, state.buffers
         return add_correlated_noise(clipped, strategy, mechanism, state.buffers, step_key)
 
