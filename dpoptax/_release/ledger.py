@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from dpoptax._release.random.keys import fold_in, two_words
 from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register
-from dpoptax._support.tree import PyTree, check_arrays
+from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
@@ -163,6 +163,12 @@ def replace_key(state: State, key: jax.Array) -> State:
 
 def check_state(state: LedgerState, mechanism: Mechanism) -> None:
     """Raises an error if types, shapes or static fields of `state` do not match."""
+    if not is_ledger(state):
+        raise TypeError(
+            f"The noise stage needs its own state, got {kind_of(state)}. A checkpoint that was "
+            "restored without a target holds arrays only. Restore it into `tx.init(params)`, and "
+            "continue the run."
+        )
     check_imprint(state)
     if state.mechanism != mechanism:
         raise ValueError(

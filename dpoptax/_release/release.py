@@ -9,7 +9,7 @@ import numpy as np
 
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum
-from dpoptax._gradients.clip.encoding import selects
+from dpoptax._gradients.clip.encoding import own_stage
 from dpoptax._release.ledger import (
     Mechanism,
     State,
@@ -33,6 +33,7 @@ def release(
     noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Extra]],
     *,
     on_grid: bool = False,
+    clip: Clip | None = None,
     belongs: Callable[[ClippedSum], jax.Array] | None = None,
 ) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """Checks a clipped sum, adds a stage's noise, and counts the release.
@@ -48,6 +49,8 @@ def release(
       mechanism: the stage's mechanism.
       noisy_mean: maps the clipped sum and the step's key to the noisy mean and an extra value.
       on_grid: whether the noise is for sums of integers on a grid.
+      clip: the only geometry that the stage adds noise for; `None` for all but those with their own
+        stage.
       belongs: returns whether the sum's rows were selected for this release. `None` except for the
         stage whose price includes the selection.
 
@@ -62,12 +65,7 @@ def release(
             "point. Use `dpoptax.gaussian_noise(..., fixed_point=True)`, or omit `grid` in "
             "`dpoptax.clipped_grad`."
         )
-    if selects(terms.clip) != (belongs is not None):
-        raise TypeError(
-            f"The clipped sum was made with {terms.clip}. Row selection and gradient noise are "
-            "one release and must be priced together. Use `dpoptax.tables.row_selecting_noise` "
-            "and `row_selecting_clip` only with each other."
-        )
+    _check_clip(terms.clip, clip)
     if terms.unmasked and terms.examples != mechanism.batch_size:
         raise ValueError(
             f"Without a mask, the batch must have batch_size={mechanism.batch_size:g} rows, got "
@@ -95,12 +93,17 @@ def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
     return mark(tree, RELEASE) if private else tree
 
 
-def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
-    """Raises an error if a sum was not clipped by the stage's geometry."""
-    if clipped.clip != clip:
+def _check_clip(used: Clip, clip: Clip | None) -> None:
+    """Raises an error if a sum was not clipped by the stage's geometry, or needs another stage."""
+    if clip is not None and used != clip:
         raise TypeError(
-            f"The clipped sum was made with {clipped.clip}, but this stage was made with {clip}. "
-            f"Pass the same `{name}` to both."
+            f"The clipped sum was made with {used}, but this stage was made with {clip}. Pass the "
+            "same clip to both."
+        )
+    if clip is None and (stage := own_stage(used)):
+        raise TypeError(
+            f"The clipped sum was made with {used}, whose only noise stage is `{stage}`. Use that "
+            "stage, or a clip with a fixed bound, such as `dpoptax.l2_clip`."
         )
 
 

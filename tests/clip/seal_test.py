@@ -75,11 +75,10 @@ def test_unchanged_sums_are_released(jit):
     assert dpoptax.ledgers(state)[0].releases == 2
 
 
-FLOATS = lambda f: (
-    lambda u, _: jax.tree.map(  # noqa: E731
-        lambda x: f(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, u
-    )
-)
+def scale_floats(updates, _):
+    return jax.tree.map(lambda x: 100 * x if jnp.issubdtype(x.dtype, jnp.floating) else x, updates)
+
+
 IN_FRONT = {
     "scale": lambda: optax.scale(100.0),
     "scale by an integer": lambda: optax.scale(-1),
@@ -112,7 +111,7 @@ def test_error_of_transform_before_noise_says_where_it_belongs(name):
 UNCHANGED = {
     "identity": optax.identity,
     "zero_nans": optax.zero_nans,
-    "floats only": lambda: optax.stateless(FLOATS(lambda x: 100.0 * x)),
+    "floats only": lambda: optax.stateless(scale_floats),
     "stop_gradient": lambda: optax.stateless(lambda u, _: jax.lax.stop_gradient(u)),
 }
 
@@ -152,7 +151,7 @@ PUBLIC_FUNCTIONS = {
 @pytest.mark.parametrize("name", PUBLIC_FUNCTIONS)
 def test_functions_refuse_sealed_arrays(name):
     with pytest.raises((TypeError, ValueError, AssertionError), match="private until the noise"):
-        jax.eval_shape(PUBLIC_FUNCTIONS[name], clipped_sum())
+        jax.jit(PUBLIC_FUNCTIONS[name])(clipped_sum())
     with pytest.raises((TypeError, ValueError, AssertionError, NotImplementedError)):
         PUBLIC_FUNCTIONS[name](clipped_sum())
 
@@ -316,7 +315,7 @@ CHANGED = {
     "swapped": lambda x: {**x, "b": x["c"], "c": x["b"]},
     "repeated": lambda x: {**x, "b": x["c"]},
     "reshaped": lambda x: {**x, "w": x["w"].reshape(3, 2)},
-    "concatenated": lambda x: {**x, "b": jnp.concatenate([x["b"], x["c"]])},
+    "concatenated": lambda x: {**x, "b": jnp.concatenate([x["b"], x["b"]])},
     "stacked": lambda x: jax.tree.map(lambda a: jnp.stack([a, a]), x),
     "left out": lambda x: {"w": x["w"], "b": x["b"]},
     "renamed": lambda x: {"w": x["w"], "b": x["b"], "d": x["c"]},
@@ -368,18 +367,6 @@ def test_seal_costs_nothing_in_a_compiled_program():
     function = lambda x: 2.0 * dpoptax.extend.trust_clipped({}, CLIP, x).reference  # noqa: E731
     text = jax.jit(function).lower(np.ones((4, 3), np.float32)).compile().as_text()
     assert not re.search("u32|bitcast", text)
-
-
-def test_derivative_of_a_release_is_zero():
-    """Noise is a constant, so the derivative of a release would be that of the private sum."""
-    grad_fn, tx = dpoptax.clipped_grad(loss_fn, CLIP, method="vmap"), noise()
-
-    def release(scale):
-        params = jax.tree.map(lambda x: x + scale, PARAMS)
-        return tx.update(grad_fn(params, batch()), tx.init(PARAMS))[0]["w"].sum()
-
-    assert jax.jacfwd(release)(1.0) == 0.0
-    assert jax.grad(release)(1.0) == 0.0
 
 
 def test_refuses_padding_without_mask():
