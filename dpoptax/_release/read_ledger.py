@@ -25,7 +25,7 @@ from dpoptax._release.random.keys import Generator, generator_of, words_of
 from dpoptax._support.tree import PyTree, strip_variables
 
 _REASONS = {
-    OTHER_ROWS: "the rows of a sum were selected for another release",
+    OTHER_ROWS: "its rows were selected for another release",
     OTHER_MECHANISM: "its arrays belong to another mechanism, because they were restored into a "
     "chain with another noise multiplier, schedule, batch size or strategy",
     OTHER_KEY: "its key is not the key that it was created with",
