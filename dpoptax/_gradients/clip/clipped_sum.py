@@ -69,12 +69,14 @@ class ClippedSum:
     @property
     def sum(self) -> PyTree:
         """Returns Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 or wider. It is private."""
-        return unseal(self.sealed, self.leaves)[0]
+        total, _ = self.sealed
+        return unseal(total, self.leaves[: len(jax.tree.leaves(total))])
 
     @property
     def reference(self) -> PyTree:
         """Returns the public data that the geometry encoded with; `None` for none."""
-        return unseal(self.sealed, self.leaves)[1]
+        total, reference = self.sealed
+        return unseal(reference, self.leaves[len(jax.tree.leaves(total)) :])
 
     @property
     def clip(self) -> Clip:

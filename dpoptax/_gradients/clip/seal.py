@@ -107,7 +107,7 @@ def _unseal_arrays(sealed: list[jax.Array], leaves: tuple[Leaf, ...]) -> list[ja
     def array(words: jax.Array, dtype: jnp.dtype) -> jax.Array:
         if dtype.itemsize == 8:
             return lax.bitcast_convert_type(words, dtype)
-        word = words[..., 0]
+        word = jnp.squeeze(words, -1)
         if dtype == jnp.bool_:
             return word.astype(dtype)
         return lax.bitcast_convert_type(word.astype(f"uint{8 * dtype.itemsize}"), dtype)
