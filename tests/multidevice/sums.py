@@ -257,10 +257,6 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
         counts = {kind: found.count(kind) for kind in set(found)}
         assert counts.pop("all-gather") <= 2
         assert counts.pop("reduce-scatter") <= 2
-        assert counts.pop("all-reduce") == 1  # for the seal: an integer from each device
-        (line,) = [line for line in text.splitlines() if " all-reduce(" in line]
-        assert "u32[" in line
-        assert "f32[" not in line.split(" all-reduce(")[0]
         assert not counts
         gathered = [
             np.prod([int(n) for n in shape.split(",")])

@@ -74,7 +74,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     unmasked = any(part.terms.unmasked for part in parts)
     points = min(part.terms.points for part in parts)  # 0, unknown, if those of one part are
     terms = first._replace(examples=examples, unmasked=unmasked, points=points)
-    return sealed(total, terms, parts[0].reference)
+    return sealed(total, terms, parts[0].reference, accumulated=True)
 
 
 def _check_alike(parts: list[ClippedSum]) -> None:

@@ -139,14 +139,17 @@ def trust_clipped(
     return sealed(mark(total, VOUCHED), Terms(as_clip(clip), grid, examples), reference)
 
 
-def sealed(total: PyTree, terms: Terms, reference: PyTree = None) -> ClippedSum:
-    """Seals a sum that was clipped here; see `trust_clipped`."""
+def sealed(
+    total: PyTree, terms: Terms, reference: PyTree = None, *, accumulated: bool = False
+) -> ClippedSum:
+    """Seals a sum that was clipped here, or accumulated from such sums; see `trust_clipped`."""
     if terms.grid is not None:
         _check_integers(total, terms.grid)
     # Each part of a complex normal has half of the variance, so it would get too little noise.
     check_real(total)
     # Materialized, so that the compiler does not compute the sum again for each of its readers.
-    total = mark(materialize(total), CLIPPED)
+    total = materialize(total)
+    total = total if accumulated else mark(total, CLIPPED)
     arrays, leaves = seal((total, reference), terms.identity)
     return ClippedSum(arrays, terms, leaves)
 

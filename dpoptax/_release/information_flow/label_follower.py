@@ -165,7 +165,9 @@ class LabelFollower:
         name = eqn.primitive.name
         if name == "name":  # the primitive of `mark`
             return [self._marked(eqn, read[0])], read
-        if name in _IDENTITY_PRIMITIVES or eqn.params.get("name") == SEALED:
+        # With a derivative, the functions of seals have more operands.
+        sealed = eqn.params.get("name") == SEALED and len(read) == len(eqn.outvars)
+        if name in _IDENTITY_PRIMITIVES or sealed:
             return read, read
         if name == "scan":
             return self._scan(eqn, read, around)
