@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +15,7 @@ from jax.typing import ArrayLike
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
-
-class Origin(NamedTuple):
-    """Describes how gradient points were computed, for checks while a step is traced.
-
-    Attributes:
-      rows: the mixing coefficients of iterates, as in `track_iterates`, without trailing zeros.
-      tangent_row: those for the direction of the Hessian-vector product; `None` without one.
-      reference: whether the state of `track_reference` was read.
-    """
-
-    rows: tuple[tuple[float, ...], ...] = ((1.0,),)
-    tangent_row: tuple[float, ...] | None = None
-    reference: bool = False
+_KNOWN, _REFERENCE, _FLAGS = 1, 2, 3
 
 
 @jax.tree_util.register_dataclass
@@ -51,15 +40,15 @@ class GradientPoints:
         point; `None` for none.
       reference: public data for a clip that follows the run, see `ReferenceState`; `None` for
         none.
-      origin: how the points were computed, which methods check. `None` for points made by hand,
-        which are not checked. Static.
+      code: how the points were computed, see `points_code`, which methods check. 0 for points made
+        by hand, which are not checked. Static.
     """
 
     points: tuple[PyTree, ...]
     weights: tuple[float | jax.Array, ...]
     tangent: PyTree = None
     reference: PyTree = None
-    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
+    code: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -209,9 +198,9 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     state = find_state(opt_state, TrackIteratesState)
     followed = find_state(opt_state, ReferenceState)
     reference = None if followed is None else followed.reference
-    origin = origin_of(state)._replace(reference=followed is not None)
+    code = points_code(state, followed)
     if state is None:
-        return GradientPoints((params,), (1.0,), None, reference, origin)
+        return GradientPoints((params,), (1.0,), None, reference, code)
     iterates = (params, *state.iterates)
     try:
         points = tuple(_combine(row, iterates) for row in state.rows)
@@ -221,14 +210,14 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent, reference, origin)
+    return GradientPoints(points, tuple(state.weights), tangent, reference, code)
 
 
 def ensure_points(params: PyTree) -> GradientPoints:
     """Returns `params` if it is `GradientPoints`, otherwise the single point `params`."""
     if isinstance(params, GradientPoints):
         return params
-    return GradientPoints((params,), (1.0,), origin=Origin())
+    return GradientPoints((params,), (1.0,), code=AT_PARAMETERS)
 
 
 def is_unweighted(points: GradientPoints) -> bool:
@@ -237,13 +226,30 @@ def is_unweighted(points: GradientPoints) -> bool:
     return len(points.weights) == 1 and isinstance(first, float) and first == 1.0
 
 
-def origin_of(state: TrackIteratesState | None) -> Origin:
-    """Returns the origin of the points from a state of `track_iterates`."""
-    if state is None:
-        return Origin()
-    rows = tuple(tuple(np.trim_zeros(row, "b")) for row in state.rows)
-    tangent = state.tangent_row
-    return Origin(rows, None if tangent is None else tuple(np.trim_zeros(tangent, "b")))
+def points_code(tracked: TrackIteratesState | None, followed: ReferenceState | None) -> int:
+    """Returns a uint32 that identifies how points were computed, never 0.
+
+    It is part of the format of checkpoints. The lowest bits are flags, of which the third is not
+    used. The others are a checksum of the coefficients, without trailing zeros.
+    """
+    rows = ((1.0,),) if tracked is None else tracked.rows
+    tangent = () if tracked is None else tracked.tangent_row or ()
+    # Adding 0.0 makes −0.0 positive.
+    texts = [[(c + 0.0).hex() for c in np.trim_zeros(row, "b")] for row in (*rows, tangent)]
+    checked = zlib.crc32(f"points/1 {len(rows)} {texts}".encode())
+    return checked >> _FLAGS << _FLAGS | _KNOWN | _REFERENCE * (followed is not None)
+
+
+def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
+    """Returns whether points with a code were computed from a state; code 0 fits every state."""
+    if code == 0:
+        return True
+    if isinstance(tracker, ReferenceState):
+        return bool(code & _REFERENCE)
+    return code >> _FLAGS == points_code(tracker, None) >> _FLAGS
+
+
+AT_PARAMETERS = points_code(None, None)
 
 
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:

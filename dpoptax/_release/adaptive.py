@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from dpoptax._gradients.points import ReferenceState
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key
-from dpoptax._release.release import check_same_clip, release
+from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
@@ -41,7 +41,7 @@ class QuantileClip(UnitClip):
     """Encodes clipped gradients and counts; see `adaptive_clip`."""
 
     by_norms: ClassVar[bool] = True
-    followed: ClassVar[bool] = True
+    own_stage: ClassVar[str | None] = "dpoptax.contrib.adaptive_gaussian_noise"
 
     initial_l2_clip_norm: float
     quantile: float
@@ -87,10 +87,10 @@ class QuantileClip(UnitClip):
     def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():
             raise ValueError(
-                "`adaptive_clip` needs the threshold that "
-                "`dpoptax.contrib.adaptive_gaussian_noise` keeps in its state. Use that "
-                "stage instead of `dpoptax.gaussian_noise`, and call `grad_fn` with "
-                "`dpoptax.gradient_points(opt_state, params)`."
+                f"`adaptive_clip` needs the threshold that `{self.own_stage}` keeps in its state. "
+                "Use that stage, and call `grad_fn` with `dpoptax.gradient_points(opt_state, "
+                "params)`. With another stage, such as `dpoptax.correlated_noise`, use a clip with "
+                "a fixed bound, such as `dpoptax.l2_clip`."
             )
         return reference
 
@@ -226,11 +226,11 @@ def adaptive_gaussian_noise(
         updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
     ) -> tuple[PyTree, AdaptiveNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-            check_same_clip(clipped, clip, "adaptive_clip")
             return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
+        noise: Any = getattr(state, "noise", state)  # a state restored without a target has none
         released, (mean, _), noise = release(
-            updates, state.noise, params, mechanism, noisy_mean, on_grid=fixed_point
+            updates, noise, params, mechanism, noisy_mean, on_grid=fixed_point, clip=clip
         )
         threshold = clip.next_threshold(mean, state.threshold.reference)
         return released, AdaptiveNoiseState(noise, ReferenceState(threshold))

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import optax
 
-from dpoptax._gradients.check_points import POINTS_REMEDY, origin_code, unused_trackers
+from dpoptax._gradients.check_points import POINTS_REMEDY, unused_trackers
 from dpoptax._gradients.clip.clip_per_example import ClipPerExampleState
 from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.points import Origin
+from dpoptax._gradients.points import AT_PARAMETERS
 from dpoptax._support.tree import PyTree
 
 
@@ -42,7 +42,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
-        unused = unused_trackers(state, [((), origin_code(_origin(updates, state)))])
+        unused = unused_trackers(state, [((), _points_of(updates, state))])
         if unused:
             raise ValueError(
                 f"The gradients must be taken at this method's points (at {unused}), "
@@ -53,9 +53,9 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(chained.init, update_fn)
 
 
-def _origin(updates: PyTree, state: PyTree) -> Origin | None:
-    """Returns the origin of the sum that the chain gets or computes; `None` if unknown."""
+def _points_of(updates: PyTree, state: PyTree) -> int:
+    """Returns the code of the points of the sum that the chain gets or computes; 0 if unknown."""
     if isinstance(updates, ClippedSum):
-        return updates.origin
+        return updates.terms.points
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ClipPerExampleState))
-    return Origin() if any(isinstance(x, ClipPerExampleState) for x in nodes) else None
+    return AT_PARAMETERS if any(isinstance(x, ClipPerExampleState) for x in nodes) else 0

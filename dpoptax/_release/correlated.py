@@ -14,7 +14,7 @@ from dpoptax._release.correlated_fixed_point import add_correlated_noise, begin_
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.random.keys import check_noise_key, fold_in
 from dpoptax._release.random.tree_noise import add_noise
-from dpoptax._release.release import check_same_clip, release
+from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 from dpoptax.matrix._strategies import BandedToeplitz, Strategy
@@ -118,16 +118,16 @@ def correlated_noise(
         )
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
     key = check_noise_key(key)
-    if fixed_point_clip is not None:
+    clip = None if fixed_point_clip is None else as_clip(fixed_point_clip)
+    if clip is not None:
         if not isinstance(strategy, BandedToeplitz):
             raise TypeError(
                 "`strategy` must be a `dpoptax.matrix.BandedToeplitz` for noise in fixed point, "
                 f"got {strategy!r}. Otherwise leave out `fixed_point_clip`."
             )
-        clip = as_clip(fixed_point_clip)
         sensitivity = clip.sensitivity
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
-        noising = _fixed_point_noise(strategy, mechanism, clip)
+        noising = _fixed_point_noise(strategy, mechanism)
     else:
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
@@ -143,7 +143,7 @@ def correlated_noise(
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers
 
         released, (_, buffers), state = release(
-            updates, state, params, mechanism, noisy_mean, on_grid=mechanism.fixed_point
+            updates, state, params, mechanism, noisy_mean, on_grid=mechanism.fixed_point, clip=clip
         )
         return released, dataclasses.replace(state, buffers=buffers)
 
@@ -168,14 +168,13 @@ def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
             )
 
 
-def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
+def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism) -> _Noising:
     """Returns functions that add a banded strategy's noise in integers."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
-        check_same_clip(clipped, clip, "clip")
-        if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
+        if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
             return clipped.sum, state.buffers
         return add_correlated_noise(clipped, strategy, mechanism, state.buffers, step_key)
 

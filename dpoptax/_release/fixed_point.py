@@ -77,10 +77,11 @@ def grid_of(clipped: ClippedSum, mechanism: Mechanism) -> float:
         noise_multiplier=mechanism.noise_multiplier,
         batch_size=mechanism.batch_size,
     )
-    if clipped.grid not in (None, step):
+    if clipped.terms.grid not in (None, step):
         raise ValueError(
-            f"`grid` of the clipped sum must be {step} for this noise stage, got {clipped.grid}. "
-            "Pass `dpoptax.clipped_grad` the grid that `dpoptax.extend.fixed_point_grid` returns "
+            f"`grid` of the clipped sum must be {step} for this noise stage, got "
+            f"{clipped.terms.grid}. Pass `dpoptax.clipped_grad` the grid that "
+            "`dpoptax.extend.fixed_point_grid` returns "
             "for this stage's `noise_multiplier` and `batch_size`."
         )
     return step
@@ -92,7 +93,7 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     It is C + √d g if the sum is rounded, because one example can change the rounding of each entry
     by g. It is C + √d g/2 if every summand is rounded, which changes each entry by at most g/2.
     """
-    share = 1.0 if clipped.grid is None else 0.5
+    share = 1.0 if clipped.terms.grid is None else 0.5
     return clipped.clip.sensitivity + share * math.sqrt(optax.tree.size(clipped.sum)) * step
 
 

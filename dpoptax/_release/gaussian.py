@@ -61,8 +61,8 @@ def gaussian_noise(
     `dpoptax.accounting.guarantee` computes ε from the state and the sampler. All later
     transforms in the chain are post-processing.
 
-    If even one bit of the sum was changed after clipping, or the state does not belong to the run,
-    the update is NaN. `ledgers` and `guarantee` then raise an error with the reason.
+    If the state does not belong to the run, the update is NaN. `ledgers` and `guarantee` then
+    raise an error with the reason.
 
     By default the guarantee holds for real numbers; the last bits of floating-point releases reveal
     the sum (Mironov 2012). With `fixed_point` it holds for every bit. Sum and noise are then
@@ -98,8 +98,8 @@ def gaussian_noise(
         (σC < 2⁻¹⁰⁰); a leaf has more than 2³² numbers; or, in fixed point, σ(C + √d g) exceeds 2²²
         g.
       TypeError: the multiplier or batch size is traced, or the key does not belong to a supported
-        generator. At `update`: the gradients are not a `ClippedSum`, or the sum is complex, has no
-        seal, or was visibly changed.
+        generator. At `update`: the gradients are not a `ClippedSum`, or it was changed or assembled
+        by hand.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1; Box and
     Muller, "A note on the generation of random normal deviates", 1958; Mironov, "On significance of
@@ -254,7 +254,7 @@ def _add(clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.A
 def _add_in_fixed_point(
     clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.Array
 ) -> PyTree:
-    if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
+    if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
         return clipped.sum
     from dpoptax._release import fixed_point as _fixed_point
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.clip.checksum import mixed
 from dpoptax._release.random.keys import fold_in, two_words
 from dpoptax._support.hosts import check_same_on_hosts
+from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register
-from dpoptax._support.tree import PyTree, check_arrays
+from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
@@ -28,7 +28,7 @@ _MIN_STDDEV = 2.0**-100
 # changes.
 _DRAWN = {False: "box_muller_spread/1", True: "discrete_gaussian/1"}  # by `fixed_point`
 # Reasons for refused releases, one bit each.
-CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
+OTHER_ROWS, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
 # The largest count in an int32. Beyond it, the count and the noise would repeat.
 _MAX_RELEASES = np.iinfo(np.int32).max
 
@@ -88,7 +88,7 @@ class Imprint(SerializableState):
       key: a fingerprint of the key that does not reveal it, uint32 of shape (2,).
       refused: the reasons for refused releases, one bit each, uint32; 0 for none.
       check: a checksum of the fields above and of the count, uint32.
-      points: the `origin_code` of the points where the gradients of the last release were taken,
+      points: the `points_code` of the points where the gradients of the last release were taken,
         uint32; 0 if unknown. It does not affect privacy and is not in the checksum.
     """
 
@@ -163,6 +163,12 @@ def replace_key(state: State, key: jax.Array) -> State:
 
 def check_state(state: LedgerState, mechanism: Mechanism) -> None:
     """Raises an error if types, shapes or static fields of `state` do not match."""
+    if not is_ledger(state):
+        raise TypeError(
+            f"The noise stage needs its own state, got {kind_of(state)}. A checkpoint that was "
+            "restored without a target holds arrays only. Restore it into `tx.init(params)`, and "
+            "continue the run."
+        )
     check_imprint(state)
     if state.mechanism != mechanism:
         raise ValueError(
@@ -172,7 +178,7 @@ def check_state(state: LedgerState, mechanism: Mechanism) -> None:
         )
 
 
-def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array | np.bool_) -> jax.Array:
+def refusals(state: LedgerState, mechanism: Mechanism, own_rows: jax.Array | np.bool_) -> jax.Array:
     """Returns the reasons to refuse a release, including earlier reasons.
 
     The reasons are bits of a uint32; 0 for none.
@@ -180,9 +186,9 @@ def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array | np.bo
     Args:
       state: the state before the release.
       mechanism: the stage's mechanism.
-      intact: whether the clipped sum is unchanged since it was sealed.
+      own_rows: whether the rows of the sum, if any were selected, were selected for this release.
     """
-    found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
+    found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), own_rows)
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
@@ -199,10 +205,10 @@ def _refusals(
     key: jax.Array,
     imprint: Imprint,
     values: np.ndarray,
-    intact: jax.Array | np.bool_,
+    own_rows: jax.Array | np.bool_,
 ) -> jax.Array:
     sound = {
-        CHANGED_SUM: intact,
+        OTHER_ROWS: own_rows,
         OTHER_MECHANISM: jnp.all(imprint.values == values),
         OTHER_KEY: jnp.all(imprint.key == _fingerprint(key)),
         EDITED: imprint.check == _check(count, imprint.values, imprint.key, imprint.refused),
@@ -220,7 +226,7 @@ _read_refusals = jax.jit(_refusals)
 def count_release(state: State, refused: jax.Array, points: int) -> State:
     """Returns the state after a release, counted even if it was refused.
 
-    `points` is the `origin_code` of its gradients.
+    `points` is the `points_code` of its gradients.
     """
     imprint = imprint_of(state)
     # `full_like` keeps the placement of the array.

@@ -9,10 +9,10 @@ import numpy as np
 
 from dpoptax._gradients.check_points import POINTS_REMEDY, unused_trackers
 from dpoptax._release.ledger import (
-    CHANGED_SUM,
     EDITED,
     OTHER_KEY,
     OTHER_MECHANISM,
+    OTHER_ROWS,
     TOO_MANY,
     LedgerState,
     Mechanism,
@@ -25,9 +25,7 @@ from dpoptax._release.random.keys import Generator, generator_of, words_of
 from dpoptax._support.tree import PyTree, strip_variables
 
 _REASONS = {
-    CHANGED_SUM: "the clipped sum was changed before it reached the noise stage (for example "
-    "scaled, added to another sum, or given another clip or reference), so the clipping bound does "
-    "not hold; or its rows were selected for another release",
+    OTHER_ROWS: "its rows were selected for another release",
     OTHER_MECHANISM: "its arrays belong to another mechanism, because they were restored into a "
     "chain with another noise multiplier, schedule, batch size or strategy",
     OTHER_KEY: "its key is not the key that it was created with",

@@ -1,16 +1,15 @@
 """Releases clipped sums, in the same way for all noise stages."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpoptax._gradients.check_points import origin_code
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact
-from dpoptax._gradients.clip.encoding import selects
+from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum
+from dpoptax._gradients.clip.encoding import own_stage
 from dpoptax._release.ledger import (
     Mechanism,
     State,
@@ -34,12 +33,14 @@ def release(
     noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Extra]],
     *,
     on_grid: bool = False,
+    clip: Clip | None = None,
     belongs: Callable[[ClippedSum], jax.Array] | None = None,
 ) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """Checks a clipped sum, adds a stage's noise, and counts the release.
 
-    If the sum was changed after sealing, or the state does not belong to the run, the release is
-    NaN. The new state records the reason for `ledgers`.
+    If the state does not belong to the run, the release is NaN. The new state records the reason
+    for `ledgers`. The derivative of a release with respect to the sum is zero, because a sealed
+    array has no derivative.
 
     Args:
       updates: the argument of `update`, which must be a `ClippedSum`.
@@ -48,6 +49,8 @@ def release(
       mechanism: the stage's mechanism.
       noisy_mean: maps the clipped sum and the step's key to the noisy mean and an extra value.
       on_grid: whether the noise is for sums of integers on a grid.
+      clip: the only geometry that the stage adds noise for; `None` for all but those with their own
+        stage.
       belongs: returns whether the sum's rows were selected for this release. `None` except for the
         stage whose price includes the selection.
 
@@ -55,40 +58,33 @@ def release(
       The release; the pair of the mean before decoding and the extra value; and the next state.
     """
     clipped = check_clipped_sum(updates)
-    if clipped.grid is not None and not on_grid:
+    terms = clipped.terms
+    if terms.grid is not None and not on_grid:
         raise TypeError(
-            f"The clipped sum is on grid={clipped.grid}, but this stage adds noise in floating "
+            f"The clipped sum is on grid={terms.grid}, but this stage adds noise in floating "
             "point. Use `dpoptax.gaussian_noise(..., fixed_point=True)`, or omit `grid` in "
             "`dpoptax.clipped_grad`."
         )
-    if selects(clipped.clip) != (belongs is not None):
-        raise TypeError(
-            f"The clipped sum was made with {clipped.clip}. Row selection and gradient noise are "
-            "one release and must be priced together. Use `dpoptax.tables.row_selecting_noise` "
-            "and `row_selecting_clip` only with each other."
-        )
-    if clipped.unmasked and clipped.examples != mechanism.batch_size:
+    _check_clip(terms.clip, clip)
+    if terms.unmasked and terms.examples != mechanism.batch_size:
         raise ValueError(
             f"Without a mask, the batch must have batch_size={mechanism.batch_size:g} rows, got "
-            f"{clipped.examples}. Padding would count as examples, and the stated epsilon would "
+            f"{terms.examples}. Padding would count as examples, and the stated epsilon would "
             "not hold. Pass the sampler's mask to `grad_fn` or to the `update` of "
-            f"`clip_and_noise`, or `mask=jnp.ones({clipped.examples}, bool)` if every row is an "
+            f"`clip_and_noise`, or `mask=jnp.ones({terms.examples}, bool)` if every row is an "
             "example."
         )
-    check_scale(mechanism, clipped.clip.sensitivity)
+    check_scale(mechanism, terms.clip.sensitivity)
     check_state(state, mechanism)
-    intact = is_intact(clipped)
-    if belongs is not None:
-        intact &= belongs(clipped)
-    refused = mark_released(refusals(state, mechanism, intact), mechanism)
-    clipped = dataclasses.replace(clipped, sum=_refuse_derivatives(clipped.sum))
+    own_rows = np.bool_(True) if belongs is None else belongs(clipped)
+    refused = mark_released(refusals(state, mechanism, own_rows), mechanism)
     mean, beside = noisy_mean(clipped, mark(fold_in(state.key, state.count), NOISE))
     mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = _in_dtypes_of(params, released)
-    return released, (mean, beside), count_release(state, refused, origin_code(clipped.origin))
+    return released, (mean, beside), count_release(state, refused, terms.points)
 
 
 def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
@@ -97,27 +93,18 @@ def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
     return mark(tree, RELEASE) if private else tree
 
 
-def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
-    """Raises an error if a sum was not clipped by the stage's geometry."""
-    if clipped.clip != clip:
+def _check_clip(used: Clip, clip: Clip | None) -> None:
+    """Raises an error if a sum was not clipped by the stage's geometry, or needs another stage."""
+    if clip is not None and used != clip:
         raise TypeError(
-            f"The clipped sum was made with {clipped.clip}, but this stage was made with {clip}. "
-            f"Pass the same `{name}` to both."
+            f"The clipped sum was made with {used}, but this stage was made with {clip}. Pass the "
+            "same clip to both."
         )
-
-
-@jax.custom_jvp
-def _refuse_derivatives(total: PyTree) -> PyTree:
-    return total
-
-
-@_refuse_derivatives.defjvp
-def _refuse_jvp(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
-    raise TypeError(
-        "The noise stage must not be differentiated. Noise is a constant, so the derivative of a "
-        "release is that of the clipped sum, private data without noise. Stop the gradient: "
-        "`tx.update(jax.lax.stop_gradient(grads), opt_state, params)`."
-    )
+    if clip is None and (stage := own_stage(used)):
+        raise TypeError(
+            f"The clipped sum was made with {used}, whose only noise stage is `{stage}`. Use that "
+            "stage, or a clip with a fixed bound, such as `dpoptax.l2_clip`."
+        )
 
 
 def _in_dtypes_of(params: PyTree, released: PyTree) -> PyTree:

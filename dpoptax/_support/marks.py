@@ -34,6 +34,9 @@ SELECTED = "dpoptax.selected"
 COUNTED = "dpoptax.counted"
 """Marks the rest of that release. The noise stage counts both parts as one."""
 
+SEALED = "dpoptax_sealed_arrays"
+"""The name of the functions that seal and unseal arrays, from operands to results in order."""
+
 FOLDED = "dpoptax_folded_key"
 """The name of the function that folds a number into a ChaCha20 key."""
 

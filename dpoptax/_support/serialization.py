@@ -1,7 +1,8 @@
 """Registers state classes with `flax.serialization`."""
 
 import dataclasses
-import sys
+import importlib
+import importlib.util
 from typing import Any
 
 import jax
@@ -14,16 +15,18 @@ class SerializableState:
     """Base class of dataclasses of states that `flax.serialization` can store and restore.
 
     Only arrays are stored. Static fields come from the target, and `update` compares them with the
-    stored arrays. Importing flax would take a second, so `register` does not import it.
+    stored arrays.
     """
 
 
 def register() -> None:
-    """Registers the state classes if flax is imported. Every `init` calls this."""
-    serialization: Any = sys.modules.get("flax.serialization")
-    # While flax is being imported, its module exists but its functions do not.
-    if not hasattr(serialization, "register_serialization_state"):
+    """Registers the state classes if flax is installed. Every `init` calls this.
+
+    A program may import flax after it made a state, so `init` imports `flax.serialization`.
+    """
+    if importlib.util.find_spec("flax") is None:
         return
+    serialization: Any = importlib.import_module("flax.serialization")
     for cls in set(SerializableState.__subclasses__()) - _registered:
         serialization.register_serialization_state(cls, _to_state_dict, _from_state_dict)
         _registered.add(cls)

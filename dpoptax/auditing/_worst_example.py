@@ -85,7 +85,7 @@ def worst_example(
         )
     clipped = jax.jit(lambda batch, mask: grad_fn(points, batch, mask))
     like = jax.eval_shape(clipped, batch, np.ones(len(leaves[0]), bool))
-    unit = float(like.clip.sensitivity) / (like.grid or 1.0)
+    unit = float(like.clip.sensitivity) / (like.terms.grid or 1.0)
     total = lambda batch, mask: clipped(batch, mask).sum  # noqa: E731
     found, example = climb(total, batch, mask, seed=seed, starts=starts, steps=steps)
     return WorstExample(found / unit, example, moves(total, batch, example, mask))

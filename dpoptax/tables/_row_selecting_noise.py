@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from dpoptax._gradients.clip.clipped_sum import ClippedSum
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism, imprint_of
 from dpoptax._release.random.keys import check_threefry_key
-from dpoptax._release.release import check_same_clip, release
+from dpoptax._release.release import release
 from dpoptax._support.marks import COUNTED, NOISE, RELEASE, SELECTED, mark
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
@@ -111,7 +111,6 @@ def row_selecting_noise(
         updates: PyTree, state: RowSelectingNoiseState, params: PyTree = None
     ) -> tuple[PyTree, RowSelectingNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-            check_same_clip(clipped, clip, "row_selecting_clip")
             return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
         def belongs(clipped: ClippedSum) -> jax.Array:
@@ -123,8 +122,9 @@ def row_selecting_noise(
                 )
             return jnp.array_equal(made.key, next_release.key) & (made.count == next_release.count)
 
+        noise: Any = getattr(state, "noise", state)  # a state restored without a target has none
         released, _, noise = release(
-            updates, state.noise, params, mechanism, noisy_mean, belongs=belongs
+            updates, noise, params, mechanism, noisy_mean, clip=clip, belongs=belongs
         )
         return mark(released, COUNTED), RowSelectingNoiseState(noise)
 

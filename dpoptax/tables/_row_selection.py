@@ -84,6 +84,7 @@ class RowSelectingClip(EncodingClip):
 
     encodes: ClassVar[bool] = False
     selects: ClassVar[bool] = True
+    own_stage: ClassVar[str | None] = "dpoptax.tables.row_selecting_noise"
 
     clip: Clip
     selection: RowSelection

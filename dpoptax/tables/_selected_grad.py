@@ -1,6 +1,5 @@
 """Clipped gradients of table rows that are selected in each step."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,13 +101,14 @@ def selected_grad(
         state: RowSelectingNoiseState,
         params: PyTree,
         batch: tuple[jax.Array, PyTree],
-        mask: jax.Array,
+        mask: jax.Array | None,
         key: jax.Array | None,
         ids: jax.Array | None,
     ) -> SelectedGrad:
         place, (lookups, rest) = place_of(params, where), batch
         leaves, structure = jax.tree.flatten(params)
-        selected = select_release_rows(state, clip, lookups, mask)
+        which = check_mask(mask, lookups.shape[0])
+        selected = select_release_rows(state, clip, lookups, which)
         located = locate(lookups, selected.rows, leaves[place])
         leaves[place] = take_rows(leaves[place], selected.rows)
         small = jax.tree.unflatten(structure, leaves)
@@ -132,10 +132,9 @@ def selected_grad(
         _check_table_size(jax.tree.leaves(params)[place].shape[0], clip)
         _check_memory(opt_state, params, place, clip)
         lookups, rest = _checked(batch)
-        which = check_mask(mask, lookups.shape[0])
-        clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
-        clipped = dataclasses.replace(clipped, unmasked=mask is None)
-        return SelectedGrad(clipped, small, selected)
+        if mask is not None:
+            mask = check_mask(mask, lookups.shape[0])
+        return select_and_sum(state, params, (lookups, rest), mask, key, ids)
 
     return grad_fn
 

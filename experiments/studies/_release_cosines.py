@@ -11,7 +11,6 @@ from jax import Array
 import dpoptax
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clip_per_example import sum_clipped
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
 from dpoptax._release.random.keys import check_key
 
 
@@ -78,7 +77,7 @@ def release_cosines(
 @functools.partial(jax.jit, static_argnums=0)
 def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
     total = sum_clipped(clip, gradients, None, reference)
-    clipped = ClippedSum(total, clip, reference)
+    clipped = dpoptax.extend.trust_clipped(total, clip, reference)
 
     def one(key):
         noise = noise_multiplier * clip.sensitivity * jax.random.normal(key, total.shape)

@@ -16,7 +16,6 @@ import pytest
 
 import dpoptax
 from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.clip.clipped_sum import is_intact
 from dpoptax._support.xla import check_settings
 from tests import helpers, programs
 
@@ -510,20 +509,3 @@ def test_bound_holds_under_covered_compiler_options(name, kind):
 def test_accepts_settings_that_keep_the_bound(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     check_settings()
-
-
-@pytest.mark.parametrize(
-    ("method", "microbatch_size"), helpers.covering(["auto", "vmap"], [None, 3], strength=1)
-)
-def test_seal_matches_returned_sum_bit_for_bit(method, microbatch_size):
-    """The seal fits the returned sum bit for bit, compiled together or separately."""
-    params = helpers.mlp_params(0)
-    grad_fn = dpoptax.clipped_grad(
-        helpers.mlp_loss, CLIP, method=method, microbatch_size=microbatch_size
-    )
-    together = jax.jit(lambda params, batch: is_intact(grad_fn(params, batch)))
-    apart, intact = jax.jit(grad_fn), jax.jit(is_intact)
-    for seed in range(3):
-        batch = helpers.mlp_batch(seed, 8)
-        assert together(params, batch)
-        assert intact(apart(params, batch))

@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.check_points import origin_code
-from dpoptax._gradients.points import Origin
+from dpoptax._gradients.points import ReferenceState, points_code, track_iterates
 
 
 def test_gradient_points_default_to_params():
@@ -292,10 +291,16 @@ def test_hand_made_points_are_not_checked():
 
 def test_code_of_points_is_part_of_checkpoints():
     """Another code would warn in runs that a later version continues."""
-    origins = Origin(), Origin(((1.5, -0.5),), (1.0, -1.0), reference=True)
-    assert [origin_code(origin) for origin in (None, *origins)] == [0, 895246729, 2275987051]
-    negative_zero = Origin(((-0.0, 1.0),)), Origin(((0.0, 1.0),))
-    assert origin_code(negative_zero[0]) == origin_code(negative_zero[1])
+
+    def code(*row, followed=None, **tangent):
+        tracked = track_iterates([row], [1.0], **tangent).init(jnp.ones(1))
+        return points_code(tracked, followed)
+
+    tangent = {"tangent_row": (1.0, -1.0), "tangent_weight": 1.0}
+    followed = ReferenceState(jnp.ones(1))
+    assert points_code(None, None) == 895246729
+    assert code(1.5, -0.5, followed=followed, **tangent) == 2275987051
+    assert code(-0.0, 1.0) == code(0.0, 1.0)
 
 
 def test_accumulate_refuses_parts_at_different_points():

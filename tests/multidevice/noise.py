@@ -1,6 +1,5 @@
 """Tests that noise on eight virtual devices equals that on one, bit for bit, in every layout."""
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -16,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
-from dpoptax._gradients.clip.checksum import checksum_leaves
 from tests.helpers import floats, normal, slow_but
 from tests.multidevice.problem import KINDS, make_mesh, put
 
@@ -30,13 +28,11 @@ LAYOUTS = {
     "last axis": {"w": P(None, None, "data"), "b": P()},
 }
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(")
-CHECKSUMS = re.compile(r" = \(?u32\[\](, (/\*index=\d+\*/)?u32\[\])*\)? all-reduce\(")
 
 
 def collectives(text):
-    """Returns a program's lines with collectives, except the few integers of the seal."""
-    found = [line for line in text.splitlines() if COLLECTIVE.search(line)]
-    return [line for line in found if not CHECKSUMS.search(line)]
+    """Returns a program's lines with collectives."""
+    return [line for line in text.splitlines() if COLLECTIVE.search(line)]
 
 
 def noise_on(total):
@@ -67,8 +63,7 @@ def test_refuses_part_of_a_sum_inside_shard_map(spec):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     total = floats(np.zeros((8, 4)))
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
-    specs = jax.tree.map(lambda _: P(), dpoptax.extend.trust_clipped(total, CLIP))
-    specs = dataclasses.replace(specs, sum=spec)
+    specs = jax.tree.map(lambda _: spec, dpoptax.extend.trust_clipped(total, CLIP))
     state = tx.init(total)
     mapped = jax.shard_map(
         tx.update,
@@ -77,14 +72,14 @@ def test_refuses_part_of_a_sum_inside_shard_map(spec):
         out_specs=(spec, jax.tree.map(lambda _: P(), state)),
         check_vma=False,
     )
-    mean, state = jax.jit(mapped)(dpoptax.extend.trust_clipped(total, CLIP), state)
-    if spec == P():
-        assert np.isfinite(mean).all()
-        assert dpoptax.ledgers(state)[0].releases == 1
+    clipped = dpoptax.extend.trust_clipped(total, CLIP)
+    if spec == P("data"):
+        with pytest.raises(TypeError, match="places and shapes"):
+            jax.eval_shape(mapped, clipped, state)
         return
-    assert np.isnan(mean).all()
-    with pytest.raises(ValueError, match="clipped sum was changed"):
-        dpoptax.ledgers(state)
+    mean, state = jax.jit(mapped)(clipped, state)
+    assert np.isfinite(mean).all()
+    assert dpoptax.ledgers(state)[0].releases == 1
 
 
 RELEASE = {"noise_multiplier": 2.0, "batch_size": 4, "key": jax.random.key(5)}
@@ -143,22 +138,17 @@ SPLIT = [(KINDS[0], "first axis"), (KINDS[1], "last axis")]
     ],
     ids=str,
 )
-def test_seal_of_sharded_sum_equals_seal_of_whole_sum(kind, layout):
-    """A sum sealed in one program can be noised in another; a change on one device breaks it."""
+def test_sharded_sum_of_one_program_is_released_by_another(kind, layout):
     mesh = make_mesh((8,), ("data",), kind)
     rng = np.random.default_rng(0)
     whole = {name: floats(rng.normal(size=s)) for name, s in SHAPES.items()}
     split = put(whole, mesh, LAYOUTS[layout])
     seal = jax.jit(lambda total: dpoptax.extend.trust_clipped(total, CLIP))
-    assert int(seal(split).seal) == int(seal(whole).seal)
+    jax.tree.map(np.testing.assert_array_equal, seal(split).sum, whole)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
     update = jax.jit(lambda clipped: tx.update(clipped, tx.init(whole))[0])
     assert np.isfinite(update(seal(split))["w"]).all()
     assert not re.search(r"f32\[8,48,40\]", update.lower(seal(split)).compile().as_text())
-    other = np.array(whole["w"])
-    other[7, 47, 39] += 1.0
-    changed = put({**whole, "w": other}, mesh, LAYOUTS[layout])
-    assert np.isnan(update(dataclasses.replace(seal(split), sum=changed))["w"]).all()
 
 
 def test_sharded_noise_has_the_stated_stddev():
@@ -245,14 +235,3 @@ def test_state_stays_sharded_like_the_parameters(method, kind):
     assert len(buffers) > 1
     for leaf in buffers:
         assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
-
-
-@pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS), ids=str)
-def test_checksum_of_large_sum_gathers_nothing(kind):
-    """Each device hashes its own part, and the result is that of one device."""
-    large = {"w": jnp.linspace(-1, 1, 2**17).reshape(8, -1), "b": jnp.zeros(16)}
-    layout = {"w": P("data"), "b": P("data")}
-    total = put(large, make_mesh((8,), ("data",), kind), layout)
-    seal = jax.jit(lambda total: checksum_leaves(total, 5))
-    assert seal(total) == seal(large)
-    assert not collectives(seal.lower(total).compile().as_text())

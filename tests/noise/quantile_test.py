@@ -255,7 +255,7 @@ def test_per_example_stages_refuse_adaptive_clip():
     clip = dpoptax.contrib.adaptive_clip(0.1)
     with pytest.raises(ValueError, match=r"clipped_grad.*adaptive_gaussian_noise"):
         dpoptax.clip_and_noise(clip, noise_multiplier=1.0, batch_size=2, key=KEY)
-    with pytest.raises(ValueError, match="must not follow a threshold"):
+    with pytest.raises(ValueError, match="must work with any noise stage"):
         dpoptax.extend.clip_per_example(clip)
 
 
@@ -275,11 +275,18 @@ def test_errors_name_missing_and_foreign_thresholds():
     plain = jax.jit(plain.init)(params)
     with pytest.raises(ValueError, match=r"needs the threshold.*adaptive_gaussian_noise"):
         grad_fn(dpoptax.gradient_points(plain, params), batch)
+    strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
+    for other in (
+        dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=2, key=KEY),
+        dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=2, key=KEY),
+    ):
+        with pytest.raises(TypeError, match=r"only noise stage is.*adaptive_gaussian_noise"):
+            other.update(_sum(clip, batch, 0.1), other.init(params))
     followed = dpoptax.extend.track_reference().init(params)
     with pytest.raises(ValueError, match="needs the threshold"):
         grad_fn(dpoptax.gradient_points(followed, params), batch)
     tx = _stage(dpoptax.contrib.adaptive_clip(0.2))
-    with pytest.raises(TypeError, match="same `adaptive_clip`"):
+    with pytest.raises(TypeError, match="same clip to both"):
         jax.eval_shape(lambda: tx.update(_sum(clip, batch, 0.1), tx.init(params)))
     with pytest.raises(TypeError, match="needs a `ClippedSum`"):
         jax.eval_shape(lambda: tx.update(params, tx.init(params)))

@@ -1,22 +1,14 @@
 """Adds the clipped sums of the parts of a batch."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from dpoptax._gradients.clip.block_sums import compensated_add, parts_rounding
 from dpoptax._gradients.clip.bounds import check_rounding
-from dpoptax._gradients.clip.checksum import checksum, checksum_leaves
-from dpoptax._gradients.clip.clipped_sum import (
-    ClippedSum,
-    check_clipped_sum,
-    is_intact,
-)
+from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum, sealed
 from dpoptax._gradients.clip.encoding import selects
 from dpoptax._gradients.clip.integer_sums import check_capacity
 from dpoptax._support.tree import float32_at_least
-from dpoptax._support.xla import materialize
 
 
 def accumulate(*sums: ClippedSum) -> ClippedSum:
@@ -35,17 +27,14 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     examples (docs/developers/bound.md). Pass all parts in one call.
 
     Args:
-      sums: one or more unchanged `ClippedSum`s with the same geometry and reference.
-
-    Returns:
-      A `ClippedSum`. If the seal of a part is broken or references differ, its seal is also broken,
-      and the noise stage raises an error.
+      sums: one or more `ClippedSum`s with the same geometry, gradient points and reference. The
+        reference is that of the first; another one costs utility but not privacy.
 
     Raises:
-      TypeError: an argument is not a `ClippedSum`, or was visibly changed.
-      ValueError: no sum is given; geometries differ; a sum is given twice; rows of a table were
-        selected for each sum; the number of examples of a sum is unknown; there are so many
-        examples that τ exceeds 1/2; or a sum on a grid does not fit in int32.
+      TypeError: an argument is not a `ClippedSum`, or was changed.
+      ValueError: no sum is given; geometries or points differ; a sum is given twice; rows of a
+        table were selected for each sum; the number of examples of a sum is unknown; there are so
+        many examples that τ exceeds 1/2; or a sum on a grid does not fit in int32.
 
     >>> import dpoptax
     >>> clip, params = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0)), jnp.zeros(1)
@@ -61,12 +50,9 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             "`dpoptax.accumulate(*sums)`."
         )
     parts = [check_clipped_sum(part) for part in sums]
-    first, origins = parts[0], {part.origin for part in parts}
+    first = parts[0].terms
     _check_alike(parts)
     examples = _count_examples(parts)
-    sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
-    references = jnp.stack([checksum_leaves(part.reference, 0) for part in parts])
-    sound &= jnp.all(references == references[0])
     # Two roundings: adding the compensation to the total, and the product.
     change = parts_rounding(3, examples)
     if first.grid is None:
@@ -84,19 +70,16 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             total, lost = compensated_add(total, lost, leaf)
         return (total + lost) * (1.0 - change)
 
-    total = materialize(jax.tree.map(add, *(part.sum for part in parts)))
-    seal = checksum(total, first.clip, first.reference, first.grid, examples)
-    seal = jnp.where(sound, seal, ~seal)
-    unmasked = any(part.unmasked for part in parts)
-    origin = first.origin if len(origins) == 1 else None
-    return dataclasses.replace(
-        first, sum=total, seal=seal, examples=examples, unmasked=unmasked, origin=origin
-    )
+    total = jax.tree.map(add, *(part.sum for part in parts))
+    unmasked = any(part.terms.unmasked for part in parts)
+    points = min(part.terms.points for part in parts)  # 0, unknown, if those of one part are
+    terms = first._replace(examples=examples, unmasked=unmasked, points=points)
+    return sealed(total, terms, parts[0].reference, accumulated=True)
 
 
 def _check_alike(parts: list[ClippedSum]) -> None:
     """Raises an error if sums are not of disjoint parts of one batch, clipped in the same way."""
-    first = parts[0]
+    first = parts[0].terms
     if selects(first.clip):
         raise ValueError(
             "Sums with selected rows cannot be added, because the rows of each sum were selected "
@@ -105,26 +88,26 @@ def _check_alike(parts: list[ClippedSum]) -> None:
             "`dpoptax.tables.select_rows`."
         )
     for i, part in enumerate(parts):
-        if (part.clip, part.grid) != (first.clip, first.grid):
+        terms = part.terms
+        if (terms.clip, terms.grid) != (first.clip, first.grid):
             raise ValueError(
                 "All sums must have the same clip and grid, got sums[0] with "
-                f"clip={first.clip} and grid={first.grid}, sums[{i}] with clip={part.clip} and "
-                f"grid={part.grid}."
+                f"clip={first.clip} and grid={first.grid}, sums[{i}] with clip={terms.clip} and "
+                f"grid={terms.grid}."
             )
         if any(part is other for other in parts[:i]):
             raise ValueError(f"Sums must be of disjoint parts of one batch, got sums[{i}] twice.")
-    origins = {part.origin for part in parts}
-    if len(origins - {None}) > 1:
+    if len({part.terms.points for part in parts} - {0}) > 1:
         raise ValueError(
             "All sums must be taken at the same gradient points, got points of different methods."
         )
-    structures = {jax.tree.structure((part.sum, part.reference)) for part in parts}
+    structures = {jax.tree.structure(part.sealed) for part in parts}
     if len(structures) > 1:
         raise ValueError(f"All sums must have the same structure, got {structures}.")
 
 
 def _count_examples(parts: list[ClippedSum]) -> int:
-    counts = [part.examples for part in parts]
+    counts = [part.terms.examples for part in parts]
     if None in counts:
         raise ValueError(
             f"The number of examples of sums[{counts.index(None)}] must be known, to bound its "

@@ -1,6 +1,5 @@
 """Computes clipped sums of explicit per-example gradients, for any geometry."""
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -11,9 +10,9 @@ from jax.typing import ArrayLike
 
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.clip import Clip, as_clip
-from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_real, sealed
-from dpoptax._gradients.clip.encoding import EncodingClip
-from dpoptax._gradients.points import Origin
+from dpoptax._gradients.clip.clipped_sum import ClippedSum, Terms, check_real, sealed
+from dpoptax._gradients.clip.encoding import EncodingClip, own_stage
+from dpoptax._gradients.points import AT_PARAMETERS
 from dpoptax._support.marks import EXAMPLES, mark
 from dpoptax._support.tree import PyTree, no_params
 from dpoptax._support.xla import materialize
@@ -68,10 +67,10 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
     Array([0.899..., 1.199...], dtype=float32)
     """
     clip = as_clip(clip)
-    if isinstance(clip, EncodingClip) and clip.followed:
+    if stage := own_stage(clip):
         raise ValueError(
-            f"`clip` must not follow a threshold of its noise stage, got {clip}. Use "
-            "`dpoptax.clipped_grad` followed by `dpoptax.contrib.adaptive_gaussian_noise`."
+            f"`clip` must work with any noise stage, got {clip}. Use `dpoptax.clipped_grad` and "
+            f"`{stage}`."
         )
 
     def init_fn(params: PyTree) -> ClipPerExampleState:
@@ -93,9 +92,8 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         check_real(updates)
         examples = batch_length(updates)
         each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
-        clipped = sealed(sum_clipped(clip, each, which), clip, examples=examples)
-        clipped = dataclasses.replace(clipped, unmasked=mask is None, origin=Origin())
-        return clipped, state
+        terms = Terms(clip, None, examples, mask is None, AT_PARAMETERS)
+        return sealed(sum_clipped(clip, each, which), terms), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

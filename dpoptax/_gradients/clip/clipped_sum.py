@@ -1,17 +1,15 @@
 """Defines the sealed sum that a clip passes to the noise stage."""
 
 import dataclasses
-import operator
-from typing import NoReturn
+from collections.abc import Hashable
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dpoptax._gradients.clip.checksum import checksum
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.encoding import EncodingClip
-from dpoptax._gradients.points import Origin
+from dpoptax._gradients.clip.seal import Leaf, is_sealed, seal, unseal
 from dpoptax._support.marks import CLIPPED, VOUCHED, mark
 from dpoptax._support.tree import PyTree, is_masked, kind_of, nnx_kinds
 from dpoptax._support.xla import materialize
@@ -22,39 +20,68 @@ _REMEDY = (
 )
 
 
+class Terms(NamedTuple):
+    """Describes how a sum was clipped. Static.
+
+    Attributes:
+      clip: the geometry. `clip.sensitivity` bounds the contribution of one example in l2 norm.
+      grid: g, if each summand was rounded to a whole multiple of g and the sum holds the integers;
+        `None` for floating point.
+      examples: the largest number of summands, padding included; `None` if unknown.
+      unmasked: whether no mask was given, so that every row counts as an example. The noise stage
+        then requires the expected batch size.
+      points: the code of the gradient points, see `points_code`; 0 if unknown.
+    """
+
+    clip: Clip
+    grid: float | None = None
+    examples: int | None = None
+    unmasked: bool = False
+    points: int = 0
+
+    @property
+    def identity(self) -> Hashable:
+        """The terms and the module of the clip, whose name alone may not be unique."""
+        return type(self.clip).__module__, self
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClippedSum:
     """Holds a sum of clipped per-example gradients and the geometry that bounds them.
 
     `clipped_grad`, `clip_per_example` and `accumulate` create it, and noise stages accept only this
-    type. A seal covers everything that the bound depends on, so a noise stage detects changes of
-    even one bit. The noise is therefore scaled to the bound by which the summands were clipped. The
-    object that `clipped_grad` returned, with the same arrays, needs no comparison with its seal.
+    type. Its arrays are sealed: their dtype accepts no arithmetic, and states the clip, the shape
+    and the place of each array. A transform between clip and noise therefore raises a `TypeError`
+    while the step is traced, and the noise is scaled to the bound by which the summands were
+    clipped. The seal costs nothing in a compiled program.
 
     Attributes:
-      sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 or wider.
-      clip: the geometry. `clip.sensitivity` bounds the contribution of one example in l2 norm.
-        Static.
-      reference: the public data that the geometry encoded with, for decoding; `None` for none.
-      seal: a checksum of everything, uint32. `None` if nothing guarantees the bound; the noise
-        stage then raises an error. See `trust_clipped`.
-      grid: g, if each summand was rounded to a whole multiple of g and `sum` holds the integers;
-        `None` for floating point. Static.
-      examples: the largest number of summands, padding included; `None` if unknown. Static.
-      unmasked: whether no mask was given, so that every row counts as an example. The noise stage
-        then requires the expected batch size. Static.
-      origin: the origin of the gradient points; `None` if unknown. Static.
+      sealed: the sum and the reference, sealed.
+      terms: how the sum was clipped. Static.
+      leaves: the arrays before they were sealed. Static.
     """
 
-    sum: PyTree
-    clip: Clip = dataclasses.field(metadata={"static": True})
-    reference: PyTree = None
-    seal: jax.Array | None = None
-    grid: float | None = dataclasses.field(default=None, metadata={"static": True})
-    examples: int | None = dataclasses.field(default=None, metadata={"static": True})
-    unmasked: bool = dataclasses.field(default=False, metadata={"static": True})
-    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
+    sealed: PyTree
+    terms: Terms = dataclasses.field(metadata={"static": True})
+    leaves: tuple[Leaf, ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def sum(self) -> PyTree:
+        """Returns Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 or wider. It is private."""
+        total, _ = self.sealed
+        return unseal(total, self.leaves[: len(jax.tree.leaves(total))])
+
+    @property
+    def reference(self) -> PyTree:
+        """Returns the public data that the geometry encoded with; `None` for none."""
+        total, reference = self.sealed
+        return unseal(reference, self.leaves[len(jax.tree.leaves(total)) :])
+
+    @property
+    def clip(self) -> Clip:
+        """Returns the geometry. `clip.sensitivity` bounds the contribution of one example."""
+        return self.terms.clip
 
     def decode(self, mean: PyTree) -> PyTree:
         """Decodes a mean of the summands to a gradient, shaped like the parameters."""
@@ -63,7 +90,7 @@ class ClippedSum:
 
     def __contains__(self, key: str) -> bool:
         """Returns whether `key` is in `sum`, for flax's `TrainState.apply_gradients`."""
-        return isinstance(self.sum, dict) and key in self.sum
+        return isinstance(self.sealed[0], dict) and key in self.sealed[0]
 
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(
@@ -102,45 +129,29 @@ def trust_clipped(
       examples: the largest number of summands, for `accumulate`.
 
     Raises:
-      TypeError: `clip` is neither a `Clip` nor a number, or a sum on a grid does not hold integers.
+      TypeError: `clip` is neither a `Clip` nor a number, the sum is complex, or a sum on a grid
+        does not hold integers.
 
     >>> import dpoptax
-    >>> trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
-    dtype('uint32')
+    >>> trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).sum
+    Array([0., 0.], dtype=float32)
     """
-    return sealed(mark(total, VOUCHED), as_clip(clip), reference, grid, examples)
+    return sealed(mark(total, VOUCHED), Terms(as_clip(clip), grid, examples), reference)
 
 
 def sealed(
-    total: PyTree,
-    clip: Clip,
-    reference: PyTree = None,
-    grid: float | None = None,
-    examples: int | None = None,
+    total: PyTree, terms: Terms, reference: PyTree = None, *, accumulated: bool = False
 ) -> ClippedSum:
-    """Seals a sum that was clipped here; see `trust_clipped`."""
-    if grid is not None:
-        _check_integers(total, grid)
-    # Materialized, so that the compiler does not compute the sum a second time for the checksum.
-    total = mark(materialize(total), CLIPPED)
-    seal = checksum(total, clip, reference, grid, examples)
-    return remember_parts(ClippedSum(total, clip, reference, seal, grid, examples))
-
-
-def remember_parts(clipped: ClippedSum) -> ClippedSum:
-    """Notes the arrays and terms of a sum that was sealed just now, for `is_intact`.
-
-    Only the object itself has the note. Transformations of pytrees make another one.
-    """
-    object.__setattr__(clipped, "_parts", _parts_of(clipped))
-    return clipped
-
-
-def _parts_of(clipped: ClippedSum) -> tuple[list[jax.Array], object]:
-    """Returns the arrays of a sum, and the other values that its seal covers."""
-    arrays, structure = jax.tree.flatten((clipped.sum, clipped.reference))
-    clip = clipped.clip
-    return arrays, (structure, type(clip), repr(clip), clipped.grid, clipped.examples)
+    """Seals a sum that was clipped here, or accumulated from such sums; see `trust_clipped`."""
+    if terms.grid is not None:
+        _check_integers(total, terms.grid)
+    # Each part of a complex normal has half of the variance, so it would get too little noise.
+    check_real(total)
+    # Materialized, so that the compiler does not compute the sum again for each of its readers.
+    total = materialize(total)
+    total = total if accumulated else mark(total, CLIPPED)
+    arrays, leaves = seal((total, reference), terms.identity)
+    return ClippedSum(arrays, terms, leaves)
 
 
 def _check_integers(total: PyTree, grid: float) -> None:
@@ -171,27 +182,18 @@ def check_clipped_sum(updates: object) -> ClippedSum:
             "`dpoptax.clipped_grad`, or pass per-example gradients to `dpoptax.clip_and_noise`. If "
             f"a transform changed a `ClippedSum` before the noise stage, reorder them. {_REMEDY}"
         )
-    if any(map(is_masked, jax.tree.leaves(updates.sum, is_leaf=is_masked))):
+    if any(map(is_masked, jax.tree.leaves(updates.sealed, is_leaf=is_masked))):
         raise TypeError(
             "The clipped sum must not have masked leaves, because the whole gradient is clipped "
             "and noised as one vector. Place `optax.masked` after the noise stage, or clip only "
             "the trained parameters."
         )
-    # Each part of a complex normal has half of the variance, so it would get too little noise.
-    check_real(updates.sum)
-    if updates.seal is None:
+    if not is_sealed(updates.sealed, updates.leaves, updates.terms.identity):
         raise TypeError(
-            "The `ClippedSum` has no seal, because it was assembled by hand, and its bound is "
-            "unknown. Create it with `dpoptax.clipped_grad` or `dpoptax.extend.clip_per_example`, "
-            "or vouch for the bound with `dpoptax.extend.trust_clipped(total, clip)`."
-        )
-    seal = jnp.asarray(updates.seal)
-    if seal.dtype != jnp.uint32 or seal.shape != ():
-        raise TypeError(
-            "The seal of the `ClippedSum` must be a uint32 scalar, got "
-            f"{seal.dtype}{list(seal.shape)}. A transform between the clip and the noise stage "
-            "(scale, sgd, sign, a schedule, a cast) changed it and the sum, so the clipping bound "
-            f"no longer holds. {_REMEDY}"
+            "The arrays of the `ClippedSum` must be those that were clipped, with their clip, "
+            "places and shapes. It was assembled by hand or changed, so its bound is unknown. "
+            f"{_REMEDY} `dpoptax.extend.trust_clipped(total, clip)` vouches for a sum that was "
+            "clipped elsewhere."
         )
     return updates
 
@@ -213,19 +215,3 @@ def check_released(name: str, updates: PyTree) -> None:
         raise TypeError(
             f"`{name}` got a `ClippedSum`, which is private. Place it after the noise stage."
         )
-
-
-def is_intact(clipped: ClippedSum) -> jax.Array | np.bool_:
-    """Returns whether sum, geometry and reference are unchanged since the seal.
-
-    If the object is the one that was sealed, with the same arrays, this is known before the program
-    runs, which then has no checksum.
-    """
-    noted, (arrays, rest) = getattr(clipped, "_parts", ((), None)), _parts_of(clipped)
-    same = len(noted[0]) == len(arrays) and all(map(operator.is_, noted[0], arrays))
-    # Arrays of JAX do not change, but those of NumPy may.
-    if same and noted[1] == rest and all(isinstance(x, jax.Array) for x in arrays):
-        return np.bool_(True)
-    how = clipped.grid, clipped.examples
-    found = checksum(clipped.sum, clipped.clip, clipped.reference, *how)
-    return jnp.equal(jnp.asarray(clipped.seal), found)

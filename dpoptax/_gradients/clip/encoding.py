@@ -20,14 +20,14 @@ class EncodingClip(Clip):
       by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
         clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A clip that
         encodes in another way needs per-example gradients.
-      followed: whether the clip has its own noise stage, which keeps the reference.
-      selects: whether rows of a table were released for the sum. The clip's own noise stage
-        accounts for this.
+      own_stage: the name of the only noise stage for the clip, which keeps its reference or
+        accounts for more than the noise; `None` for any stage.
+      selects: whether rows of a table were released for the sum.
     """
 
     encodes: ClassVar[bool] = True
     by_norms: ClassVar[bool] = False
-    followed: ClassVar[bool] = False
+    own_stage: ClassVar[str | None] = None
     selects: ClassVar[bool] = False
 
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
@@ -85,6 +85,11 @@ def encodes(clip: Clip) -> bool:
 def selects(clip: Clip) -> bool:
     """Returns whether a clip is for rows of a table that its noise stage selects."""
     return isinstance(clip, EncodingClip) and clip.selects
+
+
+def own_stage(clip: Clip) -> str | None:
+    """Returns the name of the only noise stage for a clip; `None` for any stage."""
+    return clip.own_stage if isinstance(clip, EncodingClip) else None
 
 
 def scaling(clip: Clip, reference: PyTree) -> Clip:

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._gradients.clip.clip import Clip, as_clip
 from dpoptax._gradients.clip.clip_per_example import batch_length, check_mask
-from dpoptax._gradients.clip.clipped_sum import ClippedSum, remember_parts, sealed
+from dpoptax._gradients.clip.clipped_sum import ClippedSum, Terms, sealed
 from dpoptax._gradients.clip.encoding import encodes
 from dpoptax._gradients.clip.integer_sums import check_capacity
 from dpoptax._gradients.clipped_grad.engines import Options, choose_engine
@@ -156,7 +156,7 @@ def clipped_grad(
     on_mesh = mesh is not None or param_specs is not None
     batch_sum = _over_devices(sums, clip, mesh, axis_name, param_specs) if on_mesh else sums
     total = jax.jit(
-        functools.partial(sealed_sum, batch_sum, clip, grid), static_argnames="unweighted"
+        functools.partial(sealed_sum, batch_sum), static_argnames=("terms", "unweighted")
     )
 
     def grad_fn(
@@ -177,9 +177,9 @@ def clipped_grad(
             key, ids = _check_randomness(key, ids, is_example.shape[0])
         if grid is not None:
             check_capacity(clip, grid, is_example.shape[0])
-        unweighted = is_unweighted(points)
-        clipped, aux = total(points, (batch, ids), is_example, key, unweighted=unweighted)
-        clipped = remember_parts(dataclasses.replace(clipped, unmasked=mask is None))
+        terms = Terms(clip, grid, is_example.shape[0], mask is None, points.code)
+        how = {"terms": terms, "unweighted": is_unweighted(points)}
+        clipped, aux = total(points, (batch, ids), is_example, key, **how)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
@@ -187,13 +187,12 @@ def clipped_grad(
 
 def sealed_sum(
     batch_sum: Callable[..., tuple[PyTree, PyTree]],
-    clip: Clip,
-    grid: float | None,
     points: GradientPoints,
     records: tuple[PyTree, jax.Array | None],
     mask: jax.Array,
     key: jax.Array | None,
     *,
+    terms: Terms,
     unweighted: bool,
 ) -> tuple[ClippedSum, PyTree]:
     """Returns the sealed sum of a batch, and the auxiliary outputs.
@@ -205,8 +204,7 @@ def sealed_sum(
         points = dataclasses.replace(points, weights=(1.0,))
     records, mask = mark((records, mask), EXAMPLES)
     total, aux = batch_sum(points, records, mask, key)
-    clipped = sealed(total, clip, points.reference, grid, mask.shape[0])
-    return dataclasses.replace(clipped, origin=points.origin), mark(aux, UNCLIPPED)
+    return sealed(total, terms, points.reference), mark(aux, UNCLIPPED)
 
 
 def _check_randomness(

@@ -39,7 +39,16 @@ from dpoptax._release.information_flow.source_lines import (
     uses_own_table,
 )
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
-from dpoptax._support.marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
+from dpoptax._support.marks import (
+    CLIPPED,
+    COUNTED,
+    EXAMPLES,
+    FOLDED,
+    NOISE,
+    RELEASE,
+    SEALED,
+    SELECTED,
+)
 
 # Operations that return their operands.
 _IDENTITY_PRIMITIVES = {
@@ -156,7 +165,9 @@ class LabelFollower:
         name = eqn.primitive.name
         if name == "name":  # the primitive of `mark`
             return [self._marked(eqn, read[0])], read
-        if name in _IDENTITY_PRIMITIVES:
+        # With a derivative, the functions of seals have more operands.
+        sealed = eqn.params.get("name") == SEALED and len(read) == len(eqn.outvars)
+        if name in _IDENTITY_PRIMITIVES or sealed:
             return read, read
         if name == "scan":
             return self._scan(eqn, read, around)

@@ -30,7 +30,6 @@ from dpoptax._gradients.clip.bounds import (
     largest_entry,
     power_of_two,
 )
-from dpoptax._gradients.clip.checksum import mixed
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.ghost_clipping.integers.integer_norms import Term, certify, square_norms
@@ -58,6 +57,7 @@ from dpoptax._gradients.ghost_clipping.trace.program import Program
 from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax._gradients.points import GradientPoints
+from dpoptax._support.mixing import mixed
 from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize, unstack
 
