@@ -138,8 +138,8 @@ def joined(together: dpa.DpEvent, events: Sequence[PrivacyEvent]) -> PrivacyEven
     """
     return PrivacyEvent(
         together,
-        seeds=_disjoint([event.seeds for event in events], _SHARED_SEED),
         keys=_disjoint([event.keys for event in events], _SHARED_KEY),
+        seeds=_disjoint([event.seeds for event in events], _SHARED_SEED),
         unit=_common([e.unit for e in events if e.unit is not None], _TWO_UNITS),
         neighboring_relation=_common(
             [e.neighboring_relation for e in events if e.neighboring_relation is not None],
