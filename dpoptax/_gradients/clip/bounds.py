@@ -381,7 +381,7 @@ def clip_coefficients(
     longest = jnp.maximum(norms, absolute) * (scale * (1.0 + tau))
     factors = clip.factors(longest.T).T  # (groups, B)
     # Geometries that divide by the norm have no finite factor for a zero gradient, which adds zero.
-    sound = used[None] & jnp.isfinite(longest) & jnp.isfinite(factors)
+    sound = used[None] & jnp.isfinite(norms + absolute) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * scale, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
     return materialize(factors[groups] * relative), norms[0] * scale[0], used

@@ -82,7 +82,7 @@ def run_uses(
         steps = (n for n, _ in use.loops)
         return jnp.zeros((*rows, *steps, *function.result.shape), function.result.dtype)
 
-    # Of zeros that are added to opaque parameters, separately for each example.
+    # Shapes of zeros that are added to opaque parameters, separately for each example.
     opaque = {i: (examples, *program.parameters[i].shape) for i in program.opaque}
     probes = {use.index: probe(use) for use in program.uses}
     zeros = {i: jnp.zeros(s, program.parameters[i].dtype) for i, s in opaque.items()}

@@ -165,6 +165,7 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
         return NormBounds(jnp.square(absolute), absolute)
     square, lengths = _inner_products(segments, sizes)
     absolute = _join_lengths(segments, lengths, sizes)
+    # If terms cancel, the computed square may be negative. It is then replaced by zero.
     lost = gamma(_inner_product_length(segments) + 8) * _underflow(segments, sizes) ** 2
     return NormBounds(jnp.maximum(square, 0.0) + lost, absolute)
 
@@ -199,7 +200,8 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
     """Returns upper bounds of ‖G‖², (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
     # The longest chain sums over K, L and L', over pairs of segments, and in one entry.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2 + 8
-    add = partial(_sum_inner_products, error=gamma(sums))
+    error = gamma(sums) * (1.0 + 2.0 * gamma(sums))  # the bounds of rounding are also summed
+    add = partial(_sum_inner_products, error=error)
 
     def by_group() -> tuple[jax.Array, jax.Array]:
         squares, lengths = map_groups(add, segments)
@@ -242,13 +244,14 @@ def _bound_products(
     off by at most |A| β + α |C| + α β. `error` is that of the sum over all products. Inner products
     may be computed twice, so α β counts five times.
     """
-    (off_rows, off_columns), product = _inner_errors(pair, lengths), inner.rows * inner.columns
+    off_rows, off_columns = _inner_errors(pair, lengths, error)
+    product = inner.rows * inner.columns
     found = product + error * jnp.abs(product) + jnp.abs(inner.rows) * off_columns
     return found + off_rows * (jnp.abs(inner.columns) + 5.0 * off_columns)
 
 
 def _inner_errors(
-    pair: tuple[Segment, Segment], lengths: tuple[Segment, Segment]
+    pair: tuple[Segment, Segment], lengths: tuple[Segment, Segment], error: float
 ) -> list[jax.Array | float]:
     """Returns bounds of the errors of inner products of rows, and of columns."""
     found: list[jax.Array | float] = []
@@ -257,7 +260,8 @@ def _inner_errors(
             found.append(0.0)
             continue
         size = roundings_of(a.shape[-1])
-        room = gamma(size) * (1.0 + gamma(size + 32))  # norms and these bounds are rounded
+        # Norms, these bounds and their sum are rounded.
+        room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
         found.append(room * of_a[..., :, None] * of_b[..., None, :])
     return found
 
