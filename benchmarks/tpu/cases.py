@@ -51,7 +51,7 @@ class Options:
     """
 
     clip: Literal["flat", "per-layer", "streaming"] = "flat"
-    method: Literal["auto", "vmap", "recompute", "integers"] = "auto"
+    method: Literal["auto", "vmap", "recompute"] = "auto"
     precision: Literal["float32", "bfloat16"] | None = None
     microbatch_size: int | None = None
     mesh: bool = True
@@ -115,26 +115,16 @@ def private_step(
     placed: dict[str, Any] = {}
     if mesh is not None and options.mesh:
         placed = {"mesh": mesh, "param_specs": model.specs if case.fsdp else P()}
-    exact = options.method == "integers"
-    grid = None
-    if exact:
-        grid = dpoptax.extend.fixed_point_grid(
-            clip, noise_multiplier=1.0, batch_size=case.batch_size
-        )
     grad_fn = dpoptax.clipped_grad(
         model.loss_fn,
         clip,
         method=options.method,
         precision=options.precision,
         microbatch_size=options.microbatch_size,
-        grid=grid,
         **placed,
     )
     noise = dpoptax.gaussian_noise(
-        noise_multiplier=1.0,
-        batch_size=case.batch_size,
-        key=jax.random.key(0),
-        fixed_point=exact,
+        noise_multiplier=1.0, batch_size=case.batch_size, key=jax.random.key(0)
     )
     sgd = optax.sgd(LEARNING_RATE)
     tx = optax.chain(noise, sgd)

@@ -93,7 +93,6 @@ PROGRAMS = {
     "points": lambda: _bundle("regression", points=2),
     "bfloat16": lambda: _bundle("regression", precision="bfloat16"),
     "tied": lambda: _bundle("tied"),
-    "integers": lambda: _bundle("tied", method="integers", grid=2.0**-16),
     "recompute": lambda: _bundle("scanned", method="recompute"),
     "streaming": lambda: _bundle("scanned", clip=dpoptax.per_layer_clip(0.1, streaming=True)),
 }

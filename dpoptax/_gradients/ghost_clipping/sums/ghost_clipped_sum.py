@@ -54,21 +54,19 @@ class GradientSums:
     Attributes:
       leaf_sums: the sums of parameters whose gradients are products.
       vectors: for each of `bundles`, the sums of its parameters in one array.
-      integers: whether sums are integers, in units of a grid.
     """
 
     leaf_sums: dict[int, jax.Array]
     vectors: list[jax.Array]
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
-    integers: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def tree(self, params: PyTree) -> PyTree:
-        """Returns the sums as a tree like the parameters, in float32 at least, or in int32."""
+        """Returns the sums as a tree like the parameters, in float32 at least."""
         leaves, structure = jax.tree.flatten(params)
         found = dict(self.leaf_sums)
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
             found |= zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True)
-        kinds = [jnp.int32 if self.integers else float32_at_least(leaf) for leaf in leaves]
+        kinds = map(float32_at_least, leaves)
         total = [
             found[i].astype(kind) if i in found else jnp.zeros(leaf.shape, kind)
             for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
@@ -83,8 +81,6 @@ class GradientSums:
 
 # Sums of clipped gradients, and of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
-# The last stage of a sum: measures, clips and adds gradients.
-ClipAndSum: TypeAlias = Callable[..., ClippedTotal]
 
 # Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
 _CANCELLATION_RATIO = 3.0
@@ -97,7 +93,6 @@ def ghost_clipped_sum(
     examples: Examples,
     *,
     factor_dtype: DTypeLike | None = None,
-    clip_and_sum: ClipAndSum | None = None,
 ) -> tuple[ClippedTotal, PyTree]:
     """Computes the clipped sum of one micro-batch.
 
@@ -109,13 +104,12 @@ def ghost_clipped_sum(
       points: the gradient points x_j and their weights w_j.
       examples: the examples ξ_i, with mask_i.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
-      clip_and_sum: the last stage; `None` for sums of floats.
 
     Returns:
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
-    mask, finish = program.loss.separate(examples.mask), clip_and_sum or sum_floats
+    mask = program.loss.separate(examples.mask)
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
         program, points, examples.inputs, factor_dtype=factor_dtype, formed_uses=plan.formed_uses
@@ -124,7 +118,7 @@ def ghost_clipped_sum(
 
     def make_total(differences: bool) -> ClippedTotal:
         gradients = scale_gradients(plan, passes, groups, differences=differences)
-        return finish(clip, points, gradients, mask, examples.whole)
+        return clip_and_sum(clip, points, gradients, mask, examples.whole)
 
     several = len(points.weights) > 1
     total = _total_of_points(points, make_total) if several else make_total(False)
@@ -161,7 +155,7 @@ def _total_of_points(
     return make_total(bool(cancel))
 
 
-def sum_floats(
+def clip_and_sum(
     clip: Clip,
     points: GradientPoints,
     gradients: ScaledGradients,
@@ -254,18 +248,14 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
 
 
 def place_sums(
-    gradients: ScaledGradients,
-    parts: list[jax.Array],
-    vectors: list[jax.Array],
-    *,
-    integers: bool = False,
+    gradients: ScaledGradients, parts: list[jax.Array], vectors: list[jax.Array]
 ) -> GradientSums:
     """Returns sums of products, (K, R, D), and of bundles, in the places of their parameters."""
     found: dict[int, jax.Array] = {}
     for product, part in zip(gradients.plan.products, parts, strict=True):
         leaf, placed = product.leaf, product.place(part)
         found[leaf] = found[leaf] + placed if leaf in found else placed
-    return GradientSums(found, vectors, gradients.bundles, integers)
+    return GradientSums(found, vectors, gradients.bundles)
 
 
 def sum_rounding(gradients: ScaledGradients, whole: WholeBatch) -> float:
