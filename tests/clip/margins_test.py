@@ -386,7 +386,7 @@ MARGINS = {
         partial(coefficient, clip=dpoptax.contrib.psac_clip(C, 1e-9)), COEFFICIENT, 0.5
     ),
     "coefficient of many pieces": (partial(coefficient, clip=L2, pieces=100), COEFFICIENT, 0.8),
-    "coefficient by S": (absolute_coefficient, COEFFICIENT, 0.5),
+    "coefficient by S": (absolute_coefficient, COEFFICIENT, 0.3),
     "part": (part_norm, shorter_gamma(limits, "part_norms"), 0.0),
     "joined parts": (partial(joined_norm, parts=60), JOINED, 0.3),
     "joined steps": (partial(joined_norm, steps=500), JOINED, 0.4),

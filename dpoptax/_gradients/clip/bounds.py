@@ -8,12 +8,13 @@ Rounding errors are relative to S, not to n: if terms cancel, a computed n may c
 only. So n is replaced by an upper bound n⁺ ≥ n that includes the error of computing it, for any
 order of the sums. An example is then scaled by
 
-    f = factor((1 + τ) n⁺) · min(1, M n⁺/S),
+    f = factor((1 + τ) max(n⁺, S/M)),
 
 a function of this example only. It follows that ‖f G‖ ≤ C/(1 + τ) for every geometry with t ·
 factor(t) ≤ C, and that f S ≤ M C/(1 + τ). The latter bounds the rounding of the sum. One example
 changes this rounding by at most τ C/(1 + τ) (`block_sums`), so it moves the sum by at most C in
-total. `docs/developers/bound.md` has the proof.
+total. A gradient with S below M C is not scaled by `l2_clip` because its terms cancel.
+`docs/developers/bound.md` has the proof.
 
 No branch reads the batch: the treatment of one example never depends on another.
 
@@ -45,7 +46,7 @@ from dpoptax._support.xla import (
     store_integers,
 )
 
-# M for many terms. Training does not reach it: docs/developers/bound.md has measurements.
+# M for up to 256 terms. Training does not reach it: docs/developers/bound.md has measurements.
 _LARGEST_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
@@ -55,9 +56,9 @@ _UNDERFLOW_LOSS = 2.0**-58
 # The number of roundings that a quotient or a root counts as. On GPU they err by up to two units in
 # the last place.
 ROOT_ROUNDINGS = 4
-# Twice the roundings in a norm over S/M, in a geometry's factor, and in the coefficient: five roots
+# Twice the roundings in a norm or S/M, in a geometry's factor, and in the coefficient: four roots
 # and quotients and seven other operations.
-COEFFICIENT_ROUNDINGS = 2 * (5 * ROOT_ROUNDINGS + 7)
+COEFFICIENT_ROUNDINGS = 2 * (4 * ROOT_ROUNDINGS + 7)
 # Exponents of gradients are clamped to this range. Those outside of it stay far below or far above
 # any clipping bound.
 _EXPONENT_RANGE = (-126, 60)
@@ -82,11 +83,12 @@ def gamma(operations: float) -> float:
 
 
 def largest_ratio(terms: int) -> float:
-    """Returns M for a sum of `terms` terms: eight times S/n of uncorrelated terms.
+    """Returns M for a sum of `terms` terms: at least twice S/n of uncorrelated terms, √terms.
 
-    For one term, S is n and M is 1.
+    For few terms it is eight times S/n. For one term, S is n and M is 1.
     """
-    return 1.0 if terms <= 1 else min(_LARGEST_RATIO, 8.0 * math.sqrt(terms))
+    root = math.sqrt(terms)
+    return 1.0 if terms <= 1 else min(8.0 * root, max(_LARGEST_RATIO, 2.0 * root))
 
 
 def check_rounding(tau: float) -> None:
@@ -373,12 +375,11 @@ def clip_coefficients(
     errors, shares = np.array([piece.shares for piece in pieces], np.float32).T[:, :, None]
     norms, absolute = length(jnp.sqrt(square) + errors * sizes), length(shares * sizes)
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
-    # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
-    factors = clip.factors((norms * (scale * (1.0 + tau))).T).T  # (groups, B)
-    # min(1, M n⁺/S): `absolute` is S/M already.
-    reduction = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
+    # Bounds ‖f G‖ and f S/M, and leaves room for the rounding of the sum: `absolute` is S/M.
+    longest = jnp.maximum(norms, absolute) * (scale * (1.0 + tau))
+    factors = clip.factors(longest.T).T  # (groups, B)
     # Geometries that divide by the norm have no finite factor for a zero gradient, which adds zero.
-    sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)
-    factors = jnp.where(sound, factors * reduction * scale, 0.0)
+    sound = used[None] & jnp.isfinite(longest) & jnp.isfinite(factors)
+    factors = jnp.where(sound, factors * scale, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
     return materialize(factors[groups] * relative), norms[0] * scale[0], used

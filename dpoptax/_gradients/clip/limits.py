@@ -18,6 +18,7 @@ from dpoptax._gradients.clip.bounds import (
     COEFFICIENT_ROUNDINGS,
     ZERO_EXPONENT,
     NormBounds,
+    Piece,
     Scales,
     gamma,
     power_of_two,
@@ -31,7 +32,7 @@ class Limits(NamedTuple):
 
     Attributes:
       factor: c, the coefficient of G/2^exponent.
-      length: an upper bound of ‖G/2^exponent‖.
+      length: an upper bound of ‖G/2^exponent‖ and of S/M.
       exponent: int32.
     """
 
@@ -41,7 +42,7 @@ class Limits(NamedTuple):
 
 
 class PartNorms(NamedTuple):
-    """Holds upper bounds of the norms of parts of gradients, divided by 2^exponent.
+    """Holds upper bounds of the norm and of S/M of parts of gradients, divided by 2^exponent.
 
     Both arrays are (B, …). The norm of a part that is not finite is infinite.
     """
@@ -59,33 +60,25 @@ class PartNorms(NamedTuple):
         return jnp.stack([self.norms, exponents], axis=-1)
 
 
-def part_norms(scales: Scales, size: NormBounds, sum_error: float) -> PartNorms:
-    """Returns the norms of one piece, (B,), with the error of its weighted summand.
-
-    Arguments as for `bounds.clip_coefficients`.
-    """
-    room = 1.0 + gamma(COEFFICIENT_ROUNDINGS)
-    norms = room * (jnp.sqrt(size.square) + size.absolute * np.float32(sum_error))
+def part_norms(scales: Scales, piece: Piece) -> PartNorms:
+    """Returns max(n⁺, S/M) of one piece, (B,), with the error of its weighted summand."""
+    (square, absolute), (error, share) = piece.size, np.float32(piece.shares)
+    longest = jnp.maximum(jnp.sqrt(square) + absolute * error, absolute * share)
     finite = jnp.all(scales.finite, axis=(0, 1))
-    return PartNorms(jnp.where(finite, norms, jnp.inf), scales.exponent[0])
+    room = 1.0 + gamma(COEFFICIENT_ROUNDINGS)
+    return PartNorms(jnp.where(finite, room * longest, jnp.inf), scales.exponent[0])
 
 
-def limited_coefficients(
-    limits: Limits, scales: Scales, size: NormBounds, *, ratio: float, sum_error: float
-) -> jax.Array:
+def limited_coefficients(limits: Limits, part: PartNorms) -> jax.Array:
     """Returns w, (B,), such that ‖w G'‖ ≤ c · length and w S ≤ M c · length.
 
     If G is unchanged since its limits were measured, w G' is c G/2^exponent. If it differs, for
     example because the compiler chose another order of sums, the part is shortened. So the limits
     hold for any compiler.
     """
-    norms = part_norms(scales, size, sum_error).norms
-    room = 1.0 + gamma(COEFFICIENT_ROUNDINGS)
-    absolute = room * size.absolute * np.float32((1.0 + sum_error) / ratio)
-    shift = power_of_two(scales.exponent[0] - limits.exponent)
-    share = limits.length / jnp.where(norms > 0, norms, 1.0)
-    reduction = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
-    found = limits.factor * jnp.minimum(shift, share) * reduction
+    shift = power_of_two(part.exponents - limits.exponent)
+    share = limits.length / jnp.where(part.norms > 0, part.norms, 1.0)
+    found = limits.factor * jnp.minimum(shift, share)
     # Stored for the same reason as in `clip_coefficients`.
     return materialize(jnp.where(jnp.isfinite(found), found, 0.0))
 

@@ -1,5 +1,6 @@
 """Chooses the method for a norm, by measured costs of memory and arithmetic."""
 
+import math
 from typing import NamedTuple
 
 
@@ -44,12 +45,24 @@ the time of three passes over an entry.
 """
 
 
+# The share of its square by which rounding may lengthen the norm of uncorrelated positions.
+_PRECISION = 2.0**-4
+
+
+def is_precise(roundings: int, positions: int) -> bool:
+    """Returns whether a norm with this many roundings is precise for uncorrelated positions.
+
+    The square of the bound n⁺ exceeds n² by at most γ S². For L uncorrelated positions, S² is L n².
+    """
+    return roundings * positions * 2.0**-24 <= _PRECISION
+
+
 def choose_method(
     examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
-    """Chooses the cheapest method for the norm of products with `positions` = Σ_s L_s.
+    """Chooses the cheapest precise method for the norm of products with `positions` = Σ_s L_s.
 
-    The factors are dense. There may be `fixed` additional terms with arrays that depend on the
+    The factors are dense. Formed and kept gradients are measured without error. There may be `fixed` additional terms with arrays that depend on the
     parameters, one for each point. The method of inner products then needs the inner product of
     each array with all products, which costs as much as the sum. If the gradient with respect to
     the parameter is formed, it is formed point by point, and kept.
@@ -66,13 +79,16 @@ def choose_method(
     pairs = positions**2 * (segments + 1) / (2 * segments)
     memory = COSTS.kept_entry * size
     factors = COSTS.factor_entry * positions * (rows + columns)
-    cost = {"gram": factors + pairs * (rows + columns) + (1 + fixed) * work}
-    if not fixed:
+    cost = {}
+    if is_precise(rows + columns + 2 * positions, positions):
+        cost["gram"] = factors + pairs * (rows + columns) + (1 + fixed) * work
+    if not fixed and is_precise(positions, positions):
         cost["form"] = factors + 2 * work + COSTS.formed_share * memory
     kept = work + formed * memory
     small = (
         formed * size <= 2 * positions * (rows + columns) or examples * size <= COSTS.cached_entries
     )
-    if small or (fixed > 1 and cost["gram"] > COSTS.memory_ratio * kept):
+    several = fixed > 1 and cost.get("gram", math.inf) > COSTS.memory_ratio * kept
+    if small or several or not cost:
         cost["keep"] = kept
     return min(cost, key=cost.__getitem__)

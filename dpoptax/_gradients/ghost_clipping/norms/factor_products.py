@@ -176,17 +176,26 @@ def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     """Returns the bounds of `measure` from formed gradients Ĝ.
 
     The sum contracts the factors again. ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η +
-    η²)S². Gradients are formed and discarded for a few examples at a time.
+    η²)S².
     """
-    examples = segments[0].rows.shape[0]
-    most = max(1, COSTS.formed_entries // math.prod(sizes))
-    # The largest divisor of the batch whose gradients fit: `part` examples are formed at once.
-    part = next(n for n in range(min(most, examples), 0, -1) if examples % n == 0)
-    parts = [Segment(*(x.reshape(-1, part, *x.shape[1:]) for x in s)) for s in segments]
-    square = lax.map(lambda part: upper_square(multiply_factors(part, sizes)), parts).reshape(-1)
-    absolute = absolute_size(segments, sizes)
+    square, absolute = formed_square(segments, sizes), absolute_size(segments, sizes)
     error = gamma(_positions(segments) + len(segments) + 8)
     return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+
+
+def formed_square(segments: list[Segment], sizes: Sizes) -> jax.Array:
+    """Returns upper bounds of ‖Ĝ‖², (B,), of gradients formed for a few examples at a time."""
+    examples = segments[0].rows.shape[0]
+    most = min(formed_together(sizes), examples)
+    # The largest divisor of the batch whose gradients fit: `part` examples are formed at once.
+    part = next(n for n in range(most, 0, -1) if examples % n == 0)
+    parts = [Segment(*(x.reshape(-1, part, *x.shape[1:]) for x in s)) for s in segments]
+    return lax.map(lambda part: upper_square(multiply_factors(part, sizes)), parts).reshape(-1)
+
+
+def formed_together(sizes: Sizes) -> int:
+    """Returns the number of examples whose gradients are formed at once and then discarded."""
+    return max(1, COSTS.formed_entries // math.prod(sizes))
 
 
 def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:

@@ -6,9 +6,9 @@ import jax
 
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.clip.bounds import Piece
+from dpoptax._gradients.clip.bounds import Piece, Scales
 from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.ghost_clipping.backward.use_sum import MeasuredUse, UseSum, tau_of_parts
+from dpoptax._gradients.ghost_clipping.backward.use_sum import UseSum, tau_of_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,15 @@ class UseClip(UseSum):
     part: Part
     whole: WholeBatch
 
-    def coefficients(self, measured: MeasuredUse, given: jax.Array) -> jax.Array:
+    def coefficients(
+        self, scales: Scales, piece: Piece, given: jax.Array, rounding: block_sums.Rounding
+    ) -> jax.Array:
         coefficients, _, _ = bounds.clip_coefficients(
             self.part.clip,
-            measured.scales,
-            [Piece(measured.size, ratio=measured.ratio, sum_error=measured.sum_error)],
+            scales,
+            [piece],
             given,
             group_count=1,
-            tau=self.part.tau(self.whole, self.rounding(measured)),
+            tau=self.part.tau(self.whole, rounding),
         )
         return coefficients[0]

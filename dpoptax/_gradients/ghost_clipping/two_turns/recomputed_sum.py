@@ -28,7 +28,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import Rounding, WholeBatch
-from dpoptax._gradients.clip.bounds import NormBounds, Piece, Scales
+from dpoptax._gradients.clip.bounds import Piece, Scales
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.clip.limits import (
@@ -48,7 +48,7 @@ from dpoptax._gradients.ghost_clipping.backward.use_places import (
     leaf_of,
 )
 from dpoptax._gradients.ghost_clipping.backward.use_runner import BatchFunction, run_uses
-from dpoptax._gradients.ghost_clipping.backward.use_sum import MeasuredUse, UseSum, tau_of_parts
+from dpoptax._gradients.ghost_clipping.backward.use_sum import UseSum, tau_of_parts
 from dpoptax._gradients.ghost_clipping.cost_model import COSTS
 from dpoptax._gradients.ghost_clipping.passes.run_passes import Arrays, ByIndex, recorded_dtype
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
@@ -148,19 +148,15 @@ class _LimitedUse(UseSum):
 
     def norms(self, operand: jax.Array, cotangent: jax.Array) -> jax.Array:
         """Returns the packed norms of examples, (B, 2)."""
-        measured, steps = self.measure(operand, cotangent), math.prod(n for n, _ in self.use.loops)
-        rounding = self.rounding(measured)
+        found, steps = self.gradients(operand, cotangent), math.prod(n for n, _ in self.use.loops)
+        rounding = self.rounding(found)
         self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
-        return part_norms(measured.scales, measured.size, measured.sum_error).pack()
+        return part_norms(found.scales, found.piece()).pack()
 
-    def coefficients(self, measured: MeasuredUse, given: Limits) -> jax.Array:
-        return limited_coefficients(
-            given,
-            measured.scales,
-            measured.size,
-            ratio=measured.ratio,
-            sum_error=measured.sum_error,
-        )
+    def coefficients(
+        self, scales: Scales, piece: Piece, given: Limits, rounding: Rounding
+    ) -> jax.Array:
+        return limited_coefficients(given, part_norms(scales, piece))
 
 
 class _LimitedUses:
@@ -268,19 +264,17 @@ class _LimitedUses:
         return [limit(*key, part) for key, part in parts], whole_norms, used
 
 
-def _measure_formed(gradient: jax.Array) -> tuple[jax.Array, NormBounds, Scales]:
+def _measure_formed(gradient: jax.Array) -> tuple[jax.Array, PartNorms]:
     gradient = materialize(gradient)
     exponents, scales = bounds.make_scales([bounds.largest_entry(gradient)[None]])
-    return *bounds.scale_formed(gradient, exponents[0, 0]), scales
+    unit, size = bounds.scale_formed(gradient, exponents[0, 0])
+    return unit, part_norms(scales, Piece(size, sum_error=weighted_products.FLOAT32_ERROR))
 
 
 def _formed_norms(gradient: jax.Array) -> jax.Array:
-    _, size, scales = _measure_formed(gradient)
-    return part_norms(scales, size, weighted_products.FLOAT32_ERROR).pack()
+    return _measure_formed(gradient)[1].pack()
 
 
 def _sum_formed(gradient: jax.Array, own: Limits) -> jax.Array:
-    unit, size, scales = _measure_formed(gradient)
-    error = weighted_products.FLOAT32_ERROR
-    weights = limited_coefficients(own, scales, size, ratio=1.0, sum_error=error)
-    return block_sums.sum_weighted(weights, unit)
+    unit, part = _measure_formed(gradient)
+    return block_sums.sum_weighted(limited_coefficients(own, part), unit)
