@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from benchmarks.tpu.architectures import Architecture, gpt2, resnet_18, vit_s
+from benchmarks import models
+from benchmarks.tpu.architectures import Architecture, gpt2, resnet_18, small, vit_s
 
 LEARNING_RATE = 0.1
 
@@ -80,6 +81,10 @@ CASES = {
     "resnet-18-bfloat16": Case(lambda: resnet_18(dtype="bfloat16"), 256),
     "vit-s": Case(vit_s, 256),
     "vit-s-bfloat16": Case(lambda: vit_s(dtype="bfloat16"), 256),
+    # Short steps, whose time is that of starting kernels.
+    "mlp": Case(lambda: small(models.mlp()), 256, topology="h100"),
+    "cnn": Case(lambda: small(models.cnn()), 256, topology="h100"),
+    "transformer": Case(lambda: small(models.transformer(48, 128, 3)), 256, topology="h100"),
 }
 
 

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip import bounds
 from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
 from tests import helpers
@@ -153,19 +152,12 @@ def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypat
 @pytest.mark.parametrize("limited", [True, False])
 def test_bound_holds_if_passes_disagree(limited, monkeypatch):
     """The second pass sums gradients that are four times as long as the measured ones."""
-    measure = recomputed_sum.part_norms
-
-    def short(*args):
-        found = measure(*args)
-        return found._replace(norms=found.norms / 4)
-
-    def not_limited(limits, scales, size, **options):
-        del size, options
-        return limits.factor * bounds.power_of_two(scales.exponent[0] - limits.exponent)
-
-    monkeypatch.setattr(recomputed_sum, "part_norms", short)
+    measure = recomputed_sum.part_length
+    monkeypatch.setattr(recomputed_sum, "part_length", lambda piece: measure(piece) / 4)
     if not limited:
-        monkeypatch.setattr(recomputed_sum, "limited_coefficients", not_limited)
+        monkeypatch.setattr(
+            recomputed_sum, "limited_coefficients", lambda limits, length: limits.factor
+        )
     found = _attack("regression", CLIPS["AUTO-V"], QUICK, method="recompute")
     assert found <= 1 if limited else found > 3
 

@@ -27,12 +27,16 @@ from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.encoding import EncodingClip, join, scaling
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
-from dpoptax._gradients.ghost_clipping.plan import Plan, plan_whole_uses
-from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
+from dpoptax._gradients.ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
+from dpoptax._gradients.ghost_clipping.sums.example_gradients import (
+    ExampleGradients,
+    collect_gradients,
+)
 from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
     FLOAT32_ERROR,
     absolute_ratio,
     block_size,
+    flushed,
     is_joined,
     measure_product,
     sum_error,
@@ -112,12 +116,17 @@ def ghost_clipped_sum(
     mask = program.loss.separate(examples.mask)
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
-        program, points, examples.inputs, factor_dtype=factor_dtype, formed_uses=plan.formed_uses
+        program,
+        points,
+        examples.inputs,
+        factor_dtype=factor_dtype,
+        formed_uses=plan.formed_uses,
+        finite=fixed_sides(plan),
     )
     groups = clip.groups(points.points[0])
 
     def make_total(differences: bool) -> ClippedTotal:
-        gradients = scale_gradients(plan, passes, groups, differences=differences)
+        gradients = collect_gradients(plan, passes, groups, differences=differences)
         return clip_and_sum(clip, points, gradients, mask, examples.whole)
 
     several = len(points.weights) > 1
@@ -158,20 +167,20 @@ def _total_of_points(
 def clip_and_sum(
     clip: Clip,
     points: GradientPoints,
-    gradients: ScaledGradients,
+    gradients: ExampleGradients,
     mask: jax.Array,
     whole: WholeBatch,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
     reference = points.reference
-    if gradients.scales is None:
+    if not (gradients.products or gradients.formed):
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
-        scaled, gradients.scales, pieces, mask, group_count=1 + max(groups), tau=tau
+        scaled, pieces, mask, group_count=1 + max(groups), tau=tau
     )
     (by_piece,) = unstack(coefficients)
     bound, products = scaled.sensitivity, gradients.products
@@ -189,7 +198,7 @@ def clip_and_sum(
     return place_sums(gradients, parts, vectors), statistic
 
 
-def make_pieces(gradients: ScaledGradients, groups: list[int]) -> list[Piece]:
+def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
     pieces, measure = [], _once_per_shape(measure_product, static_argnums=1)
     for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
@@ -244,11 +253,12 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
         return joined_rounding(factored, examples)
     terms = terms_per_entry(factored.segments[0])
     block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
-    return block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
+    rounding = block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
+    return dataclasses.replace(rounding, own=flushed(factored))
 
 
 def place_sums(
-    gradients: ScaledGradients, parts: list[jax.Array], vectors: list[jax.Array]
+    gradients: ExampleGradients, parts: list[jax.Array], vectors: list[jax.Array]
 ) -> GradientSums:
     """Returns sums of products, (K, R, D), and of bundles, in the places of their parameters."""
     found: dict[int, jax.Array] = {}
@@ -258,7 +268,7 @@ def place_sums(
     return GradientSums(found, vectors, gradients.bundles)
 
 
-def sum_rounding(gradients: ScaledGradients, whole: WholeBatch) -> float:
+def sum_rounding(gradients: ExampleGradients, whole: WholeBatch) -> float:
     """Returns τ of the clipped sum over all parts of a batch."""
     products = gradients.products
     return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
