@@ -311,8 +311,8 @@ def lookups(examples):
 # The table of margins.
 
 
-def shorter_gamma(module, function, kind=lambda operations: True):
-    """Shortens the γ that a function takes from a module, all or those of some kind."""
+def shorter_gamma(module, *functions, kind=lambda operations: True):
+    """Shortens the γ that functions take from a module, all or those of some kind."""
 
     def shorten(patch, share):
         exact = module.gamma
@@ -320,7 +320,7 @@ def shorter_gamma(module, function, kind=lambda operations: True):
         def gamma(operations):
             caller = sys._getframe(1).f_code.co_name
             return exact(
-                operations * share if caller == function and kind(operations) else operations
+                operations * share if caller in functions and kind(operations) else operations
             )
 
         patch.setattr(module, "gamma", gamma)
@@ -341,13 +341,13 @@ def shorter(module, *names):
 
 
 ROOM = shorter_gamma(factor_products, "_join_lengths")
-INNER = shorter_gamma(factor_products, "measure")
+INNER = shorter_gamma(factor_products, "_inner_errors", "_inner_products")
 FORMED = shorter_gamma(factor_products, "measure_formed")
 COEFFICIENT = shorter_gamma(bounds, "clip_coefficients")
 JOINED = shorter_gamma(limits, "join_lengths")
 PART = shorter_gamma(limits, "part_length")
 FLOOR = shorter(factor_products, "_VECTOR_FLOOR")
-TERMS = shorter_gamma(bounds, "measure_terms", lambda operations: operations > 8)
+TERMS = shorter_gamma(bounds, "measure_terms", kind=lambda operations: operations > 8)
 BLOCK = shorter_gamma(block_sums, "block_rounding")
 ABOVE = shorter(block_sums, "_rounding_above")
 PARTS = shorter(block_sums, "parts_rounding")
@@ -373,6 +373,9 @@ MARGINS = {
     ),
     "inner products, positions": (
         partial(square_of_products, method="gram", positions=50), INNER, 0.8
+    ),
+    "inner products, in parts": (
+        partial(square_of_products, method="gram", rows=5000), INNER, 0.9
     ),
     "inner products, groups": (partial(square_of_products, method="gram", groups=500), INNER, 0.95),
     "inner products, segments": (

@@ -85,7 +85,9 @@ class Machine:
         known: dict[Any, Any] = {}
 
         def read(atom: Any) -> Any:
-            return _widen(atom.val) if hasattr(atom, "val") else known[atom]
+            if not hasattr(atom, "val"):
+                return known[atom]
+            return _widen(np.asarray(atom.val, atom.aval.dtype))  # counters keep their dtype
 
         for var, value in zip([*program.constvars, *program.invars], [*consts, *args], strict=True):
             known[var] = _widen(value)

@@ -115,6 +115,6 @@ def test_only_the_chosen_engine_is_imported(method):
         for m in done.stdout.split()
         if m.startswith("dpoptax._gradients.ghost_clipping.")
     }
-    assert parts - {"trace", "cost_model", "explain"} == IMPORTED[method]
+    assert parts - {"trace", "cost_model", "precision", "explain"} == IMPORTED[method]
     assert "dpoptax._gradients.clipped_grad.sharding" not in done.stdout.split()
     assert "dpoptax._gradients.clipped_grad.xla_rewrites" not in done.stdout.split()

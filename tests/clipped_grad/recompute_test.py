@@ -11,7 +11,7 @@ from dpoptax._gradients.ghost_clipping import cost_model
 from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
 from tests import helpers
 from tests.clipped_grad import streaming_test
-from tests.clipped_grad.adversary_test import CLIPS, QUICK, _attack
+from tests.clipped_grad.adversary_test import CLIPS, QUICK, WAYS, _attack
 from tests.clipped_grad.streaming_test import (
     EXAMPLES,
     MASK,
@@ -85,6 +85,23 @@ def test_norms_of_tied_uses_are_added(no_room):
     )
 
 
+@pytest.mark.parametrize(("scale", "share"), [(1.0, 2**-0.5), (1e-6, 1.0)])
+def test_clipped_gradients_of_tied_uses_are_shorter(scale, share):
+    """The gradients of the two uses of a table are orthogonal and have the same norm."""
+
+    def loss(table, x):
+        return scale * (jnp.sum(table[0] @ x) + jnp.sum(x @ table[1]))
+
+    def norm(method):
+        found = dpoptax.clipped_grad(loss, 1.0, method=method)(jnp.ones((2, 4, 4)), batch).sum
+        return float(optax.tree.norm(found))
+
+    batch = 10.0 * jnp.ones((1, 4, 4))
+    ratio = norm("recompute") / norm("auto")
+    print(f"tied uses, scale {scale}: {ratio:.3f} of the default's sum")
+    assert ratio == pytest.approx(share, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("clip", "options"),
     [
@@ -140,7 +157,8 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+    ("program", "way"),
+    helpers.covering(["regression", "batched"], WAYS, strength=1),
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     helpers.force_norm_method(monkeypatch, way)
@@ -152,8 +170,12 @@ def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypat
 @pytest.mark.parametrize("limited", [True, False])
 def test_bound_holds_if_passes_disagree(limited, monkeypatch):
     """The second pass sums gradients that are four times as long as the measured ones."""
-    measure = recomputed_sum.part_length
-    monkeypatch.setattr(recomputed_sum, "part_length", lambda piece: measure(piece) / 4)
+    measure = recomputed_sum._LimitedUse.norms
+
+    def short(use, operand, cotangent):
+        return measure(use, operand, cotangent) / 4
+
+    monkeypatch.setattr(recomputed_sum._LimitedUse, "norms", short)
     if not limited:
         monkeypatch.setattr(
             recomputed_sum, "limited_coefficients", lambda limits, length: limits.factor
@@ -203,6 +225,31 @@ def test_refuses_losses_and_options_without_two_passes(loss, options, message):
         dpoptax.clipped_grad(loss, **{"clip": 1.0, "method": "recompute"} | options)(
             jnp.eye(4), jnp.ones((3, 4))
         )
+
+
+@jax.custom_jvp
+def chosen(x):
+    return jnp.where(x > 0, 2.0 * x, jnp.sin(x))
+
+
+@chosen.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return chosen(x), jax.lax.cond(x.sum() > 0, lambda t: 2.0 * t, lambda t: jnp.cos(x) * t, t)
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip": 1.0, "method": "recompute"}, {"clip": streaming_test.CLIP}], ids=str
+)
+def test_names_condition_in_the_derivative_of_a_rule(options, no_room):
+    """JAX says only that the transpose rule of 'stop_gradient' is not implemented."""
+    loss, batch = lambda w, x: jnp.sum(chosen(x @ w)), helpers.normal(0, (3, 5, 4))
+    with pytest.raises(NotImplementedError, match="stop_gradient"):
+        jax.grad(lambda w: jnp.sum(jax.vmap(loss, (None, 0))(w, batch)))(jnp.eye(4))
+    with pytest.raises(ValueError, match=r"jax.custom_jvp.*use `method='auto'`"):
+        dpoptax.clipped_grad(loss, **options)(jnp.eye(4), batch)
+    found = [dpoptax.clipped_grad(loss, 1.0, method=m)(jnp.eye(4), batch) for m in ("auto", "vmap")]
+    np.testing.assert_allclose(*(each.sum for each in found), rtol=1e-4)
 
 
 def test_refuses_several_points():

@@ -8,7 +8,7 @@ import pytest
 import dpoptax
 from tests import helpers
 from tests.clipped_grad import adversary_test
-from tests.clipped_grad.adversary_test import QUICK, _attack
+from tests.clipped_grad.adversary_test import QUICK, WAYS, _attack
 
 CLIP = dpoptax.per_layer_clip(1.0, streaming=True)
 EXAMPLES = 12
@@ -130,7 +130,8 @@ def test_example_moves_sum_by_at_most_the_bound(program, clip):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("program", "way"), helpers.covering(["regression", "batched"], ["gram", "form"], strength=1)
+    ("program", "way"),
+    helpers.covering(["regression", "batched"], WAYS, strength=1),
 )
 def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, monkeypatch):
     helpers.force_norm_method(monkeypatch, way)

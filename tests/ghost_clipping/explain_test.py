@@ -57,6 +57,20 @@ def test_counts_uses_and_names_rules():
     assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
 
 
+@pytest.mark.parametrize(("tokens", "named"), [(512, False), (16384, True)])
+def test_note_names_gradients_that_rounding_shortens(tokens, named):
+    def tied(params, x):
+        return jnp.sum(jnp.sin(params["table"][x] @ params["w"]) @ params["table"].T)
+
+    params = {"table": jnp.ones((100, 16)), "w": jnp.ones((16, 16))}
+    found = dpoptax.explain(tied, params, jnp.zeros(tokens, int), batch_size=1)
+    rows = {row.parameter: row.kept for row in found.rows}
+    assert (rows["['table']"] < 0.95) == named
+    assert rows["['w']"] == 1.0
+    assert ("['table'] to 0." in found.note) == named
+    assert "['w'] to" not in found.note
+
+
 def test_marks_pulled_back_gradients():
     rows = {row.parameter: row.rule for row in _explain(NETWORKS["weight_standardization"]).rows}
     assert rows["['a']"].endswith(", pulled back")

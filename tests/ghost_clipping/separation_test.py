@@ -99,6 +99,10 @@ def _with_option(loss):
 
 MIXING = {
     "a vmap rule": (lambda w, x: w @ _centered(x), "its own vmap rule"),
+    "a rule that keeps examples separate": (
+        lambda w, x: w @ jax.custom_batching.sequential_vmap(jnp.sin)(x),
+        "may combine .* `sequential_vmap` does, call the function without it",
+    ),
     "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "its own vmap rule"),
     "a callback": (lambda w, x: w @ _outside(x, "broadcast_all"), "whole batch"),
     "an effect": (lambda w, x: w @ _effect(x), "whole batch"),

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax import lax
@@ -210,6 +211,81 @@ def _only_shown(p, x):
 def _turned_before_it_is_subtracted(p, x):
     x = jnp.outer(x[:3], x[1:]) @ p["w"]
     return jnp.sum(jnp.sin(x - x.T[None].mean(0) + p["bias"]))
+
+
+_HIDDEN = [("w", (4, 3))]
+
+
+@_case(["['w']"], _HIDDEN)
+def _contrastive_loss_of_one(p, x):
+    a, b = jnp.tanh(x[None] @ p["w"]), jnp.tanh(x[None, ::-1] @ p["w"])
+    return optax.softmax_cross_entropy_with_integer_labels(a @ b.T, jnp.arange(1)).mean()
+
+
+@_case(["['w']"], _HIDDEN)
+def _softmax_of_one_entry(p, x):
+    return jnp.sum(jax.nn.softmax((x @ p["w"])[None], axis=0) * jnp.arange(3.0))
+
+
+@_case(["['w']"], _HIDDEN)
+def _softmax_by_hand(p, x):
+    z = jnp.exp((x @ p["w"])[None])
+    return jnp.sum(z / z.sum(0))
+
+
+@_case(["['w']"], _HIDDEN)
+def _cox_loss_of_one(p, x):
+    z, time = (x[None] @ p["w"]).sum(1), x[None, 0]
+    risk = jnp.where(time[None] >= time[:, None], z[None], -jnp.inf)
+    return -jnp.mean(z - jax.nn.logsumexp(risk, axis=1))
+
+
+@_case(["['w']"], _HIDDEN)
+def _cox_loss_with_a_mask(p, x):
+    z, time = (x[None] @ p["w"]).sum(1), x[None, 0]
+    at_risk = time[None] >= time[:, None]
+    return jnp.mean(jax.nn.logsumexp(z[None], axis=1, where=at_risk) - z)
+
+
+@_case(["['w']"], _HIDDEN)
+def _cox_loss_of_sorted_times(p, x):
+    z, time = (x[None] @ p["w"]).sum(1), x[None, 0]
+    z = z[jnp.argsort(-time)]
+    return jnp.mean(-z + jnp.log(jnp.cumsum(jnp.exp(z))))
+
+
+@_case(["['w']"], _HIDDEN)
+def _ranking_of_one(p, x):
+    return optax.losses.ranking_softmax_loss((x[None] @ p["w"]).sum(1), jnp.ones(1))
+
+
+@_case(["['w']"], _HIDDEN)
+def _pairs_of_one(p, x):
+    z = (x[None] @ p["w"]).sum(1)
+    return jnp.mean(jax.nn.relu(1.0 - (z[:, None] - z[None])))
+
+
+@_case([], _HIDDEN)
+def _softmax_of_several(p, x):
+    return jnp.sum(jax.nn.softmax(x @ p["w"]) * jnp.arange(3.0))
+
+
+@_case([], _HIDDEN)
+def _one_entry_against_a_margin(p, x):
+    z = (x[None] @ p["w"]).sum(1)
+    return jnp.mean(jnp.log(1.0 + jnp.exp(z)) - z)
+
+
+@_case([], _HIDDEN)
+def _difference_of_two_entries(p, x):
+    z = jnp.exp(x @ p["w"])
+    return z[0] / z[1] + jnp.log(z[1]) + jnp.log(z[2])
+
+
+@_case([], _HIDDEN)
+def _ratio_to_its_square(p, x):
+    z = (x[None] @ p["w"]).sum(1)
+    return jnp.sum(jnp.exp(z) / jnp.exp(2.0 * z)) + jnp.sum(z + z)
 
 
 class _Linen(nn.Module):

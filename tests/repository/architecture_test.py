@@ -31,6 +31,7 @@ ORDER = (
 )  # fmt: skip
 # The same order within `_gradients.ghost_clipping`.
 GHOST_CLIPPING_ORDER = (
+    "precision",
     "cost_model",
     "trace",
     "passes",

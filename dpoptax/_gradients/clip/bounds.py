@@ -70,12 +70,14 @@ def gamma(operations: float) -> float:
 
 
 def largest_ratio(terms: int) -> float:
-    """Returns M for a sum of `terms` terms: at least twice S/n of uncorrelated terms, √terms.
+    """Returns M for a sum of `terms` terms: at least twice √terms, S/n of uncorrelated terms.
 
-    For few terms it is eight times S/n. For one term, S is n and M is 1.
+    For one term, S is n and M is 1. For more than 4,096 terms M is smaller again, so that rounding
+    changes the sum by at most C/16, or M is 32.
     """
     root = math.sqrt(terms)
-    return 1.0 if terms <= 1 else min(8.0 * root, max(_LARGEST_RATIO, 2.0 * root))
+    longest = min(2.0 * root, 2.0**19 / max(1, terms))
+    return 1.0 if terms <= 1 else min(8.0 * root, max(_LARGEST_RATIO, longest))
 
 
 def check_rounding(tau: float) -> None:

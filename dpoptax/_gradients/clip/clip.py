@@ -81,8 +81,8 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
     """Clips each example's gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
 
     Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example adds
-    exactly zero if its gradient is not finite or longer than 2³⁹ ≈ 5·10¹¹, or if an input of a layer
-    is above 2⁴⁰ ≈ 10¹².
+    exactly zero if its gradient is not finite or longer than 2³⁹ ≈ 5·10¹¹, or if the input of a
+    layer is 2⁴⁰ ≈ 10¹² or more.
 
     Args:
       l2_clip_norm: C, in the units of the gradient of one example's loss, from 1e-12 to 1e9.

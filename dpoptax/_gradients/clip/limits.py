@@ -41,7 +41,8 @@ def part_length(piece: Piece) -> jax.Array:
 
     It is infinite outside of the working range.
     """
-    (square, absolute), (error, share) = piece.size, np.array(piece.shares, np.float32)
+    square, absolute = piece.size
+    error, share = np.array(piece.shares, np.float32)
     norm, absolute = jnp.sqrt(square) + absolute * error, absolute * share
     room = 1.0 + gamma(COEFFICIENT_ROUNDINGS)
     return jnp.where(is_in_range(norm, absolute), room * jnp.maximum(norm, absolute), jnp.inf)

@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from dpoptax._gradients.ghost_clipping.precision import is_precise
+
 
 class CostModel(NamedTuple):
     """Holds the costs of memory relative to arithmetic.
@@ -45,25 +47,14 @@ the time of three passes over an entry.
 """
 
 
-# The share of its square by which rounding may lengthen the norm of uncorrelated positions.
-_PRECISION = 2.0**-4
-
-
-def is_precise(roundings: int, positions: int) -> bool:
-    """Returns whether a norm with this many roundings is precise for uncorrelated positions.
-
-    The square of the bound n⁺ exceeds n² by at most γ S². For L uncorrelated positions, S² is L n².
-    """
-    return roundings * positions * 2.0**-24 <= _PRECISION
-
-
 def choose_method(
     examples: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
     """Chooses the cheapest precise method for the norm of products with `positions` = Σ_s L_s.
 
-    The factors are dense. Formed and kept gradients are measured without error. There may be `fixed` additional terms with arrays that depend on the
-    parameters, one for each point. The method of inner products then needs the inner product of
+    The factors are dense. Gradients that are formed and kept are measured without error, others
+    only if this is precise enough. There may be `fixed` additional terms with arrays that depend on
+    the parameters, one for each point. The method of inner products then needs the inner product of
     each array with all products, which costs as much as the sum. If the gradient with respect to
     the parameter is formed, it is formed point by point, and kept.
 
@@ -80,9 +71,9 @@ def choose_method(
     memory = COSTS.kept_entry * size
     factors = COSTS.factor_entry * positions * (rows + columns)
     cost = {}
-    if is_precise(rows + columns + 2 * positions, positions):
+    if is_precise("gram", positions, rows, columns):
         cost["gram"] = factors + pairs * (rows + columns) + (1 + fixed) * work
-    if not fixed and is_precise(positions, positions):
+    if not fixed and is_precise("form", positions, rows, columns):
         cost["form"] = factors + 2 * work + COSTS.formed_share * memory
     kept = work + formed * memory
     small = (

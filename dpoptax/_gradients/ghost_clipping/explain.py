@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from dpoptax._gradients.ghost_clipping.precision import kept_share
 from dpoptax._release.random.keys import check_key
 from dpoptax._support.tree import PyTree
 
@@ -22,6 +23,8 @@ _METHOD_TEXTS = {
     "gram": "inner products",
     "form": "formed, then summed again",
 }
+# Gradients are named if rounding may leave less than this share of the clipping bound.
+_SHORTENED = 0.95
 _HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
 
 
@@ -38,6 +41,8 @@ class ParameterExplanation:
       formed: whether memory holds a gradient of the parameter's shape for every example.
       why: the reason for per-example gradients, empty if ghost clipping applies.
       vanishes: whether the gradient is zero for every example, so that only noise is released.
+      kept: the share of a clipped gradient that bounds of rounding leave, if its positions are
+        uncorrelated. Below 0.95, the note of the `Explanation` names the parameter.
     """
 
     parameter: str
@@ -48,6 +53,7 @@ class ParameterExplanation:
     formed: bool
     why: str
     vanishes: bool = False
+    kept: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Explanation:
 
     Attributes:
       rows: one for each parameter.
-      note: the reason why some gradients are exactly zero, and the remedy; otherwise empty.
+      note: the reason why some gradients are exactly zero or may be shortened, and the remedy;
+        otherwise empty.
     """
 
     rows: tuple[ParameterExplanation, ...]
@@ -180,7 +187,20 @@ def _explain(
         if leaf in vanishing.leaves:
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)
-    return Explanation(tuple(rows), describe_vanishing(vanishing, params))
+    notes = [describe_vanishing(vanishing, params), _describe_shortened(rows)]
+    return Explanation(tuple(rows), "\n\n".join(filter(None, notes)))
+
+
+def _describe_shortened(rows: list[ParameterExplanation]) -> str:
+    """Returns a note on gradients that bounds of rounding may shorten."""
+    found = [f"{row.parameter} to {row.kept:.2f}" for row in rows if row.kept < _SHORTENED]
+    if not found:
+        return ""
+    return (
+        "Bounds of rounding may shorten clipped gradients of many uncorrelated positions, down to "
+        f"this share of the clipping bound: {', '.join(found)}. Shorten the examples, or form the "
+        "gradients with method='vmap'."
+    )
 
 
 def _explain_parameter(
@@ -196,8 +216,8 @@ def _explain_parameter(
         # If a use does not read data, its gradient is a cotangent and therefore elementwise.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
         pulled = any(find_view(use.value) is None for use in uses)
-        kept = "formed and kept" + (", pulled back" if pulled else "")
-        rule = "per-example gradient" if plan.formed[leaf] else kept
+        formed = "formed and kept" + (", pulled back" if pulled else "")
+        rule = "per-example gradient" if plan.formed[leaf] else formed
         rule = "elementwise" if elementwise else rule
         work = sum(math.prod(u.rule.layout.sizes) * u.rule.positions for u in uses)
         cost = 2 * size + points * work
@@ -208,9 +228,10 @@ def _explain_parameter(
     if not products:
         return ParameterExplanation(path, shape, "none", "zero", 0, False, "")
     rules = ", ".join(sorted({_method_text(p) for p in products}))
-    formed = any(p.method == "form" for p in products)
     cost = sum(_product_cost(product, points) for product in products)
-    return ParameterExplanation(path, shape, named, rules, cost, formed, "")
+    kept = min(_kept_share(product, points) for product in products)
+    forms = any(p.method == "form" for p in products)
+    return ParameterExplanation(path, shape, named, rules, cost, forms, "", kept=kept)
 
 
 def _operations(uses: "list[Use]") -> str:
@@ -223,9 +244,19 @@ def _method_text(product: "Product") -> str:
     return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
 
 
+def _positions(product: "Product", points: int) -> int:
+    return sum(m.positions * m.segments(points) for m in product.members)
+
+
+def _kept_share(product: "Product", points: int) -> float:
+    if all(member.use.rule.is_lookup for member in product.members):
+        return 1.0  # inner products with one-hot factors are exact
+    return kept_share(product.method, _positions(product, points), *product.layout.sizes[1:])
+
+
 def _product_cost(product: "Product", points: int) -> int:
     groups, rows, columns = product.layout.sizes
-    positions = sum(m.positions * m.segments(points) for m in product.members)
+    positions = _positions(product, points)
     work = positions * rows * columns
     norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}[
         product.method

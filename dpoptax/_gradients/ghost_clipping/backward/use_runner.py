@@ -82,12 +82,22 @@ def run_uses(
         steps = (n for n, _ in use.loops)
         return jnp.zeros((*rows, *steps, *function.result.shape), function.result.dtype)
 
-    # Zeros that are added to opaque parameters, separately for each example.
+    # Shapes of zeros that are added to opaque parameters, separately for each example.
     opaque = {i: (examples, *program.parameters[i].shape) for i in program.opaque}
-    (found, gradients), outputs = jax.grad(total, argnums=(0, 1), has_aux=True)(
-        {use.index: probe(use) for use in program.uses},
-        {i: jnp.zeros(shape, program.parameters[i].dtype) for i, shape in opaque.items()},
-    )
+    probes = {use.index: probe(use) for use in program.uses}
+    zeros = {i: jnp.zeros(s, program.parameters[i].dtype) for i, s in opaque.items()}
+    try:
+        (found, gradients), outputs = jax.grad(total, argnums=(0, 1), has_aux=True)(probes, zeros)
+    except NotImplementedError as error:
+        if "'stop_gradient'" not in str(error):
+            raise
+        raise ValueError(
+            "The derivative that a `jax.custom_jvp` in `loss_fn` defines chooses a branch for its "
+            "tangents (`jax.lax.cond`). JAX cannot differentiate a batch of these in reverse, "
+            "which `method='recompute'` and `per_layer_clip(streaming=True)` need. Choose numbers "
+            "that multiply the tangents instead, define the derivative by `jax.custom_vjp`, or use "
+            "`method='auto'`."
+        ) from error
     return found, gradients, outputs
 
 

@@ -16,7 +16,6 @@ from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.clip.bounds import NormBounds, Piece, formed_bounds, within_range
 from dpoptax._gradients.ghost_clipping.backward.batch_devices import BatchDevices, Slices
 from dpoptax._gradients.ghost_clipping.backward.use_places import leaf_of, view_of_use
-from dpoptax._gradients.ghost_clipping.cost_model import is_precise
 from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     FactoredGradients,
     Segment,
@@ -26,6 +25,7 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import (
 )
 from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded, recorded_dtype
 from dpoptax._gradients.ghost_clipping.plan import PlannedUse, choose_product_method
+from dpoptax._gradients.ghost_clipping.precision import is_precise
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products
@@ -153,7 +153,7 @@ class UseSum:
         very many positions are formed, and are not cut.
         """
         layout, positions = self.use.step_rule.layout, self.use.step_rule.positions
-        if not is_precise(positions, positions):
+        if not is_precise("form", positions, *layout.sizes[1:]):
             return None
         shared = [i for i in range(len(layout.split)) if self.devices.shards(self.spec, i) > 1]
         if len(shared) != 1:

@@ -38,6 +38,7 @@ from dpoptax._gradients.clip.bounds import (
     upper_square,
 )
 from dpoptax._gradients.ghost_clipping.cost_model import COSTS
+from dpoptax._gradients.ghost_clipping.precision import LONG, PART, roundings_of
 from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
 from dpoptax._support.tree import float32_at_least, widen
 from dpoptax._support.xla import round_to_dtype
@@ -46,11 +47,10 @@ if TYPE_CHECKING:
     from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
 
 # Norms of vectors with n entries get this much more for each √n. It covers squares that are set to
-# zero, and makes S so large that zeros in inner products cost little: of two vectors, at most
-# n 2^-126 and as much for their sum, next to a product of norms of at least n 2^-104.
+# zero, and makes the product of two norms so large that zeros in their inner product count as few
+# roundings: products of entries and partial sums lose at most 2 n 2^-126, which is 8 u n 2^-104.
 _VECTOR_FLOOR = 2.0**-52
-# The error of inner products by zeros, for both sides, as a number of roundings relative to S².
-_LOST_PRODUCTS = 2 * 2 * 2.0**-126 / _VECTOR_FLOOR**2 * 2.0**24
+_LOST_PRODUCTS = 8
 # A norm over groups loses at most this much for each √K, because squares are set to zero.
 _LOST_GROUPS = 2.0**-62
 # On TPU, groups with more entries are computed one after the other.
@@ -169,8 +169,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
 def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), using the method "outer" or "gram".
 
-    For one position, S is the norm. For inner products, the error of the square is at most η S²,
-    with η for the longest chain of roundings.
+    For one position, S is the norm. Inner products include a bound of their rounding.
     """
     if method == "outer":
         # One position: G = rowᵀ column, so ‖G‖ = ‖row‖ ‖column‖ = S. In groups, squares add up.
@@ -178,12 +177,10 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
         return NormBounds(jnp.square(absolute) + lost_squares(1), absolute)
     square, lengths = _inner_products(segments, sizes)
     absolute = _join_lengths(segments, lengths, sizes)
-    # The longest chain sums over K, L and L', over pairs of segments, and in inner products.
-    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
-    error = gamma(_inner_product_length(segments) + sums + 4 + _LOST_PRODUCTS)
-    # If terms cancel, the computed square may be negative. It is then replaced by zero.
-    square = jnp.maximum(square, 0.0) + error * jnp.square(absolute)
-    return NormBounds(square + lost_squares(sizes[0] * _positions(segments) ** 2), absolute)
+    # If terms cancel, the computed square may be negative. It is then replaced by zero. For each
+    # pair of positions, four products may be set to zero.
+    lost = lost_squares(4 * sizes[0] * _positions(segments) ** 2)
+    return NormBounds(jnp.maximum(square, 0.0) + lost, absolute)
 
 
 def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
@@ -213,14 +210,18 @@ def formed_together(sizes: Sizes) -> int:
 
 
 def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
-    """Returns ‖G‖² as computed, (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
+    """Returns upper bounds of ‖G‖², (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
+    # The longest chain sums over K, L and L', over pairs of segments, and in one entry.
+    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2 + 8
+    error = gamma(sums) * (1.0 + 2.0 * gamma(sums))  # the bounds of rounding are also summed
+    add = partial(_sum_inner_products, error=error)
 
     def by_group() -> tuple[jax.Array, jax.Array]:
-        squares, lengths = map_groups(_sum_inner_products, segments)
+        squares, lengths = map_groups(add, segments)
         return jnp.sum(squares, axis=0), lengths[..., 0].swapaxes(0, 1)
 
     def together() -> tuple[jax.Array, jax.Array]:
-        return _sum_inner_products(segments)
+        return add(segments)
 
     if not has_large_groups(sizes):
         return together()
@@ -228,21 +229,54 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
     return found
 
 
-def _sum_inner_products(segments: list[Segment]) -> tuple[jax.Array, jax.Array]:
-    lengths = []
-    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
+def _sum_inner_products(segments: list[Segment], *, error: float) -> tuple[jax.Array, jax.Array]:
     # ‖Σ_s A_sᵀ C_s‖² = Σ_{s, s'} ⟨A_sᵀ C_s, A_s'ᵀ C_s'⟩, and each ⟨·, ·⟩ is the sum over (t, t') of
     # (A_s A_s'ᵀ) ∘ (C_s C_s'ᵀ). The rows of the kernel are contracted first, then its columns, then
     # both position axes, so no array has R D entries.
-    for i, a in enumerate(segments):
-        for j, b in enumerate(segments[i:], i):
+    lengths: list[Segment] = []
+    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
+    for j, b in enumerate(segments):
+        for i in range(j, -1, -1):
+            a = segments[i]
             inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
             if i == j:
                 # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
                 lengths.append(Segment(*map(_diagonal_norms, inner, _vector_lengths(a))))
+            bound = _bound_products((a, b), inner, (lengths[i], lengths[j]), error)
             # Each pair of different segments occurs twice in the square.
-            square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
+            square += (1.0 if i == j else 2.0) * sum_by_axes(bound)
     return square, _sum_lengths(lengths)
+
+
+def _bound_products(
+    pair: tuple[Segment, Segment], inner: Segment, lengths: tuple[Segment, Segment], error: float
+) -> jax.Array:
+    """Returns products of inner products, (B, K, L, L'), with bounds of their rounding.
+
+    An inner product of rows a, a' is off by α ≤ γ ‖a‖‖a'‖, one of columns by β. So the product is
+    off by at most |A| β + α |C| + α β. `error` is that of the sum over all products. Inner products
+    may be computed twice, so α β counts five times.
+    """
+    off_rows, off_columns = _inner_errors(pair, lengths, error)
+    product = inner.rows * inner.columns
+    found = product + error * jnp.abs(product) + jnp.abs(inner.rows) * off_columns
+    return found + off_rows * (jnp.abs(inner.columns) + 5.0 * off_columns)
+
+
+def _inner_errors(
+    pair: tuple[Segment, Segment], lengths: tuple[Segment, Segment], error: float
+) -> list[jax.Array | float]:
+    """Returns bounds of the errors of inner products of rows, and of columns."""
+    found: list[jax.Array | float] = []
+    for a, b, of_a, of_b in zip(*pair, *lengths, strict=True):
+        if is_one_hot(a) or is_one_hot(b):  # the inner product is an entry of the other factor
+            found.append(0.0)
+            continue
+        size = roundings_of(a.shape[-1]) + _LOST_PRODUCTS
+        # Norms, these bounds and their sum are rounded.
+        room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
+        found.append(room * of_a[..., :, None] * of_b[..., None, :])
+    return found
 
 
 def has_large_groups(sizes: Sizes) -> bool:
@@ -277,16 +311,16 @@ def _sum_lengths(lengths: list[Segment]) -> jax.Array:
 
 def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S from Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
-    groups, positions = sizes[0], _positions(segments)
+    positions = _positions(segments)
     # Norms are roots, so they have half the relative error of their squares.
     # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
     # are of norms, so they count fully.
-    summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
+    summed = 0.5 * (_inner_product_length(segments) + sizes[0]) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
-    if groups == 1:
+    if sizes[0] == 1:
         return room * lengths[:, 0]
     square = jnp.sum(jnp.square(lengths), axis=1)
-    return room * jnp.sqrt(square) + math.sqrt(groups) * _LOST_GROUPS
+    return room * jnp.sqrt(square) + math.sqrt(sizes[0]) * _LOST_GROUPS
 
 
 def _positions(segments: list[Segment]) -> int:
@@ -357,4 +391,19 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
         # ⟨e_a[t], b[t']⟩ = b[t', a[t]]. For one table, a is (B, 1, L) and b (B, 1, L', R).
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
-    return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)
+    return _contract_in_parts("bktr,bksr->bkts", a, b).astype(jnp.float32)
+
+
+def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Contracts the last axis of both factors, in parts if it is long."""
+    size = a.shape[-1]
+    if size <= LONG:
+        return contract(axes, a, b)
+
+    def part(start: jax.Array | int, size: int) -> jax.Array:
+        cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=-1)
+        return contract(axes, cut(a), cut(b))
+
+    count, rest = divmod(size, PART)
+    total = part(count * PART, rest)  # zeros if nothing is left
+    return lax.fori_loop(0, count, lambda i, total: total + part(i * PART, PART), total)

@@ -67,7 +67,11 @@ def flushed(factored: FactoredGradients) -> float:
 def absolute_ratio(factored: FactoredGradients) -> float:
     """Returns M, such that the parts of a clipped gradient are together at most M C."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
-    return largest_ratio(positions + len(factored.terms))
+    terms = positions + len(factored.terms)
+    only_lookups = all(any(map(is_one_hot, segment)) for segment in factored.segments)
+    if only_lookups and not factored.terms:  # added without rounding
+        return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
+    return largest_ratio(terms)
 
 
 def is_joined(factored: FactoredGradients) -> bool:

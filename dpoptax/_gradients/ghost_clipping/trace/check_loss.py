@@ -174,8 +174,9 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (
         f"dpoptax: `loss_fn(params, example{', key' * keyed})` gets one example, the arrays of a "
-        f"batch without their first axis, of shapes {shapes}. If the model expects a batch, pass "
-        "it a batch of one: `jax.tree.map(lambda x: x[None], example)`."
+        f"batch without their first axis, of shapes {shapes}. If the model expects a batch, call "
+        "it with `x[None]` and take the result for the only row. Normalization over the batch, and "
+        "losses that compare its examples, have no gradient for one row."
     )
     if keyed:
         return note

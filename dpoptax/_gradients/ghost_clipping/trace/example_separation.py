@@ -199,9 +199,11 @@ def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:
         )
     if name == "custom_vmap_call":
         raise TypeError(
-            "`loss_fn` must not contain an operation with its own vmap rule (jax.custom_batching). "
-            f"{_CONSEQUENCE} Remove the rule, or compute per-example gradients in a loop and pass "
-            "them to `dpoptax.extend.clip_per_example`."
+            "`loss_fn` must not contain an operation with its own vmap rule (jax.custom_batching), "
+            "since a rule is not part of the trace and may combine the examples of a batch. If it "
+            "keeps them separate, as that of `sequential_vmap` does, call the function without it. "
+            "Otherwise, compute per-example gradients in a loop and pass them to "
+            "`dpoptax.extend.clip_per_example`."
         )
     outside = "callback" in name or "vmap_method" in eqn.params
     if outside and eqn.outvars and eqn.params.get("vmap_method") not in _SEQUENTIAL_METHODS:

@@ -1,9 +1,10 @@
 """Finds the parameters whose gradients are exactly zero for every example.
 
 The loss does not use them, or only without a gradient, as behind `jax.lax.stop_gradient`. Or they
-reach the loss only through a value minus its own mean over axes of size one. It is zero for every
-example, and so is its derivative. Batch normalization computes this in a loss of one example,
-unless it averages over spatial axes. Such parameters receive only noise. The result is used only in
+reach the loss only through values that have no gradient because of their shapes: a value minus its
+own mean over axes of size one, or a softmax over one entry. Batch normalization computes the first
+in a loss of one example, unless it averages over spatial axes, and a loss over a batch the second
+if the batch is one example. Such parameters receive only noise. The result is used only in
 messages. Norms, bounds and sums do not depend on it.
 """
 
@@ -12,141 +13,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from dpoptax._gradients.ghost_clipping.trace.program import (
-    Block,
-    Constant,
-    DerivedValue,
-    PrivateValue,
-    Program,
-    Step,
-    Value,
-)
+from dpoptax._gradients.ghost_clipping.trace.constant_values import ConstantFinder
+from dpoptax._gradients.ghost_clipping.trace.program import Block, DerivedValue, Program, Step
 from dpoptax._gradients.ghost_clipping.trace.read_program import GradientFlow
-from dpoptax._support.tree import PyTree, is_real
+from dpoptax._support.tree import PyTree
 
-# The result and its derivatives are zero if any operand is.
-_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-# The result and its derivatives are zero if the first operand is.
-_LINEAR_MAPS = frozenset(
-    {
-        "broadcast_in_dim", "convert_element_type", "copy", "div", "neg", "reduce_sum", "reshape",
-        "slice", "squeeze", "transpose",
-    }
-)  # fmt: skip
-# These keep the order of the entries.
-_RESHAPES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze"})
 _LISTED_NAMES = 8  # of parameters and places in a message
-
-
-class _ZeroFinder:
-    """Finds values that are zero for every example.
-
-    Attributes:
-      zeros: the values that are zero for every example.
-      differences: the steps that subtract the mean of a value from the value.
-    """
-
-    def __init__(self) -> None:
-        self.zeros: set[Value] = set()
-        self.differences: list[Step] = []
-        # Values that equal an earlier value except for axes of size one, and whether a mean was
-        # taken.
-        self.equal: dict[Value, tuple[Value, bool]] = {}
-
-    def follow(self, block: Block) -> None:
-        for step in block.steps:
-            if step.body is None:
-                self._follow_operation(step)
-            elif step.scan_id is None:
-                self.follow(step.body)
-                self._pass_on(zip(step.body.results, step.outputs, strict=True))
-            else:
-                self._follow_scan(step, step.body)
-
-    def _follow_operation(self, step: Step) -> None:
-        name, operands = step.eqn.primitive.name, step.operands
-        zero = [v in self.zeros for v in operands]
-        if name == "sub" and self._is_centered(*operands):
-            self.differences.append(step)
-            self.zeros.update(step.outputs)
-        elif (name in _PRODUCTS and any(zero)) or (name in _LINEAR_MAPS and zero[0]):
-            self.zeros.update(step.outputs)
-        elif (source := self._source(step)) is not None:
-            first, averaged = self.equal.get(source, (source, False))
-            self.equal[step.outputs[0]] = first, averaged or name == "reduce_sum"
-
-    def _follow_scan(self, step: Step, body: Block) -> None:
-        constants, first_slice = step.carry.start, step.carry.stop
-        for i, inside in enumerate(body.inputs):
-            outside = step.operands[i]
-            if i < constants:
-                self._pass_on([(outside, inside)])
-            elif i >= first_slice and outside in self.zeros:
-                self.zeros.add(inside)
-        self.follow(body)
-        carried = first_slice - constants
-        stacked = zip(body.results[carried:], step.outputs[carried:], strict=True)
-        self.zeros.update(out for inside, out in stacked if inside in self.zeros)
-
-    def _pass_on(self, pairs: Iterable[tuple[Value, Value]]) -> None:
-        for source, target in pairs:
-            if isinstance(source, PrivateValue):
-                self.equal[target] = self.equal.get(source, (source, False))
-            if source in self.zeros:
-                self.zeros.add(target)
-
-    def _is_centered(self, value: Value, mean: Value) -> bool:
-        if not isinstance(value, PrivateValue) or not isinstance(mean, PrivateValue):
-            return False
-        (a, _), (b, averaged) = (self.equal.get(v, (v, False)) for v in (value, mean))
-        return a is b and averaged and is_real(value.aval.dtype)
-
-    def _source(self, step: Step) -> PrivateValue | None:
-        """Returns the operand, if any, that equals the output except for axes of size one."""
-        eqn, operands = step.eqn, step.operands
-        private = [v for v in operands if isinstance(v, PrivateValue)]
-        if len(private) != 1 or len(step.outputs) != 1:
-            return None
-        (source,), (out,), name = private, step.outputs, eqn.primitive.name
-        shape = source.aval.shape
-        if name in ("mul", "div"):
-            other = operands[1] if source is operands[0] else operands[0]
-            # A mean over one entry divides by 1.
-            one = _is_one(other) and (name == "mul" or source is operands[0])
-            return source if one and out.aval.shape == shape else None
-        if len(operands) != 1:
-            return None
-        if name == "convert_element_type":
-            first, _ = self.equal.get(source, (source, False))
-            same = _can_represent(out.aval.dtype, first.aval.dtype)
-        elif name == "reduce_sum":
-            same = all(shape[i] == 1 for i in eqn.params["axes"])
-        else:
-            same = name in _RESHAPES and _strip_ones(shape) == _strip_ones(out.aval.shape)
-        return source if same else None
-
-
-def _strip_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the sizes of a shape other than 1."""
-    return tuple(n for n in shape if n != 1)
-
-
-def _is_one(value: Value) -> bool:
-    if not isinstance(value, DerivedValue) or not isinstance(value.origin, Constant):
-        return False
-    number = value.origin.value
-    return isinstance(number, (int, float, np.generic, np.ndarray)) and bool(np.all(number == 1))
-
-
-def _can_represent(wide: np.dtype, narrow: np.dtype) -> bool:
-    """Returns whether one float type represents every number of another."""
-    if not is_real(wide) or not is_real(narrow):
-        return False
-    a, b = jnp.finfo(wide), jnp.finfo(narrow)
-    return a.nmant >= b.nmant and a.nexp >= b.nexp
 
 
 class Vanishing(NamedTuple):
@@ -154,33 +27,33 @@ class Vanishing(NamedTuple):
 
     Attributes:
       unused: the parameters from which no gradient flows to the loss.
-      centered: the parameters that reach the loss only through values that are zero.
-      zeros: descriptions of these values.
+      constant: the parameters that reach the loss only through values without a gradient.
+      places: descriptions of these values.
     """
 
     unused: frozenset[int]
-    centered: frozenset[int] = frozenset()
-    zeros: tuple[str, ...] = ()
+    constant: frozenset[int] = frozenset()
+    places: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> frozenset[int]:
         """Returns all of these parameters."""
-        return self.unused | self.centered
+        return self.unused | self.constant
 
 
 def find_vanishing(program: Program) -> Vanishing:
     """Finds the parameters whose gradients are zero for every example, whatever its data."""
-    block, found = program.block, _ZeroFinder()
+    block, found = program.block, ConstantFinder()
     found.follow(block)
-    if not found.zeros:
+    if not found.comparisons:
         return Vanishing(program.unused)
     flow = GradientFlow()  # according to the operations
     flow.follow(block, block.results[:1])
-    zeros = found.zeros & flow.values
-    rest = GradientFlow(zeros)
+    constant = (found.zeros | found.constants) & flow.values
+    rest = GradientFlow(constant)
     rest.follow(block, block.results[:1])
     leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
-    places = (_describe_step(step) for step in found.differences if step.outputs[0] in zeros)
+    places = (_describe_step(step) for step in found.comparisons if step.outputs[0] in constant)
     return Vanishing(
         program.unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
     )
@@ -225,13 +98,16 @@ def describe_vanishing(found: Vanishing, params: PyTree) -> str:
             "an argument of the jitted step and call `dpoptax.clipped_grad` inside it with a loss "
             "that closes over them."
         )
-    if found.centered:
+    if found.constant:
         texts.append(
-            "`loss_fn` subtracts from a value its own mean over axes of size one, which is zero "
-            f"for every example ({_join_names(found.zeros)}). These parameters get gradients of "
-            f"exactly zero and receive only noise: {names(found.centered)}. Batch normalization "
-            "does this, since `loss_fn` sees one example at a time. Use GroupNorm or LayerNorm, or "
-            "freeze the running averages."
+            "`loss_fn` compares a value with itself, which has no gradient for any example "
+            f"({_join_names(found.places)}): it subtracts its own mean over axes of size one, or "
+            "takes a softmax over one entry. These parameters get gradients of exactly zero and "
+            f"receive only noise: {names(found.constant)}. `loss_fn` sees one example at a time. "
+            "Batch normalization subtracts such a mean: use GroupNorm or LayerNorm, or freeze the "
+            "running averages. A loss that compares the examples of a batch, such as a "
+            "contrastive, Cox or ranking loss, is not a sum over examples: let each example hold "
+            "the group that is compared, or compare with public or frozen values."
         )
     return " ".join(texts)
 
