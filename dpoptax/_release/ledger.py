@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._release.random.keys import fold_in, two_words
+from dpoptax._random.keys import fold_in, two_words
 from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._gradients.check_points import POINTS_REMEDY, unused_trackers
+from dpoptax._points.check_points import POINTS_REMEDY, unused_trackers
+from dpoptax._random.keys import Generator, generator_of, words_of
 from dpoptax._release.ledger import (
     EDITED,
     OTHER_KEY,
@@ -21,7 +22,6 @@ from dpoptax._release.ledger import (
     is_ledger,
     refusals_so_far,
 )
-from dpoptax._release.random.keys import Generator, generator_of, words_of
 from dpoptax._support.tree import PyTree, strip_variables
 
 _REASONS = {

@@ -7,8 +7,8 @@ shares one over hosts compares a `RunIdentity`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
-    from dpoptax._release.random.keys import key_of_words as key_of_words
-    from dpoptax._release.random.keys import words_of as words_of
+    from dpoptax._random.keys import key_of_words as key_of_words
+    from dpoptax._random.keys import words_of as words_of
     from dpoptax._support.digests import array_digest as array_digest
     from dpoptax._support.digests import digest_of as digest_of
     from dpoptax._support.digests import rows_digest as rows_digest
@@ -40,6 +40,6 @@ else:
             "._identity": ("Hidden", "RunIdentity", "data_of", "draws_of", "noise_of", "settings"),
             ".._support.digests": ("array_digest", "digest_of", "rows_digest", "traced", "tree_digest"),
             ".._support.hosts": ("OtherRunError", "check_same_on_hosts", "differing", "shared_bytes"),
-            ".._release.random.keys": ("key_of_words", "words_of"),
+            ".._random.keys": ("key_of_words", "words_of"),
         },
     )

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
-from dpoptax._release.random.keys import words_of
+from dpoptax._random.keys import words_of
 from dpoptax._support.digests import digest_of, rows_digest, tree_digest
 from dpoptax._support.hosts import OtherRunError, check_same_on_hosts
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree
-    from dpoptax.accounting._privacy_plan import PrivacyPlan
+    from dpoptax.runs._privacy_plan import PrivacyPlan
     from dpoptax.sampling._base import Sampler
     from dpoptax.users import UserTable
 

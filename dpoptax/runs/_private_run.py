@@ -12,7 +12,7 @@ import optax
 
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed, key_fingerprint, seed_fingerprint
 from dpoptax._release.gaussian import gaussian_noise
-from dpoptax._release.random.keys import (
+from dpoptax._random.keys import (
     Generator,
     check_noise_key,
     generator_of,
@@ -25,12 +25,12 @@ from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._run_event import read_ledgers
 from dpoptax.accounting._runs import guarantee
 from dpoptax.sampling._base import SEED_BYTES, Sampler
-from dpoptax.sampling._batches import Batch, example_loader, read_ahead
+from dpoptax.runs._batches import Batch, example_loader, read_ahead
 
 if TYPE_CHECKING:
-    from dpoptax._gradients.clip.clip import Clip
+    from dpoptax._clips.clip import Clip
     from dpoptax._support.tree import PyTree
-    from dpoptax.accounting._privacy_plan import PrivacyPlan
+    from dpoptax.runs._privacy_plan import PrivacyPlan
     from dpoptax.users import UserTable
 
 _Item = TypeVar("_Item")

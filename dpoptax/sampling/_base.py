@@ -13,7 +13,7 @@ from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-    from dpoptax._release.random.shake256 import Shake256
+    from dpoptax._random.shake256 import Shake256
 
 Unit = Literal["example", "user"]
 
@@ -183,7 +183,7 @@ class Sampler(abc.ABC):
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=spawn_key))
 
     def _shake256(self, *key: int) -> "Shake256":
-        from dpoptax._release.random.shake256 import shake256
+        from dpoptax._random.shake256 import shake256
 
         assert isinstance(self.seed, bytes)
         return shake256(self.seed, type(self).__name__, key)

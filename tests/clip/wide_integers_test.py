@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax._gradients.clip import wide_integers
+from dpoptax._rounding import wide_integers
 
 
 def _value(x):

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip import bounds
+from dpoptax._rounding import bounds
 from dpoptax._support.xla import check_settings
 from tests import helpers, programs
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip import bounds, wide_integers
-from dpoptax._gradients.ghost_clipping import cost_model
-from dpoptax._gradients.ghost_clipping.integers import integer_norms, integer_products, integer_sum
+from dpoptax._ghost_clipping import cost_model
+from dpoptax._ghost_clipping.integers import integer_norms, integer_products, integer_sum
+from dpoptax._rounding import bounds, wide_integers
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.multidevice import problem

@@ -13,13 +13,13 @@ ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
 # From bottom to top; see CONTRIBUTING.md. A part may import those before it.
 ORDER = (
     "_support.tree", "_support.xla", "_support.figures", "_support.jaxprs", "_support.marks",
-    "_support.serialization", "_support", "_pricing", "_release.random",
-    "_gradients.points", "sampling", "matrix",
-    "_gradients.clip", "_gradients.ghost_clipping", "_gradients.clipped_grad",
-    "_gradients.track_reference", "_gradients",
-    "_release", "filters", "contrib", "accounting", "sampling._batches",
-    "runs", "accounting._privacy_plan", "tables", "users",
-    "_release.information_flow", "auditing", "extend", "dpoptax",
+    "_support.serialization", "_support", "_pricing", "_random",
+    "_points.points", "sampling", "matrix",
+    "_gradients.clip", "_ghost_clipping", "_clipped_grad",
+    "_clipped_sum.track_reference", "_gradients",
+    "_release", "filters", "contrib", "accounting", "runs._batches",
+    "runs", "runs._privacy_plan", "tables", "users",
+    "_information_flow", "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
     "training.hosts",
@@ -29,7 +29,7 @@ ORDER = (
     "training.loop", "training.search", "training.audit",
     "training.cli", "integrations",
 )  # fmt: skip
-# The same order within `_gradients.ghost_clipping`.
+# The same order within `_ghost_clipping`.
 GHOST_CLIPPING_ORDER = (
     "precision",
     "cost_model",
@@ -120,7 +120,7 @@ def test_no_import_points_upward():
 
 
 def test_ghost_clipping_reads_in_one_direction():
-    folder = "_gradients.ghost_clipping."
+    folder = "_ghost_clipping."
     ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
     back = [
         f"{a} imports {b}"
@@ -192,8 +192,8 @@ def test_trainer_cli_and_integrations_use_only_public_names():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("_gradients.clip.clip", "from dpoptax._release.gaussian import gaussian_noise"),
-        ("_gradients.points", "from dpoptax import accounting"),
+        ("_clips.clip", "from dpoptax._release.gaussian import gaussian_noise"),
+        ("_points.points", "from dpoptax import accounting"),
         ("accounting", "def later():\n    from dpoptax.training import loop"),
         ("sampling", "import dpoptax.matrix"),
     ],
@@ -206,9 +206,9 @@ def test_detects_upward_import(module, line):
 
 def test_detects_import_cycle():
     sources = modules()
-    module = "_gradients.clip.clip"
-    sources[module] += "\nfrom dpoptax._gradients.clip.clipping_functions import AutomaticClip\n"
-    assert {module, "_gradients.clip.clipping_functions"} <= set(circle(sources))
+    module = "_clips.clip"
+    sources[module] += "\nfrom dpoptax._clips.clipping_functions import AutomaticClip\n"
+    assert {module, "_clips.clipping_functions"} <= set(circle(sources))
 
 
 def test_source_hash_covers_every_file_of_package(tmp_path, monkeypatch):

@@ -1,0 +1,284 @@
+"""Runs a program forward and backward, and records operands and cotangents.
+
+A zero is added to the output of each use. For each example, the loss is differentiated with
+respect to these zeros, which gives the cotangents of the uses, and with respect to the opaque
+parameters. No other gradients are formed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
+
+from dpoptax._losses.program import (
+    Block,
+    Constant,
+    DerivedValue,
+    Program,
+    Step,
+    Use,
+    Value,
+)
+from dpoptax._points.points import GradientPoints, weigh
+from dpoptax._support.jaxprs import bind
+from dpoptax._support.tree import PyTree, widen
+from dpoptax._support.xla import materialize, round_to_dtype
+
+Arrays: TypeAlias = list[jax.Array]
+# Arrays by the index of their use or parameter.
+ByIndex: TypeAlias = dict[int, Any]
+# Runs a use; see `run_block`.
+RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[Arrays, Any]]
+# An operand, a cotangent, and the weight of their product.
+WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
+
+
+class PassResult(NamedTuple):
+    """Holds the arrays (B, …) of one pass.
+
+    Attributes:
+      outputs: the loss and the auxiliary outputs, flattened.
+      operands: the data operand of each use.
+      cotangents: the cotangent of the output of each use.
+      gradients: the gradient of each opaque parameter, through opaque uses.
+    """
+
+    outputs: Arrays
+    operands: ByIndex
+    cotangents: ByIndex
+    gradients: ByIndex
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes:
+    """Holds the operands, cotangents and gradients of all gradient points.
+
+    Attributes:
+      points: the gradient points and their weights.
+      leaves: the flattened parameters at each point.
+      at_points: the arrays of each point.
+      tangent: the derivatives of the first point's arrays along the tangent; `None` unless a
+        Hessian-vector product is added, as for `disk(gamma=0)`.
+      factor_dtype: the dtype to round factors to; `None` for no rounding. At a single point,
+        operands and cotangents are already recorded in it.
+    """
+
+    points: GradientPoints
+    leaves: list[Arrays]
+    at_points: list[PassResult]
+    tangent: PassResult | None
+    factor_dtype: DTypeLike | None
+
+
+def run_passes(
+    program: Program,
+    points: GradientPoints,
+    inputs: Arrays,
+    *,
+    factor_dtype: DTypeLike | None = None,
+    formed_uses: Sequence[Use] = (),
+) -> Passes:
+    """Runs a program forward and backward at all gradient points.
+
+    `inputs` are the flattened examples (and keys), each with a leading batch axis. `formed_uses`
+    are the uses whose gradients will be formed; see `run_pass`.
+    """
+    leaves = [jax.tree.leaves(point) for point in points.points]
+    # At several points, factors are rounded later, since differences of rounded numbers would be
+    # less exact.
+    single = len(leaves) == 1 and points.tangent is None
+    record_dtype = factor_dtype if single else None
+
+    run_at = functools.partial(
+        run_pass, program, inputs=inputs, record_dtype=record_dtype, formed_uses=formed_uses
+    )
+    first, *others = leaves
+    if points.tangent is None:
+        at_first, tangent = run_at(first), None
+    else:
+        # Forward over reverse: the derivatives of operands, cotangents and gradients.
+        at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
+    return Passes(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype)
+
+
+def run_pass(
+    program: Program,
+    leaves: Arrays,
+    inputs: Arrays,
+    record_dtype: DTypeLike | None = None,
+    formed_uses: Sequence[Use] = (),
+) -> PassResult:
+    """Runs a program forward and backward on a batch of examples at one point.
+
+    Args:
+      program: the result of `read_program`.
+      leaves: the parameters, flattened.
+      inputs: the flattened examples (and keys), each with a leading batch axis.
+      record_dtype: the dtype in which float32 operands and cotangents are recorded; `None` for
+        float32.
+      formed_uses: uses whose gradients will be formed. Their factors are read only once, so the
+        compiler may form each gradient during the backward pass and drop the factors.
+    """
+    run_use = functools.partial(_record, frozenset(program.opaque), record_dtype)
+    zeros = {
+        u.index: jnp.zeros((len(inputs[0]), *u.shape), recorded_dtype(u.output.dtype, record_dtype))
+        for u in program.uses
+    }
+    opaque = {i: leaves[i] for i in program.opaque}
+
+    def example(zeros: ByIndex, opaque: ByIndex, inputs: Arrays) -> PyTree:
+        own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
+        outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
+        return outputs[0], (outputs, records)
+
+    # No other derivatives are taken, so gradients of used parameters are not formed.
+    by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
+    (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
+    formed = [use.index for use in formed_uses]
+    passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
+    operands, cotangents, gradients = materialize((operands, cotangents, gradients))
+    return PassResult(outputs, operands | passing[0], cotangents | passing[1], gradients)
+
+
+def run_block(
+    block: Block, inputs: Sequence[jax.Array], by_use: ByIndex, run_use: RunUse
+) -> tuple[Arrays, ByIndex]:
+    """Runs the steps of a block for one example.
+
+    Args:
+      block: the steps.
+      inputs: the values of `block.inputs`.
+      by_use: arrays for each use, with a leading axis for each scan that is not yet entered.
+      run_use: `run_use(step, operands, by_use[index])` returns the outputs of a use, and arrays to
+        record.
+
+    Returns:
+      The results, and the records by use, with a leading axis for each scan of the block.
+    """
+    values = dict(zip(block.inputs, inputs, strict=True))
+    records: ByIndex = {}
+
+    def read(value: Value) -> jax.Array:
+        if isinstance(value, DerivedValue) and isinstance(value.origin, Constant):
+            return constant_array(value.origin.value, value.aval)
+        return values[value]
+
+    for step in block.steps:
+        operands = [read(v) for v in step.operands]
+        outputs: Sequence[jax.Array]
+        if step.use is not None:
+            index = step.use.index
+            outputs, records[index] = run_use(step, operands, by_use[index])
+        elif step.body is not None:
+            from dpoptax._ghost_clipping.passes.run_loops import run_body
+
+            body = functools.partial(run_block, step.body, run_use=run_use)
+            outputs, inner = run_body(step, operands, by_use, body)
+            records |= inner
+        else:
+            outputs = bind(step.eqn, operands)
+        values.update(zip(step.outputs, outputs, strict=True))
+    return [read(v) for v in block.results], records
+
+
+def constant_array(value: Any, aval: ShapedArray) -> jax.Array:
+    """Returns a constant of a trace as an array of its type."""
+    extended = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    return value if extended else jnp.asarray(value, aval.dtype)
+
+
+def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
+    """Returns the dtype in which arrays of a dtype are recorded."""
+    wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32
+    return dtype if record_dtype is None or not wide else jnp.dtype(record_dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _widen_zero(zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype) -> jax.Array:
+    """Converts a zero to the dtype of an output, and cotangents to `zero_dtype`."""
+    del zero_dtype
+    return zero.astype(dtype)
+
+
+_widen_zero.defvjp(
+    lambda zero, dtype, zero_dtype: (zero.astype(dtype), None),
+    lambda dtype, zero_dtype, _, cotangent: (round_to_dtype(cotangent, zero_dtype),),
+)
+
+
+@jax.custom_vjp
+def _detach(x: jax.Array) -> jax.Array:
+    """Returns x without its cotangent. Forward derivatives of the whole pass keep its tangent."""
+    return x
+
+
+_detach.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.zeros_like(cotangent),))
+
+
+def _record(
+    opaque: frozenset[int],
+    record_dtype: DTypeLike | None,
+    step: Step,
+    operands: Arrays,
+    zero: jax.Array,
+) -> tuple[Arrays, jax.Array]:
+    """Returns the output of a use plus a zero, in a list, and the data operand.
+
+    The derivative with respect to the zero is the cotangent of the output.
+    """
+    use, operand = step.use, operands[step.data]
+    if use is not None and use.value.leaves & opaque:
+        # Operand and cotangent give this part of the gradient, which must not be counted again.
+        place = step.operands.index(use.value)
+        operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
+    (output,) = bind(step.eqn, operands)
+    if record_dtype is None:
+        return [output + zero.astype(output.dtype)], operand
+    dtype = recorded_dtype(operand.dtype, record_dtype)
+    recorded = operand if dtype == operand.dtype else round_to_dtype(operand, dtype)
+    return [output + _widen_zero(zero, output.dtype, zero.dtype)], recorded
+
+
+def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
+    """Returns operands, cotangents and weights whose products sum to a use's gradient.
+
+    With `differences`, operands of further points are replaced by their differences from the first
+    point. Weights that are large and cancel then multiply small numbers.
+    """
+    pairs = pairs_by_point(use, passes)
+    if len(pairs) == 1 and passes.tangent is None:
+        return pairs
+    # Several points, or a tangent.
+    weights, u = passes.points.weights, use.index
+    operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
+    lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
+        total = weigh(cotangents[0], weights[0])
+        for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
+            total += weigh(cotangent, weight)
+        # Stored, since XLA may round sums of products differently each time.
+        total = materialize(total)
+        first = widen(operands[0]) if use.operand_varies else operands[0]
+        others = pairs[1:] if use.operand_varies else []
+        pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
+    if passes.tangent is not None:
+        # By the product rule, the derivatives of cotangent and operand each add a product.
+        operand, cotangent, weight = pairs[0]
+        cotangent = materialize(weigh(cotangent, weight) + passes.tangent.cotangents[u])
+        pairs[0] = (operand, cotangent, 1.0)
+        if use.operand_varies and not lookup:
+            pairs.append((passes.tangent.operands[u], cotangents[0], 1.0))
+    return pairs
+
+
+def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
+    """Returns the operand, cotangent and weight of a use at each point."""
+    return [
+        (at_point.operands[use.index], at_point.cotangents[use.index], weight)
+        for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True)
+    ]

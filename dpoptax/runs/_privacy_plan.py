@@ -1,0 +1,360 @@
+"""The plan of a private run: its sampler, noise and guarantee."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpoptax._pricing.checks import Accountant
+from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
+from dpoptax.accounting._calibration import calibrate
+from dpoptax.accounting._guarantee import Guarantee
+from dpoptax.accounting._runs import planned_guarantee
+from dpoptax.sampling._base import Sampler
+from dpoptax.sampling._poisson import PoissonSampler
+
+if TYPE_CHECKING:
+    import jax
+
+    from dpoptax._clips.clip import Clip
+    from dpoptax._random.keys import Generator
+    from dpoptax._support.tree import PyTree
+    from dpoptax.matrix._participation import Participation
+    from dpoptax.matrix._strategies import Strategy
+    from dpoptax.runs._private_run import PrivateRun
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class PrivacyPlan:
+    """Describes a private run before it starts: sampler, noise, steps and privacy budget.
+
+        release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B,   t = 0, …, T − 1
+
+    The plan calibrates σ to a target ε and states prices; `print(plan)` shows them. It is a value:
+    it holds no secret, and several runs may follow it. `new_run()` starts one use of it, a
+    `PrivateRun` with its own noise key and batches.
+
+    Units: σ is relative to the clipping bound C. N and B count examples, or users if the sampler
+    draws users.
+
+    Attributes:
+      sampler: the sampler of the batches, without a seed.
+      steps: T, the number of noisy releases.
+      noise_multiplier: σ, or a schedule from the first step of each phase to its σ, read-only.
+      delta: δ of the target and of the statement.
+      strategy: the strategy of correlated noise; None for independent noise.
+      fixed_point: whether the guarantee holds for every bit of a release.
+      accountant: "pld", "rdp" or "monte_carlo".
+      also: the events of other releases on the same data.
+
+    Args:
+      steps: T.
+      dataset_size: N. Required unless `sampler` is an object.
+      batch_size: B, the expected batch size. Required unless `sampler` is an object.
+      epsilon: the ε that the whole plan may spend, which determines σ.
+      delta: in (0, 1). Required with `epsilon`. By default, the largest power of ten below 1/N, at
+        most 1e-5.
+      noise_multiplier: σ or a schedule, as for `gaussian_noise`. With `epsilon`, omit it, or pass a
+        schedule, which the plan scales to spend `epsilon`.
+      sampler: a sampler object without a seed, or a function or class of `dpoptax.sampling` that
+        makes one from `dataset_size` and `batch_size`. An object from `UserTable.sampler` draws
+        users.
+      strategy: a strategy of `dpoptax.matrix`.
+      fixed_point: whether the guarantee holds for every bit of a release. `PrivateRun.noise`,
+        `grid` and `dpoptax.training.fit` follow.
+      accountant: as for `accounting.guarantee`.
+      also: as for `accounting.guarantee`, such as the guarantee of an earlier run. `epsilon`
+        includes these events.
+
+    Raises:
+      TypeError: `sampler` is neither a sampler nor makes one.
+      ValueError: an argument is missing, out of range, given twice, or differs from the sampler's;
+        the sampler has a seed; no σ spends `epsilon`; the sampler has no event, or none for the
+        strategy in fixed point; or its unit is not that of an event of `also`.
+
+    >>> plan = PrivacyPlan(dataset_size=1000, batch_size=50, steps=40, noise_multiplier=1)
+    >>> plan.sampler.padded_size, round(plan.epsilon, 2)
+    (105, 2.47)
+    >>> print(plan)
+    PrivacyPlan
+      data     N = 1,000 examples
+      batches  B = 50 expected, q = B/N = 0.05, drawn by PoissonSampler
+      steps    T = 40, 2 expected epochs
+      noise    multiplier 1, σC/B = 0.02 C in each coordinate of a mean
+      privacy  (2.47, 1e-05)-differentially private for one example more or less
+    """
+
+    sampler: Sampler
+    steps: int
+    noise_multiplier: float | Mapping[int, float]
+    delta: float
+    strategy: "Strategy | None"
+    fixed_point: bool
+    accountant: Accountant
+    also: tuple[PrivacyEvent, ...]
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        dataset_size: int | None = None,
+        batch_size: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | Mapping[int, float] | None = None,
+        sampler: Sampler | Callable[..., Sampler] = PoissonSampler,
+        strategy: "Strategy | None" = None,
+        fixed_point: bool = False,
+        accountant: Accountant = "pld",
+        also: Sequence[Composable] = (),
+    ) -> None:
+        made = _make_sampler(sampler, dataset_size, batch_size)
+        given = {"noise_multiplier": noise_multiplier, "delta": delta, "also": other_events(also)}
+        terms = {"steps": steps, "strategy": strategy, "accountant": accountant}
+        self.__dict__.update(given, sampler=made, fixed_point=fixed_point, **terms)
+        if strategy is not None:
+            self._check_strategy(strategy)
+        if epsilon is None:
+            self._check_noise()
+        else:
+            self._calibrate(epsilon)
+
+    def _calibrate(self, epsilon: float) -> None:
+        """Sets the least noise multiplier within `epsilon`, or scales the schedule to it."""
+        if self.delta is None:
+            raise ValueError("`delta` must be given with `epsilon`, well below 1/N.")
+        schedule = self.noise_multiplier
+        if not (schedule is None or isinstance(schedule, Mapping)):
+            raise ValueError(
+                "`noise_multiplier` must be None or a relative schedule with `epsilon`, which "
+                f"determines it, got {schedule}."
+            )
+        terms = {"steps": self.steps, **self._terms}
+        sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
+        self.__dict__["noise_multiplier"] = sigma
+        if schedule is not None:
+            phases = {first: sigma * ratio for first, ratio in schedule.items()}
+            self.__dict__["noise_multiplier"] = _frozen(phases)
+
+    def _check_noise(self) -> None:
+        """Checks the given noise, and sets the default δ."""
+        if self.noise_multiplier is None:
+            raise ValueError("Pass `epsilon` or `noise_multiplier`, got neither.")
+        if isinstance(self.noise_multiplier, Mapping):
+            self.__dict__["noise_multiplier"] = _frozen(self.noise_multiplier)
+        self.__dict__["delta"] = self.guarantee().stated_delta
+
+    def _check_strategy(self, strategy: "Strategy") -> None:
+        """Raises if no ε is known for the strategy with the other arguments."""
+        if isinstance(self.noise_multiplier, Mapping):
+            raise ValueError(
+                "`strategy` must be None under a schedule: correlated noise has one multiplier."
+            )
+        sampling = strategy.under(self.sampler)
+        if self.fixed_point:
+            sampling.check_fixed_point()
+
+    @property
+    def _sampling(self) -> "Sampler | Participation":
+        """The sampler for the accounting, with the strategy if there is one."""
+        return self.sampler if self.strategy is None else self.strategy.under(self.sampler)
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        """The arguments that calibration and guarantees share."""
+        return {"delta": self.delta, "accountant": self.accountant, "also": self.also}
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the whole plan at `delta`."""
+        return self.guarantee().stated_epsilon
+
+    @property
+    def expected_epochs(self) -> float:
+        """T B / N."""
+        return self.steps * self.sampler.sampling_probability
+
+    def grid(self, clip: "Clip | float") -> float | None:
+        """Returns `grid` for `clipped_grad`, with which sums in fixed point are exact.
+
+        It is None without `fixed_point`. See `dpoptax.extend.fixed_point_grid`.
+
+        Raises:
+          ValueError: the noise multiplier is 0.
+
+        >>> run = {"dataset_size": 100, "batch_size": 10, "steps": 5, "noise_multiplier": 1.0}
+        >>> PrivacyPlan(**run).grid(1.0), PrivacyPlan(**run, fixed_point=True).grid(1.0) == 2**-18
+        (None, True)
+        """
+        if not self.fixed_point:
+            return None
+        from dpoptax._release.fixed_point import fixed_point_grid
+
+        return fixed_point_grid(
+            clip, noise_multiplier=self.noise_multiplier, batch_size=self.sampler.batch_size
+        )
+
+    def new_run(
+        self, key: "jax.Array | None" = None, *, generator: "Generator" = "threefry"
+    ) -> "PrivateRun":
+        """Starts a run of the plan, with its own secret noise key and batches.
+
+        Several hosts of one run must all call it at the same point of the program: they share the
+        key that one of them draws.
+
+        Args:
+          key: the noise key, new for each run, such as `jax.random.key(0)` for a run that can be
+            repeated. By default, it is drawn from the operating system.
+          generator: that of a drawn key, as for `dpoptax.random_key_from_os`. With "chacha20",
+            noise and batches are cryptographic.
+
+        Raises:
+          ValueError: the key is that of an event of `also`.
+
+        >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=3.0)
+        >>> run, other = plan.new_run(), plan.new_run()
+        >>> run.plan == other.plan
+        True
+        """
+        from dpoptax.runs._private_run import PrivateRun, shared_key
+
+        return PrivateRun(self, shared_key(generator) if key is None else key)
+
+    def continue_run(self, opt_state: "PyTree") -> "PrivateRun":
+        """Returns the run that an optimizer state belongs to, after the steps that it counts.
+
+        The state holds the noise key and the number of releases, so a restored checkpoint is all
+        that a run needs. Repeated steps have the same batches and the same noise: continue with the
+        same data, loss and optimizer.
+
+        Args:
+          opt_state: a state of the chain that starts with `PrivateRun.noise`.
+
+        Raises:
+          ValueError: the state holds another number of noise stages than one, or other noise than
+            that of the plan.
+        """
+        from dpoptax.runs._private_run import continued
+
+        return continued(self, opt_state)
+
+    def steps_within(self, budget: float) -> int:
+        """Returns the number of the plan's steps that spend at most the ε `budget`.
+
+        Raises:
+          ValueError: one step spends more.
+
+        >>> plan = PrivacyPlan(dataset_size=90, batch_size=9, steps=40, noise_multiplier=2.0)
+        >>> plan.steps_within(1.0), plan.steps_within(2.0)
+        (16, 40)
+        """
+        if self.epsilon <= budget:
+            return self.steps
+        planned = self.guarantee()
+
+        def spent(steps: int) -> float:
+            assert planned.event_after is not None  # a plan has a sequence of steps
+            return dataclasses.replace(planned, event=planned.event_after(steps)).stated_epsilon
+
+        steps = bisect.bisect_right(range(1, self.steps), budget, key=spent)
+        if not steps:
+            raise ValueError(
+                f"One step spends ε = {spent(1):.4g}, more than the budget of {budget}. Raise the "
+                "budget, `delta` or the noise multiplier."
+            )
+        return steps
+
+    def guarantee(self) -> Guarantee:
+        """Returns the guarantee of a run that takes all planned steps.
+
+        `PrivateRun.guarantee` states that of the steps that a run has taken.
+        """
+        noise, sampler = self.noise_multiplier, self._sampling
+        return planned_guarantee(
+            noise_multiplier=noise, steps=self.steps, sampler=sampler, **self._terms
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises for an unknown name, and says where a run has it."""
+        run = (
+            f". A plan is a value: start a use of it, `run = plan.new_run()`, and take `run.{name}`"
+        )
+        hint = run if name in ("noise", "batches", "draws") else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+    def __str__(self) -> str:
+        from dpoptax.accounting._statement import claim_text, multipliers_text
+
+        planned, sampler = self.guarantee(), self.sampler
+        size, batch_size = sampler.dataset_size, sampler.batch_size
+        (stage,) = planned.releases
+        q = sampler.sampling_probability
+        # Random allocation draws slightly fewer than B, if B does not divide N.
+        expected = "" if math.isclose(size * q, batch_size) else f", {round(size * q, 1):,.12g}"
+        rate = f"{q:.4g}" if expected else f"B/N = {q:.4g}"
+        lines = {
+            "data": f"N = {size:,} {sampler.unit}s",
+            "batches": f"B = {batch_size:,}{expected} expected, q = {rate}, drawn by "
+            f"{type(sampler).__name__}",
+            "steps": f"T = {self.steps:,}, {self.expected_epochs:.4g} expected epochs",
+            "noise": multipliers_text(stage.phases)
+            + (
+                _stddevs([sigma / batch_size for _, sigma in stage.phases])
+                if self.strategy is None
+                else f", correlated by {self.strategy}"
+            )
+            + (", in fixed point" if self.fixed_point else ""),
+            "privacy": claim_text(
+                planned.stated_epsilon, self.delta, sampler.unit, sampler.neighboring_relation
+            ),
+        }
+        return "\n".join(["PrivacyPlan", *(f"  {name:7}  {text}" for name, text in lines.items())])
+
+
+def _frozen(schedule: Mapping[int, float]) -> Mapping[int, float]:
+    """Returns a copy of a schedule that cannot be changed."""
+    from dpoptax._pricing.noise_schedule import Schedule
+
+    return Schedule(tuple(schedule.items()))
+
+
+def _stddevs(values: Sequence[float]) -> str:
+    most, least = max(values), min(values)
+    text = f"{most:.4g} C" if most == least else f"{most:.4g} C to {least:.4g} C"
+    return f", σC/B = {text} in each coordinate of a mean"
+
+
+def _make_sampler(
+    sampler: Sampler | Callable[..., Sampler],
+    dataset_size: int | None,
+    batch_size: int | None,
+) -> Sampler:
+    sizes = {"dataset_size": dataset_size, "batch_size": batch_size}
+    if isinstance(sampler, Sampler):
+        for name, size in sizes.items():
+            if size not in (None, own := getattr(sampler, name)):
+                raise ValueError(f"`{name}` must be the sampler's, {own}, got {size}.")
+        return _without_seed(sampler)
+    if not callable(sampler):
+        raise TypeError(
+            f"`sampler` must be a sampler or make one, got {sampler!r}. Pass a strategy of "
+            "correlated noise as `strategy`."
+        )
+    for name, size in sizes.items():
+        if size is None:
+            raise ValueError(f"`{name}` must be given unless `sampler` is an object.")
+    made = sampler(**sizes)
+    if not isinstance(made, Sampler):
+        raise TypeError(f"`sampler` must make a sampler of dpoptax.sampling, got {made!r}.")
+    return _without_seed(made)
+
+
+def _without_seed(sampler: Sampler) -> Sampler:
+    """Returns the sampler of a plan, or raises if it is that of one run."""
+    if sampler.seed is not None:
+        raise ValueError(
+            "`sampler` must have no seed, because a plan may have several runs. Each run draws its "
+            "own, `plan.new_run()`, or `plan.new_run(key)` for a run that can be repeated."
+        )
+    return sampler
