@@ -16,12 +16,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from dpoptax._clipped_grad.engine import Engine
 from dpoptax._clipped_grad.microbatches import check_microbatch_size
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
@@ -40,26 +41,6 @@ if TYPE_CHECKING:
 # Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16, and
 # recent GPUs to TF32.
 _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
-
-# `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
-# sums of micro-batches can be added. Engines that sum in the backward pass also take `devices`.
-EngineSum: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
-
-
-class Engine(NamedTuple):
-    """Computes clipped sums.
-
-    Attributes:
-      sum: sums one micro-batch; see `EngineSum`.
-      join: `join(params, total)` returns a total shaped like the parameters, or as the clip encodes
-        it. It runs after the loop over micro-batches, which then carries fewer arrays.
-      in_backward: whether the engine sums during the backward pass. On a mesh, it then adds sums
-        over devices itself, and the compiler shards the loss.
-    """
-
-    sum: EngineSum
-    join: Callable[[PyTree, PyTree], PyTree]
-    in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
+from dpoptax._clipped_grad.engine import Engine
 from dpoptax._losses.trace_loss import Examples, trace_batch
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
@@ -19,7 +20,6 @@ from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
 
 if TYPE_CHECKING:
-    from dpoptax._clipped_grad.engines import Engine
     from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
 
 # Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
@@ -43,7 +43,7 @@ class BatchSum:
 
     loss_fn: Callable[..., PyTree]
     has_aux: bool
-    engine: "Engine"
+    engine: Engine
     microbatch_size: int | None
 
     def __call__(

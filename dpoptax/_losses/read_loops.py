@@ -1,10 +1,8 @@
 """Reads `jax.lax.scan` and `jax.checkpoint`, and gives rules for uses inside scans."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 
@@ -20,23 +18,19 @@ from dpoptax._losses.rules import FactorLayout, Rule
 from dpoptax._support.jaxprs import closed_program, type_of
 from dpoptax._support.tree import PyTree
 
-if TYPE_CHECKING:
-    from dpoptax._losses.read_program import GradientFlow, Reader
 
-
-def read_body(reader: "Reader", step: Step) -> tuple[Value, ...]:
-    """Reads the body of a step, and returns the results of the step."""
+def read_body(step: Step, read: Callable[..., Block]) -> tuple[Value, ...]:
+    """Reads the body of a step with `read`, and returns the results of the step."""
     eqn, operands = step.eqn, step.operands
     inner, consts = closed_program(eqn.params)
     varies = any(v.varies for v in operands)
     private = [PrivateValue(type_of(v), varies) for v in eqn.outvars]
-    if eqn.primitive.name == "scan":
-        step.scan_id, reader.scan_count = reader.scan_count, reader.scan_count + 1
+    if step.scan_id is not None:
         loops = (*step.loops, (step.scan_id, eqn.params["length"]))
         inputs = [_scan_input(step, i, type_of(v)) for i, v in enumerate(inner.invars)]
-        step.body = reader.read(inner, consts, inputs, loops)
+        step.body = read(inner, consts, inputs, loops)
         return tuple(private)
-    step.body = reader.read(inner, consts, operands, step.loops)
+    step.body = read(inner, consts, operands, step.loops)
     return tuple(
         inside if isinstance(inside, DerivedValue) else out
         for inside, out in zip(step.body.results, private, strict=True)
@@ -56,42 +50,6 @@ def _scan_input(step: Step, i: int, aval: jax.core.ShapedArray) -> Value:
     assert step.scan_id is not None
     scans = (*outer.scans, step.scan_id)
     return dataclasses.replace(outer, aval=aval, scans=scans, origin=ScanSlices(outer))
-
-
-def follow_body(flow: "GradientFlow", step: Step, body: Block) -> None:
-    """Follows gradients back through a step with a body."""
-    flow.steps.add(step)
-    if step.scan_id is None:
-        flow.follow(body, _results_with_gradient(flow, step, body))
-        return
-    # Iterate to a fixed point, since a carry may pass a gradient from one step to the next.
-    known = -1
-    while known < len(flow.values) and step.eqn.params["length"]:
-        known = len(flow.values)
-        flow.follow(body, _results_with_gradient(flow, step, body))
-    initial = list(itertools.compress(step.operands[step.carry], _flowing(flow, step, body)))
-    flow.add(initial)
-    entries = zip(step.operands, body.inputs, strict=True)
-    flow.add(outside for outside, inside in entries if inside in flow.values)
-    flow.meet_opaque(initial, "the carry of scan")
-    flow.meet_opaque(_results_with_gradient(flow, step, body), "the results of scan")
-
-
-def _results_with_gradient(flow: "GradientFlow", step: Step, body: Block) -> list[Value]:
-    """Returns the results of a body to which a gradient flows."""
-    return list(itertools.compress(body.results, _flowing(flow, step, body)))
-
-
-def _flowing(flow: "GradientFlow", step: Step, body: Block) -> list[bool]:
-    """Returns whether a gradient flows to each result of a body.
-
-    One iteration of a scan reads what another has written to the carry.
-    """
-    found = [v in flow.values for v in step.outputs]
-    if step.scan_id is not None:
-        for i, inside in enumerate(body.inputs[step.carry]):
-            found[i] |= inside in flow.values
-    return found
 
 
 @dataclasses.dataclass(frozen=True)

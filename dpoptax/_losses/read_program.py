@@ -17,11 +17,12 @@ operations on entries in `entry_rules`, and used values that are computed from p
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from dpoptax._losses.gradient_flow import GradientFlow, has_derivative
 from dpoptax._losses.program import (
     ELEMENTWISE_PRIMITIVES,
     Block,
@@ -41,7 +42,6 @@ from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import (
     INLINED_CALLS,
     REMATERIALIZED_CALLS,
-    ZERO_DERIVATIVE_PRIMITIVES,
     carries_gradient,
     closed_program,
     type_of,
@@ -137,7 +137,9 @@ class Reader:
         elif eqn.primitive.name in _BODIES:
             from dpoptax._losses.read_loops import read_body
 
-            step.outputs = read_body(self, step)
+            if eqn.primitive.name == "scan":
+                step.scan_id, self.scan_count = self.scan_count, self.scan_count + 1
+            step.outputs = read_body(step, self.read)
         else:
             varies = any(v.varies for v in operands)
             step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
@@ -151,7 +153,7 @@ class Reader:
 def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
     """Returns the results of an operation on derived values."""
     operands = [v for v in step.operands if isinstance(v, DerivedValue)]
-    leaves = frozenset[int]().union(*(v.leaves for v in operands if _has_derivative(step)))
+    leaves = frozenset[int]().union(*(v.leaves for v in operands if has_derivative(step)))
     varies = any(v.varies for v in operands)
     scans = tuple(sorted({scan for v in operands for scan in v.scans}))
     types = [type_of(v) for v in step.eqn.outvars]
@@ -160,56 +162,6 @@ def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
         DerivedValue(aval, Result(step, i), own, varies, scans)
         for i, (aval, own) in enumerate(zip(types, flows, strict=True))
     )
-
-
-@dataclasses.dataclass(eq=False)
-class GradientFlow:
-    """Collects the values and steps, at any depth, through which a gradient flows.
-
-    Subclasses record what the flow meets.
-
-    Attributes:
-      zeros: values that are zero for every example. The flow stops at them.
-      values: the values that the flow reaches.
-      steps: the steps that it passes.
-    """
-
-    zeros: Set[Value] = frozenset()
-    values: set[Value] = dataclasses.field(default_factory=set, init=False)
-    steps: set[Step] = dataclasses.field(default_factory=set, init=False)
-
-    def meet(self, step: Step) -> None:
-        """Is called for each step without a body, from the last to the first."""
-
-    def meet_opaque(self, values: Iterable[Value], reason: str) -> None:
-        """Is called with values that are combined with data in another way."""
-
-    def add(self, values: Iterable[Value]) -> None:
-        """Records that a gradient flows to values."""
-        for value in values:
-            flows = isinstance(value, PrivateValue) and carries_gradient(value.aval)
-            if flows and value not in self.zeros:
-                self.values.add(value)
-
-    def follow(self, block: Block, results: Iterable[Value]) -> None:
-        """Follows gradients back from results of a block."""
-        self.add(results)
-        for step in reversed(block.steps):
-            if self.values.isdisjoint(step.outputs):
-                continue
-            if step.body is not None:
-                from dpoptax._losses.read_loops import follow_body
-
-                follow_body(self, step, step.body)
-            # Scans are followed repeatedly, and each of their steps is met once.
-            elif step not in self.steps and _has_derivative(step):
-                self.steps.add(step)
-                self.add(step.operands)
-                self.meet(step)
-
-
-def _has_derivative(step: Step) -> bool:
-    return step.eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
 
 
 @dataclasses.dataclass(eq=False)

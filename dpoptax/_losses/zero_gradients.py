@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 
 from dpoptax._losses.constant_values import ConstantFinder
+from dpoptax._losses.gradient_flow import GradientFlow
 from dpoptax._losses.program import Block, DerivedValue, Program, Step
-from dpoptax._losses.read_program import GradientFlow
 from dpoptax._support.tree import PyTree
 
 _LISTED_NAMES = 8  # of parameters and places in a message

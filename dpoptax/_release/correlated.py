@@ -17,7 +17,8 @@ from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
-from dpoptax.matrix._strategies import BandedToeplitz, Strategy
+from dpoptax.matrix._participation import Strategy
+from dpoptax.matrix._strategies import BandedToeplitz
 
 
 @jax.tree_util.register_dataclass

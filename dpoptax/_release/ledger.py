@@ -19,7 +19,7 @@ from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
-    from dpoptax.matrix._strategies import Strategy
+    from dpoptax.matrix._participation import Strategy
 
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
 # flushed to zero although the sum is not.

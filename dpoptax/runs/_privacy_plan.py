@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from dpoptax._clips.clip import Clip
     from dpoptax._random.keys import Generator
     from dpoptax._support.tree import PyTree
-    from dpoptax.matrix._participation import Participation
-    from dpoptax.matrix._strategies import Strategy
+    from dpoptax.matrix._participation import Participation, Strategy
     from dpoptax.runs._private_run import PrivateRun
 
 

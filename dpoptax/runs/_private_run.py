@@ -20,9 +20,9 @@ from dpoptax._random.keys import (
     number_of_words,
     words_of,
 )
+from dpoptax._release.read_ledger import read_ledgers, states_in
 from dpoptax._support.hosts import shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
-from dpoptax.accounting._run_event import read_ledgers
 from dpoptax.accounting._runs import guarantee
 from dpoptax.sampling._base import SEED_BYTES, Sampler
 from dpoptax.runs._batches import Batch, example_loader, read_ahead
@@ -320,8 +320,6 @@ def continued(plan: "PrivacyPlan", opt_state: "PyTree") -> PrivateRun:
 
 def noise_key_of(opt_state: "PyTree") -> jax.Array:
     """Returns the key of the first noise stage in an optimizer's state."""
-    from dpoptax._release.read_ledger import states_in
-
     return states_in(opt_state)[0].key
 
 

@@ -3,19 +3,17 @@
 import abc
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
-from dpoptax._pricing.checks import integer, seed_integer
+from dpoptax._pricing.checks import Unit, integer, seed_integer
 from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
     from dpoptax._random.shake256 import Shake256
-
-Unit = Literal["example", "user"]
 
 SEED_BYTES = 32
 """The length of a seed for SHAKE-256."""

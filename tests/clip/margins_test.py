@@ -19,6 +19,7 @@ from dpoptax._clipped_sum import accumulate as accumulate_module
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
+    MeasuredTerm,
     Segment,
 )
 from dpoptax._ghost_clipping.sums import (
@@ -27,7 +28,6 @@ from dpoptax._ghost_clipping.sums import (
     weighted_products,
 )
 from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
-from dpoptax._ghost_clipping.transformed.cotangents import MeasuredTerm
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import block_sums, bounds, limits
 from dpoptax._rounding.bounds import NormBounds, Piece, Scales

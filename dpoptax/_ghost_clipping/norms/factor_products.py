@@ -22,7 +22,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,6 @@ from dpoptax._losses.rules import Sizes
 from dpoptax._rounding.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
 from dpoptax._support.tree import float32_at_least, widen
 from dpoptax._support.xla import round_to_dtype
-
-if TYPE_CHECKING:
-    from dpoptax._ghost_clipping.transformed.cotangents import MeasuredTerm
 
 # An upper bound of the loss of a norm to underflow, for each term of its sums.
 UNDERFLOW_LOSS = 2.0**-50
@@ -80,6 +77,19 @@ class Segment(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredTerm:
+    """Holds the fixed part of a gradient, `basis` (K, R, D) times `weights` (B, K, R, D).
+
+    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
+    along the axes for which weights have size 1.
+    """
+
+    basis: jax.Array
+    weights: jax.Array
+    inner: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class FactoredGradients:
     """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
 
@@ -92,7 +102,7 @@ class FactoredGradients:
 
     segments: list[Segment]
     sizes: Sizes = dataclasses.field(metadata={"static": True})
-    terms: "list[MeasuredTerm]" = dataclasses.field(default_factory=list)
+    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
 def is_one_hot(factor: jax.Array) -> bool:

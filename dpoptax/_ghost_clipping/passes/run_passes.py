@@ -7,33 +7,24 @@ parameters. No other gradients are formed.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
+from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
 from dpoptax._losses.program import (
-    Block,
-    Constant,
-    DerivedValue,
     Program,
     Step,
     Use,
-    Value,
 )
 from dpoptax._points.points import GradientPoints, weigh
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize, round_to_dtype
 
-Arrays: TypeAlias = list[jax.Array]
-# Arrays by the index of their use or parameter.
-ByIndex: TypeAlias = dict[int, Any]
-# Runs a use; see `run_block`.
-RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[Arrays, Any]]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
@@ -143,53 +134,6 @@ def run_pass(
     passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
     operands, cotangents, gradients = materialize((operands, cotangents, gradients))
     return PassResult(outputs, operands | passing[0], cotangents | passing[1], gradients)
-
-
-def run_block(
-    block: Block, inputs: Sequence[jax.Array], by_use: ByIndex, run_use: RunUse
-) -> tuple[Arrays, ByIndex]:
-    """Runs the steps of a block for one example.
-
-    Args:
-      block: the steps.
-      inputs: the values of `block.inputs`.
-      by_use: arrays for each use, with a leading axis for each scan that is not yet entered.
-      run_use: `run_use(step, operands, by_use[index])` returns the outputs of a use, and arrays to
-        record.
-
-    Returns:
-      The results, and the records by use, with a leading axis for each scan of the block.
-    """
-    values = dict(zip(block.inputs, inputs, strict=True))
-    records: ByIndex = {}
-
-    def read(value: Value) -> jax.Array:
-        if isinstance(value, DerivedValue) and isinstance(value.origin, Constant):
-            return constant_array(value.origin.value, value.aval)
-        return values[value]
-
-    for step in block.steps:
-        operands = [read(v) for v in step.operands]
-        outputs: Sequence[jax.Array]
-        if step.use is not None:
-            index = step.use.index
-            outputs, records[index] = run_use(step, operands, by_use[index])
-        elif step.body is not None:
-            from dpoptax._ghost_clipping.passes.run_loops import run_body
-
-            body = functools.partial(run_block, step.body, run_use=run_use)
-            outputs, inner = run_body(step, operands, by_use, body)
-            records |= inner
-        else:
-            outputs = bind(step.eqn, operands)
-        values.update(zip(step.outputs, outputs, strict=True))
-    return [read(v) for v in block.results], records
-
-
-def constant_array(value: Any, aval: ShapedArray) -> jax.Array:
-    """Returns a constant of a trace as an array of its type."""
-    extended = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-    return value if extended else jnp.asarray(value, aval.dtype)
 
 
 def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:

@@ -93,19 +93,6 @@ class FixedTerm:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MeasuredTerm:
-    """Holds a fixed term, `basis` (K, R, D) times `weights` (B, K, R, D).
-
-    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
-    along the axes for which weights have size 1.
-    """
-
-    basis: jax.Array
-    weights: jax.Array
-    inner: jax.Array
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class OuterSum:
     """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t. A scale of `None` is 1.
 

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm, Segment
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
-    MeasuredTerm,
     NotFactoredError,
     OuterSum,
     normalize_fixed,

@@ -39,7 +39,8 @@ from dpoptax._ghost_clipping.backward.use_places import (
 from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
 from dpoptax._ghost_clipping.backward.use_sum import UseSum, tau_of_parts
 from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.passes.run_passes import Arrays, ByIndex, recorded_dtype
+from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
+from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._losses.program import Block, Program
 from dpoptax._losses.trace_loss import Examples
