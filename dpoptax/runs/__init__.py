@@ -36,10 +36,28 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
-            "._private_run": ("PrivateRun", "noise_key_of", "noise_stage", "sampler_of", "seeded", "shared_key"),
+            "._private_run": (
+                "PrivateRun",
+                "noise_key_of",
+                "noise_stage",
+                "sampler_of",
+                "seeded",
+                "shared_key",
+            ),
             "._identity": ("Hidden", "RunIdentity", "data_of", "draws_of", "noise_of", "settings"),
-            ".._support.digests": ("array_digest", "digest_of", "rows_digest", "traced", "tree_digest"),
-            ".._support.hosts": ("OtherRunError", "check_same_on_hosts", "differing", "shared_bytes"),
+            ".._support.digests": (
+                "array_digest",
+                "digest_of",
+                "rows_digest",
+                "traced",
+                "tree_digest",
+            ),
+            ".._support.hosts": (
+                "OtherRunError",
+                "check_same_on_hosts",
+                "differing",
+                "shared_bytes",
+            ),
             ".._random.keys": ("key_of_words", "words_of"),
         },
     )

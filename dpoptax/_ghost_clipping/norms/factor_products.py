@@ -75,7 +75,6 @@ class Segment(NamedTuple):
         )
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredTerm:
     """Holds the fixed part of a gradient, `basis` (K, R, D) times `weights` (B, K, R, D).
@@ -89,6 +88,7 @@ class MeasuredTerm:
     inner: jax.Array
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactoredGradients:
     """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
