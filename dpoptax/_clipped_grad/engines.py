@@ -6,10 +6,10 @@ rounding. Only the chosen engine is imported.
 | engine | module | what it keeps of a dense layer `x @ w` for each example |
 |:--|:--|:--|
 | per-example gradients | `per_example_sum` | ∂ℓ/∂w, (R, D) |
-| ghost clipping | `ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
-| integers | `ghost_clipping.integers.integer_sum` | x in 8 bits and ∂ℓ/∂y in 16 bits |
-| two turns | `ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
-| streaming | `ghost_clipping.streaming.streamed_sum` | nothing |
+| ghost clipping | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
+| integers | `_ghost_clipping.integers.integer_sum` | x in 8 bits and ∂ℓ/∂y in 16 bits |
+| two turns | `_ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
+| streaming | `_ghost_clipping.streaming.streamed_sum` | nothing |
 """
 
 import dataclasses

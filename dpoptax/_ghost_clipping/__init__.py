@@ -1,8 +1,8 @@
 """Computes the sum of clipped per-example gradients without forming each gradient.
 
-`sums.ghost_clipped_sum.ghost_clipped_sum` is the entry point. Imports go one way:
+`sums.ghost_clipped_sum.ghost_clipped_sum` is the entry point. `dpoptax._losses` has read the loss.
+Imports go one way:
 
-- `trace` traces and checks the loss, and finds operations that combine parameters with data.
 - `passes` runs the loss forward and backward, and records operands and cotangents.
 - `norms` bounds the norms of per-example gradients from these factors.
 - `transformed` does so for kernels computed from parameters.

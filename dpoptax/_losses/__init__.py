@@ -1,4 +1,4 @@
-"""Reads a traced loss, and finds operations that combine parameters with data.
+"""Traces and checks a loss, and finds operations that combine parameters with data.
 
 `read_program.read_program` is the entry point. For a dense layer `y = x @ w + b` with `x` of shape
 (R,), `w` of shape (R, D) and `b` of shape (D,), the types are:
