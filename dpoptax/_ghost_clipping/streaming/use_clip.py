@@ -8,7 +8,7 @@ from dpoptax._clips.clip import Clip
 from dpoptax._ghost_clipping.backward.use_sum import UseSum, tau_of_parts
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._rounding.bounds import Piece, Scales
+from dpoptax._rounding.bounds import Piece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,10 @@ class UseClip(UseSum):
     whole: WholeBatch
 
     def coefficients(
-        self, scales: Scales, piece: Piece, given: jax.Array, rounding: block_sums.Rounding
+        self, piece: Piece, given: jax.Array, rounding: block_sums.Rounding
     ) -> jax.Array:
         coefficients, _, _ = bounds.clip_coefficients(
             self.part.clip,
-            scales,
             [piece],
             given,
             group_count=1,
