@@ -79,14 +79,16 @@ def collect_gradients(
     formed = materialize([within_range(x) for x in formed])
     uses = [collect_factors(product, passes, differences) for product in plan.products]
     if plan.is_pulled:
-        from dpoptax._ghost_clipping.sums.transformed_gradients import pull_products
+        from dpoptax._ghost_clipping.sums.transformed_gradients import pull_back_product
+        from dpoptax._ghost_clipping.transformed.pull_back import FixedArrays
 
-        products = pull_products(plan, passes, uses, differences=differences)
-    else:
-        products = [
-            join_factors(product, own, passes.factor_dtype)
-            for product, own in zip(plan.products, uses, strict=True)
-        ]
+        fixed = [FixedArrays(leaves) for leaves in passes.leaves]
+    products = [
+        pull_back_product(product, own, passes.factor_dtype, fixed, differences=differences)
+        if product.is_pulled
+        else join_factors(product, own, passes.factor_dtype)
+        for product, own in zip(plan.products, uses, strict=True)
+    ]
     return ExampleGradients(plan, products, formed, bundles)
 
 
