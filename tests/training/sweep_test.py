@@ -141,7 +141,7 @@ def test_prices_all_trials_together_and_adds_noise_to_scores(finished):
     workdir, results = finished
     price = results.price
     record = records_of(workdir, results.trials[0])
-    plan = trials.make_run_plan(TINY, 1151)
+    plan = sweep_module.make_run_plan(TINY, 1151)
     event = dpa.SelfComposedDpEvent(plan.sampler.dp_event(record["noise_multiplier"], 3), 4)
     composed = event_epsilon(event, 1e-5, accountant="rdp")
     held_out = event_epsilon(
@@ -179,7 +179,7 @@ def test_refuses_trials_with_other_noise_than_priced(finished, tmp_path, monkeyp
         return dataclasses.replace(found, noise_multiplier=1.1 * found.noise_multiplier)
 
     monkeypatch.setattr(sweep_module, "make_run_plan", calibrated_otherwise)
-    with pytest.raises(ConfigError, match="the noise of each trial, must be those of the sweep"):
+    with pytest.raises(OtherRunError, match="The noise of each trial must be the same as in"):
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
 
 
@@ -210,7 +210,7 @@ def test_refuses_trials_with_other_strategy_than_priced(tmp_path, monkeypatch):
     given = {"grid": ("learning_rate=0.5,1",)}
     run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
     monkeypatch.setattr(Bands, "by", 0.25)
-    with pytest.raises(ConfigError, match="the noise of each trial, must be those"):
+    with pytest.raises(OtherRunError, match="(step|trial) must be the same as in the sweep"):
         run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from flax import serialization
 
 import dpoptax
-from dpoptax.runs import RunIdentity
+from dpoptax.runs import Hidden, RunIdentity
 from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
+from dpoptax.training.data.fingerprints import identity_of
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -50,7 +51,10 @@ def run_sweep(
         candidates, chosen, cost, guarantee = prepare(
             configs, sweep, begun["seed"], progress=progress
         )
-        identity = RunIdentity({**_sums(configs), "The price": records.plain(cost)})
+        first = _priced(configs, sweep, candidates)[0].config
+        examples = identity_of(dataset_of(first, held_out=False))  # also those that are held out
+        priced = {"The noise of each trial": Hidden(records.to_json(cost))}
+        identity = RunIdentity({**_sums(configs), **examples, **priced})
         identity.check_continues(
             begun.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
         )
@@ -343,7 +347,8 @@ def _publish(
 def _trial_seed(seed: int, index: int, config: TrainConfig) -> int:
     """Derives the seed of a trial, so that another program or data set has other noise."""
     released = sum_identity(config, held_out=True).digest()
-    return _seed(seed, f"trial {index} of {records.to_json(config.to_dict())} {released}")
+    described = records.to_json({**config.to_dict(), "seed": None})
+    return _seed(seed, f"trial {index} of {described} {released}")
 
 
 def _seed(seed: int, use: int | str) -> int:
