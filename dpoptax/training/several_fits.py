@@ -61,7 +61,7 @@ class FitRuns:
 
 def _own_event(result: FitResult) -> PrivacyEvent:
     """Returns the event of a run without the other events of its plan."""
-    run = dataclasses.replace(result.run.plan, also=()).continue_run(result.opt_state)
+    run = dataclasses.replace(result.plan, also=()).continue_run(result.opt_state)
     return run.guarantee(result.opt_state).event
 
 
