@@ -150,7 +150,7 @@ class Sampler(abc.ABC):
         given = [
             f"{name}={value!r}"
             for name, (value, default) in values.items()
-            if name not in free and value != default
+            if name not in free and repr(value) != repr(default)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
