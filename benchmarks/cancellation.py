@@ -30,8 +30,8 @@ from benchmarks.models import MODELS, Problem, cnn_loss, images
 from dpoptax._gradients.clip.block_sums import WholeBatch
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
 from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
+from dpoptax._gradients.ghost_clipping.sums.example_gradients import collect_gradients
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import make_pieces, sum_rounding
-from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import scale_gradients
 from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
 
@@ -112,13 +112,12 @@ def sizes(problem, points, batch):
     passes = run_passes(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = scale_gradients(plan, passes, groups, differences=True)
+    pieces = collect_gradients(plan, passes, groups, differences=True)
     measured = make_pieces(pieces, groups)
     ratios = [piece.ratio for piece in measured]
-    scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
     square, absolute = map(jnp.stack, zip(*(piece.size for piece in measured), strict=True))
     upper, absolute, limited = (
-        jnp.sqrt(jnp.sum((x * scale) ** 2, axis=0))
+        jnp.sqrt(jnp.sum(x**2, axis=0))
         for x in (jnp.sqrt(square), absolute, absolute / np.array(ratios)[:, None])
     )
 

@@ -143,8 +143,7 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
     parser.add_argument("--only", choices=["plain", "private"])
     parser.add_argument("--clip", choices=["flat", "per-layer", "streaming"], default="flat")
-    methods = ["auto", "vmap", "recompute", "integers"]
-    parser.add_argument("--method", choices=methods, default="auto")
+    parser.add_argument("--method", choices=["auto", "vmap", "recompute"], default="auto")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help="default: for TPU")
     parser.add_argument("--microbatch-size", type=int)
     parser.add_argument("--no-noise", dest="noise", action="store_false", help="clip and sum only")

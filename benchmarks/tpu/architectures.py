@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.models import Problem
+
 
 class Architecture(NamedTuple):
     """A model.
@@ -28,6 +30,13 @@ class Architecture(NamedTuple):
     example: Any
     loss_fn: Callable[[Any, Any], jax.Array]
     specs: Any = P()
+
+
+def small(problem: Problem) -> Architecture:
+    """Returns the shapes of a small network, whose parameters exist."""
+    shapes = jax.eval_shape(lambda: (problem.params, problem.make_batch(1)))
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), shapes[1])
+    return Architecture(shapes[0], example, problem.loss_fn)
 
 
 def gpt2(

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from benchmarks.tpu.architectures import Architecture, gpt2, resnet_18, vit_s
+from benchmarks import models
+from benchmarks.tpu.architectures import Architecture, gpt2, resnet_18, small, vit_s
 
 LEARNING_RATE = 0.1
 
@@ -51,7 +52,7 @@ class Options:
     """
 
     clip: Literal["flat", "per-layer", "streaming"] = "flat"
-    method: Literal["auto", "vmap", "recompute", "integers"] = "auto"
+    method: Literal["auto", "vmap", "recompute"] = "auto"
     precision: Literal["float32", "bfloat16"] | None = None
     microbatch_size: int | None = None
     mesh: bool = True
@@ -80,6 +81,10 @@ CASES = {
     "resnet-18-bfloat16": Case(lambda: resnet_18(dtype="bfloat16"), 256),
     "vit-s": Case(vit_s, 256),
     "vit-s-bfloat16": Case(lambda: vit_s(dtype="bfloat16"), 256),
+    # Short steps, whose time is that of starting kernels.
+    "mlp": Case(lambda: small(models.mlp()), 256, topology="h100"),
+    "cnn": Case(lambda: small(models.cnn()), 256, topology="h100"),
+    "transformer": Case(lambda: small(models.transformer(48, 128, 3)), 256, topology="h100"),
 }
 
 
@@ -115,26 +120,16 @@ def private_step(
     placed: dict[str, Any] = {}
     if mesh is not None and options.mesh:
         placed = {"mesh": mesh, "param_specs": model.specs if case.fsdp else P()}
-    exact = options.method == "integers"
-    grid = None
-    if exact:
-        grid = dpoptax.extend.fixed_point_grid(
-            clip, noise_multiplier=1.0, batch_size=case.batch_size
-        )
     grad_fn = dpoptax.clipped_grad(
         model.loss_fn,
         clip,
         method=options.method,
         precision=options.precision,
         microbatch_size=options.microbatch_size,
-        grid=grid,
         **placed,
     )
     noise = dpoptax.gaussian_noise(
-        noise_multiplier=1.0,
-        batch_size=case.batch_size,
-        key=jax.random.key(0),
-        fixed_point=exact,
+        noise_multiplier=1.0, batch_size=case.batch_size, key=jax.random.key(0)
     )
     sgd = optax.sgd(LEARNING_RATE)
     tx = optax.chain(noise, sgd)

@@ -115,8 +115,7 @@ def profile_of(
     """Returns pairs of ε and δ that PLD proves, from ε = 0 to δ = `least_delta`.
 
     δ is larger at the end if an infinite loss is more probable. If PLD proves no ε there, the only
-    pair has an infinite ε. Results are cached as in
-    `epsilon_of`.
+    pair has an infinite ε. Results are cached as in `epsilon_of`.
     """
     epsilons, deltas = curves_of(event, relation, interval, least_delta=least_delta, points=points)
     return epsilons, deltas.max(0)

@@ -28,8 +28,8 @@ from dpoptax._pricing.own_events import cut_event
 _ADD_OR_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 # Probabilities below this become infinite losses. A sum of 10^6 steps adds 10^-14 to δ.
-_RARE = 1e-20
-# Losses above 1 are computed at this ratio, with chords in between.
+_RARE, _LEAST_PROBABILITY = 1e-20, 1e-9
+# The logarithm of the ratio of successive losses above 1. Chords are in between.
 _APART = 1e-3
 
 
@@ -50,7 +50,9 @@ class SampledRecordsDpEvent(OwnDpEvent):
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the losses of Σ_j Binomial(k, q)(j) N(j, σ²) against N(0, σ²), both ways."""
         drawn = np.arange(self.records + 1)
-        weights = stats.binom.pmf(drawn, self.records, self.probability)
+        # The price increases with q. The losses of smaller ones are below the grid's resolution.
+        probability = max(self.probability, _LEAST_PROBABILITY)
+        weights = stats.binom.pmf(drawn, self.records, probability)
         return mixture_pair(weights, self.noise_multiplier, interval)
 
 
@@ -177,9 +179,7 @@ def mixture_pair(weights: np.ndarray, sigma: float, interval: float) -> Pair:
 
 
 def _places(low: float, high: float, interval: float) -> np.ndarray:
-    """Returns multiples of the interval between two losses: all up to 1, and a tenth of a percent
-    apart beyond it.
-    """
+    """Returns multiples of the interval between two losses: all up to 1, and fewer above it."""
     most = max(1.0, -low, high)
     far = np.exp(np.arange(0.0, math.log(most) + _APART, _APART)) / interval
     places = np.unique(np.concatenate([np.arange(1 / interval), far]).astype(int))
@@ -200,7 +200,8 @@ class _Mixture:
 
     def __init__(self, weights: np.ndarray, sigma: float) -> None:
         tails = np.cumsum(weights[::-1])[::-1]
-        likely = np.flatnonzero((weights > 0) & (tails > _RARE))
+        possible = np.flatnonzero(weights > 0)
+        likely = possible[: max(2, int(np.sum(tails[possible] > _RARE)))]
         self._parts = [(float(j), float(weights[j])) for j in likely]
         self._sigma, self._rest = sigma, float(weights[likely[-1] + 1 :].sum())
 
@@ -224,7 +225,9 @@ class _Mixture:
             logs = [math.log(w) + special.log_ndtr((j - t) / self._sigma) for j, w in self._parts]
             return float(special.logsumexp(logs)) - math.log(_RARE)
 
-        return -far, optimize.brentq(excess, -far, self._parts[-1][0] + far, xtol=1e-3)
+        return -far, optimize.brentq(
+            excess, -far, self._parts[-1][0] + far + self._sigma, xtol=1e-3
+        )
 
     def log_ratio(self, t: np.ndarray) -> np.ndarray:
         """Returns log ℓ(t)."""

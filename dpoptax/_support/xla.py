@@ -109,14 +109,6 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     return found
 
 
-def store_integers(integers: jax.Array) -> jax.Array:
-    """Returns integers that are stored.
-
-    XLA would otherwise compute them again in each kernel that reads them, and compile that.
-    """
-    return _store([integers])[0] if isinstance(integers, jax.core.Tracer) else integers
-
-
 def _store(arrays: list[jax.Array]) -> list[jax.Array]:
     barriers = dict.fromkeys(("cuda", "rocm", "tpu"), lax.optimization_barrier)
     with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
@@ -253,7 +245,7 @@ def keeps_order(values: jax.Array) -> jax.Array:
     compiler_options={"xla_cpu_enable_fast_math": True})`.
 
     Args:
-      values: integers that the compiler cannot know, such as exponents of private numbers.
+      values: integers that the compiler cannot know, such as bits of private numbers.
     """
     mantissa = values.astype(jnp.int32) & 0x7FFFFF
     number, nan = (  # in [1, 2), and NaN

@@ -128,8 +128,8 @@ def test_example_moves_sum_by_at_most_the_bound(name, dtype, lists, which, draw,
 
 
 @pytest.mark.parametrize("kind", [float, functools.partial(dpoptax.automatic_clip, gamma=0.0)])
-@pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-14])
-@pytest.mark.parametrize("large", [1.0, 1e13, 1e30, 3e38])
+@pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-12])
+@pytest.mark.parametrize("large", [1.0, 1e8, 1e11, 1e30])
 def test_layer_with_underflowing_squares_keeps_its_bound(small, large, kind):
     """Checks a large layer next to one whose entries are 1e-19 times as large."""
     layer = np.full((1, 10_000), 1.07e-19)

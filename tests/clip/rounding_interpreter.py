@@ -139,16 +139,8 @@ def _widen(x: Any) -> np.ndarray:
     return x.astype(np.float64) if _is_float(x.dtype) else x
 
 
-def _scale(sign: int, x: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    exponent = exponent.reshape(exponent.shape + (1,) * (x.ndim - exponent.ndim))
-    scaled = np.ldexp(x, sign * exponent)
-    return np.where(np.abs(scaled) < _SMALLEST_NORMAL, 0.0, scaled)
-
-
 # Jitted functions that every machine computes exactly.
 _EXACT_CALLS: dict[str, Callable[..., np.ndarray]] = {
-    "ldexp": functools.partial(_scale, 1),
-    "divide_by_power": functools.partial(_scale, -1),
     "lost_by_addition": lambda total, value, found: (total - found) + value,
 }
 

@@ -23,7 +23,6 @@ ENGINES = {
     "bfloat16": ({"precision": "bfloat16"}, 2e-2),
     "two_turns": ({"method": "recompute"}, 1e-5),
     "streaming": ({"clip": dpoptax.per_layer_clip(BOUND, streaming=True)}, 1e-5),
-    "integers": ({"method": "integers", "grid": GRID}, 5e-2),
     "rounded_gradients": ({"method": "vmap", "grid": GRID}, 1e-4),
 }
 

@@ -298,9 +298,8 @@ def test_several_uses_of_derived_kernels():
     close(got, want, tolerance=5e-4)
 
 
-@pytest.mark.parametrize("size", [pytest.param(1e-25, marks=pytest.mark.slow), 1e25])
+@pytest.mark.parametrize("size", [pytest.param(1e-7, marks=pytest.mark.slow), 1e7])
 def test_sum_does_not_depend_on_parameter_magnitude(size):
-    """The squares of these magnitudes are outside the range of floats."""
     loss = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - (w / size).mean(0))
     params = [size * _normal(_ROWS, _COLUMNS)]
     assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()
@@ -332,22 +331,23 @@ def test_computed_norm_bounds_the_exact_norm():
     basis[0] = basis[0, :, :1]
     near = -columns.sum(axis=2)[:, :, None] * (1 + 2.0**-20 * rng.normal(size=(256, 1, 1, 4)))
     weights = near.astype(np.float32)
-    exact = np.einsum("bktr,bktc->bkrc", *(x.astype(np.float64) for x in (rows, columns)))
-    exact = exact + basis.astype(np.float64) * weights
-    absolute = (np.linalg.norm(rows, axis=-1) * np.linalg.norm(columns, axis=-1)).sum((1, 2))
-    absolute += np.sqrt(np.sum((basis.astype(np.float64) * weights) ** 2, axis=(1, 2, 3)))
 
     @jax.jit
     def measured(rows, columns, basis, weights):
         outer = OuterSum(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
-        held, *scale = assemble_gradients([outer], [FixedTerm(basis, weights)], None)
-        return *scale, *measure_terms(held)
+        held = assemble_gradients([outer], [FixedTerm(basis, weights)], None)
+        (segment,), (term,) = held.segments, held.terms
+        return tuple(segment), (term.basis, term.weights), measure_terms(held)
 
-    exponent, finite, square, found = measured(rows, columns, basis[0], weights[:, 0])
-    assert finite.all()
-    unit = 2.0 ** np.asarray(exponent, np.float64)
-    assert (np.asarray(square, np.float64) * unit**2 >= np.sum(exact**2, axis=(1, 2, 3))).all()
-    assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()
+    # The exact gradient is that of the stored numbers.
+    pair, term, (square, found) = measured(rows, columns, basis[0], weights[:, 0])
+    rows, columns, basis, weights = (np.asarray(x, np.float64) for x in (*pair, *term))
+    exact = np.einsum("bktr,bktc->bkrc", rows, columns) + basis * weights
+    absolute = (np.linalg.norm(rows, axis=-1) * np.linalg.norm(columns, axis=-1)).sum((1, 2))
+    absolute += np.sqrt(np.sum((basis * weights) ** 2, axis=(1, 2, 3)))
+    assert (np.sqrt(np.sum(exact**2, axis=(1, 2, 3))) < 1e-4 * absolute).all()
+    assert (np.asarray(square, np.float64) >= np.sum(exact**2, axis=(1, 2, 3))).all()
+    assert (np.asarray(found, np.float64) >= absolute * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("differences", [False, True])
@@ -376,11 +376,11 @@ def test_computed_norm_bounds_canceling_points(differences):
         if differences:
             outers = point_differences._join_outers(tuple(outers))
             terms = point_differences._join_terms(tuple(terms))
-        found, _, finite = assemble_gradients(outers, terms, None)
+        found = assemble_gradients(outers, terms, None)
         stored = [tuple(s) for s in found.segments], [(t.basis, t.weights) for t in found.terms]
-        return stored, finite, *measure_terms(found)
+        return stored, *measure_terms(found)
 
-    found, finite, square, bound = measured(sides, scales, bases, weights)
+    found, square, bound = measured(sides, scales, bases, weights)
     # The exact gradient is that of the stored factors.
     exact = np.zeros((256, 1, 4, 4))
     absolute = np.zeros(256)
@@ -393,7 +393,6 @@ def test_computed_norm_bounds_canceling_points(differences):
         exact += part
         absolute += np.sqrt(np.sum(part**2, axis=(1, 2, 3)))
     norms = np.sqrt(np.sum(exact**2, axis=(1, 2, 3)))
-    assert finite.all()
     assert differences or (norms < 1e-4 * absolute).all()
     assert (np.sqrt(np.asarray(square, np.float64)) >= norms).all()
     assert (np.asarray(bound, np.float64) >= absolute * (1 - 1e-12)).all()

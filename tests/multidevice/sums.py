@@ -105,12 +105,12 @@ def test_sum_with_sharded_parameters_equals_one_device(kind, axes, batch, want):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_sums_of_integers_are_equal_on_any_number_of_devices(kind):
-    """Factors are multiples of 1/4, so that the passes are exact in every layout."""
+def test_sums_on_a_grid_are_equal_on_any_number_of_devices(kind):
+    """Gradients are multiples of 1/16, so that they are exact in every layout."""
     rng = np.random.default_rng(0)
     batch = tuple(floats(rng.integers(-9, 9, (EXAMPLES, 3, n)) / 4) for n in (6, 5))
     points = dpoptax.gradient_points((), [jnp.zeros((6, 5))])
-    options = {"method": "integers", "grid": 2.0**-18}
+    options = {"grid": 2.0**-18}
     want = dpoptax.clipped_grad(programs.linear, CLIP, **options)(points, batch, MASK).sum[0]
     for devices in (2, 8):
         mesh = make_mesh((devices,), ("data",), kind)

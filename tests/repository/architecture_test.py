@@ -40,7 +40,6 @@ GHOST_CLIPPING_ORDER = (
     "plan",
     "planned_uses",
     "sums",
-    "integers",
     "backward",
     "streaming",
     "two_turns",

@@ -634,6 +634,7 @@ def test_error_of_a_loss_does_not_blame_the_optimizer():
         (ValueError, {"data": (X, Y[1:])}, r"`data` must have 60 rows, .* got \[59, 60\]"),
         (ValueError, {"data": [X, Y]}, r"got \[2\]. A list holds examples: pass .* tuple or dict"),
         (ValueError, {"data": (np.where(X > 2, np.nan, X), Y)}, "`data` must be finite .* of 60"),
+        (ValueError, {"data": (X * 1.7e18, Y)}, r"column \[0\] must have numbers below 2⁴⁰"),
         (ValueError, {"mesh": jax.make_mesh((1,), ("x",))}, "`mesh` must have an axis 'data'"),
         (TypeError, {"evaluate": lambda params: 1.5}, "`evaluate` must return a mapping"),
         (ValueError, {"evaluate": lambda params: {"step": 1}}, "must not return .'step'"),

@@ -498,6 +498,7 @@ def with_value(value, *examples):
         (with_value(1e39, 19), {}, "training examples .* 1 of 20"),  # out of range for float32
         ({}, with_value(np.float32("inf"), 0), "test examples .* 1 of 20"),
         ({"weight": np.full(20, np.nan)}, {}, "training examples .* 20 of 20"),
+        ({"time": np.full(20, 1.7e18)}, {}, r"training examples .* \['time'\] .* below 2⁴⁰"),
     ],
 )
 def test_refuses_non_finite_examples(monkeypatch, tmp_path, train, test, message, streamed):

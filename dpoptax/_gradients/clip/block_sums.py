@@ -2,18 +2,18 @@
 
 An example changes a sum by its own summand, and by changing the rounding of all terms added after
 it. If B terms are added one after the other, an adversary can choose them so that each is rounded
-the other way. Here, blocks of b examples are summed first, and then their results in pairs. An
-example then changes the rounding only in its own block and in one addition on each level above. The
-change is bounded for any data and any order within a block. Let S_i be the absolute size of the
-summand of example i, with f_i S_i ≤ M C. The error of the sum of a block with k terms is at most
-γ_k Σ_i f_i S_i ≤ γ_k b M C.
+the other way. Here, blocks of b examples are summed first, and then their results in levels of
+short sums. An example then changes the rounding only in its own block and in one sum on each level
+above. The change is bounded for any data and any order within a sum. Let S_i be the absolute size
+of the summand of example i, with f_i S_i ≤ M C. The error of the sum of a block with k terms is at
+most γ_k Σ_i f_i S_i ≤ γ_k b M C.
 """
 
 import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -50,22 +50,15 @@ _CACHED_ENTRIES = 2**16
 # The entries of the results that a GPU stores at once. It would otherwise start the kernels of a
 # block again for each block.
 _GPU_ENTRIES = 2**24
-# The sums above blocks that include an example have at most 3 B examples together.
-#
-# In pairs, on H levels, the last sum has B examples. The sum h levels before it has at most
-# 2^(H - h) blocks. There are more than 2^(H - 1) blocks, so these have fewer than 2^(1 - h) B
-# examples. Together: B + B + B/2 + B/4 + … ≤ 3 B.
-#
-# In a loop over n blocks, the sums have 2, 3, …, n blocks, together (n + 1)/2 · B − B/n examples,
-# or 2.8 B for n = 5. If rounding errors are carried along, only the last sum counts, with B. The
-# carried errors lose at most 4 n u² B, with the example and without it, which is less than 4 u B
-# for n ≤ 2^24.
-#
-# If chunks are added in pairs, and their sums in turn with the errors, the sums of a chunk of K
-# examples have at most 3 K together, and only the last sum counts, with B. Chunks are equally long
-# and at least two, so K is at most 2/3 B: two blocks of three.
-_SUMS_ABOVE_BLOCKS = 3
+# A level above the blocks sums up to this many results at once, if this changes less than
+# `_LEVEL_LIMIT`, relative to C, and otherwise two. A loop carries rounding errors along beyond the
+# same limit, and beyond `_PLAIN_SUMS` blocks.
+_LEVEL_LENGTH = 64
+_LEVEL_LIMIT = 2.0**-9
 _PLAIN_SUMS = 5
+# Room for numbers that are set to zero in sums of formed gradients, which are less than 2^-125 B √d
+# in sums and 2^-126 √d in summands: relative to the smallest bound, for d up to 2^40.
+_FLUSHED = 2.0**-40
 # Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
 _STATISTIC_EXAMPLES = 2**16
 
@@ -145,7 +138,7 @@ def tau(whole: WholeBatch, roundings: Iterable[Rounding] = (), *, shared: bool =
     It includes the sums of formed gradients, other sums with the given `roundings`, and the layout.
     `shared` says whether several sums may be added to one entry.
     """
-    formed = block_rounding(whole.examples, BLOCK_LENGTH)
+    formed = dataclasses.replace(block_rounding(whole.examples, BLOCK_LENGTH), own=_FLUSHED)
     return combine_roundings([*roundings, formed], shared=shared) + layout_rounding(whole)
 
 
@@ -196,23 +189,82 @@ def block_rounding(
       largest_summand: an upper bound of an example's summand, relative to C.
     """
     length = min(block, examples)
-    above = _SUMS_ABOVE_BLOCKS * examples * largest_summand if examples > block else 0.0
     own_block = 2.0 * gamma(length * terms) * length * ratio
-    return Rounding(length, own_block, TWO_ROUNDINGS * above)
+    return Rounding(length, own_block, _rounding_above(examples, block, largest_summand))
+
+
+@functools.cache
+def _rounding_above(examples: int, block: int, largest_summand: float) -> float:
+    """Bounds how one example changes the rounding of the sums of blocks.
+
+    It holds for all orders of `sum_in_blocks`, and for parts of the examples.
+
+    - In levels: a level adds n results of k examples each, in any order. The sum is off by at most
+      γ_(n - 1) n k, with the example and without it.
+    - In a loop over n blocks, the sums have 2, 3, …, n blocks, together (n + 1)/2 · B − B/n
+      examples, or 2.8 B for n = 5. If rounding errors are carried along, only the last sum counts,
+      with B. The carried errors lose at most 4 n u² B, with the example and without it, which is
+      less than 4 u B for n ≤ 2^24.
+    - In chunks on a GPU, each in levels, and in turn with the errors, so that only the last sum
+      counts. Chunks are equally long and at least two, so they have at most 2/3 B: two blocks of
+      three.
+    """
+    if examples <= block:
+        return 0.0
+    one_sum = TWO_ROUNDINGS * examples * largest_summand
+    lengths = range(max(1, block // 4), block + 1)
+    levels, in_chunk = (
+        max(_levels_rounding(n, length, block, largest_summand) for length in lengths)
+        for n in (examples, -(-2 * examples // 3))
+    )
+    loop = _loop_rounding(-(-examples // lengths[0]), examples, largest_summand)
+    turns = max(min(loop, _LEVEL_LIMIT), 2.8 * one_sum)
+    return max(levels, in_chunk + one_sum, turns)
+
+
+def _levels_rounding(examples: int, length: int, block: int, largest_summand: float) -> float:
+    """Bounds the change of sums in levels, if blocks have `length` examples."""
+    count, total = -(-examples // length), 0.0
+    for longest in _level_lengths(block, largest_summand):
+        if count <= 1:
+            return total
+        length = min(examples, length * longest)
+        total += TWO_ROUNDINGS * (min(count, longest) - 1) * length * largest_summand
+        count = -(-count // longest)
+    raise AssertionError  # levels never end
+
+
+def _level_lengths(block: int, largest_summand: float) -> Iterator[int]:
+    """Yields the largest number of results that each level adds at once."""
+    examples = block
+    while True:
+        most = _LEVEL_LIMIT / (TWO_ROUNDINGS * examples * largest_summand)
+        longest = max(2, min(_LEVEL_LENGTH, math.isqrt(int(most))))
+        yield longest
+        examples *= longest
+
+
+def _loop_rounding(count: int, examples: int, largest_summand: float) -> float:
+    """Bounds the change of a sum of `count` results, one after the other."""
+    return TWO_ROUNDINGS * (count + 1) / 2 * examples * largest_summand
 
 
 def sum_in_blocks(
-    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK_LENGTH
+    block_sum: Callable[..., jax.Array],
+    *terms: jax.Array,
+    block: int = BLOCK_LENGTH,
+    largest_summand: float = 1.0,
 ) -> jax.Array:
     """Sums over the leading axis: each block with `block_sum`, then their results.
 
-    Small results are added in pairs. Large ones are added to a total in a loop over blocks, which
-    needs memory for one of them. A GPU adds chunks of them in pairs.
+    Small results are added in levels. Large ones are added to a total in a loop over blocks, which
+    needs memory for one of them. A GPU adds chunks of them in levels.
 
     Args:
       block_sum: maps arrays (b, …) to the sum over the first axis; rows of zeros add nothing.
       terms: arrays (B, …).
       block: the maximum number of examples in a block.
+      largest_summand: as for `block_rounding`.
     """
     size = terms[0].shape[0]
     if size <= block:
@@ -224,11 +276,17 @@ def sum_in_blocks(
     blocks = [_cut(x, length) for x in terms]
     count = blocks[0].shape[0]
     result = jax.eval_shape(block_sum, *(x[0] for x in blocks))
+    lengths_of_levels = functools.partial(_level_lengths, block, largest_summand)
+
+    def in_levels(*blocks: jax.Array) -> jax.Array:
+        return _sum_in_levels(jax.vmap(block_sum)(*blocks), lengths_of_levels())
+
     if count * result.size <= _CACHED_ENTRIES:
-        return _sum_in_pairs(jax.vmap(block_sum)(*blocks))
+        return in_levels(*blocks)
     zeros = jnp.zeros(result.shape, result.dtype)
-    in_chunks = functools.partial(_sum_in_chunks, block_sum, zeros)
-    in_turn = functools.partial(_sum_in_turn, block_sum, zeros, _PLAIN_SUMS)
+    plain = _loop_rounding(count, size, largest_summand) <= _LEVEL_LIMIT or count <= _PLAIN_SUMS
+    in_chunks = functools.partial(_sum_in_chunks, in_levels, zeros)
+    in_turn = functools.partial(_sum_in_turn, block_sum, zeros, plain)
     found: jax.Array = lax.platform_dependent(
         *blocks, cuda=in_chunks, rocm=in_chunks, default=in_turn
     )
@@ -243,18 +301,14 @@ def _cut(x: jax.Array, length: int) -> jax.Array:
 
 
 def _sum_in_chunks(
-    block_sum: Callable[..., jax.Array], zeros: jax.Array, *blocks: jax.Array
+    chunk_sum: Callable[..., jax.Array], zeros: jax.Array, *blocks: jax.Array
 ) -> jax.Array:
-    """Adds the blocks of a chunk in pairs, and the chunks in turn."""
-
-    def chunk_sum(*chunk: jax.Array) -> jax.Array:
-        return _sum_in_pairs(jax.vmap(block_sum)(*chunk))
-
+    """Adds the blocks of a chunk with `chunk_sum`, and the chunks in turn."""
     count = blocks[0].shape[0]
     length = _chunk_length(count, zeros.size)
     if length == count:
         return chunk_sum(*blocks)
-    return _sum_in_turn(chunk_sum, zeros, 2, *(_cut(x, length) for x in blocks))
+    return _sum_in_turn(chunk_sum, zeros, False, *(_cut(x, length) for x in blocks))
 
 
 def _chunk_length(count: int, entries: int) -> int:
@@ -264,13 +318,13 @@ def _chunk_length(count: int, entries: int) -> int:
 
 
 def _sum_in_turn(
-    block_sum: Callable[..., jax.Array], zeros: jax.Array, plain: int, *blocks: jax.Array
+    block_sum: Callable[..., jax.Array], zeros: jax.Array, plain: bool, *blocks: jax.Array
 ) -> jax.Array:
-    """Adds each block to a total; more than `plain` blocks with the rounding errors."""
+    """Adds each block to a total; unless `plain`, more than two with the rounding errors."""
     count = blocks[0].shape[0]
     if count == 2:  # a loop would read and write the total twice
         return block_sum(*(x[0] for x in blocks)) + block_sum(*(x[1] for x in blocks))
-    if count <= plain:
+    if plain:
         total, _ = lax.scan(lambda total, each: (total + block_sum(*each), None), zeros, blocks)
         return total
     (total, lost), _ = lax.scan(
@@ -279,16 +333,22 @@ def _sum_in_turn(
     return total + lost
 
 
-def _sum_in_pairs(x: jax.Array) -> jax.Array:
-    while x.shape[0] > 1:
-        half = x.shape[0] // 2
-        sums = x[:half] + x[half : 2 * half]
-        # Without the barrier, the compiler would recompute all lower levels for each entry.
-        x = lax.optimization_barrier(jnp.concatenate([sums, x[2 * half :]]))
+def _sum_in_levels(x: jax.Array, lengths: Iterator[int]) -> jax.Array:
+    """Sums over the leading axis, at most so many rows at once on each level."""
+    while (count := x.shape[0]) > 1:
+        sums = -(-count // next(lengths))
+        # Without the barrier, the compiler would join levels.
+        x = lax.optimization_barrier(jnp.sum(_cut(x, -(-count // sums)), axis=1))
     return x[0]
 
 
-def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH) -> jax.Array:
+def sum_weighted(
+    weights: jax.Array,
+    values: jax.Array,
+    *,
+    block: int = BLOCK_LENGTH,
+    largest_summand: float = 1.0,
+) -> jax.Array:
     """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision.
 
     `block_rounding(B, block)` bounds how one example changes its rounding.
@@ -298,7 +358,7 @@ def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LE
         # Widened, since it is not defined how precise products of two dtypes are.
         return jnp.einsum("b,b...->...", weights, widen(values), precision=lax.Precision.HIGHEST)
 
-    return sum_in_blocks(block_sum, weights, values, block=block)
+    return sum_in_blocks(block_sum, weights, values, block=block, largest_summand=largest_summand)
 
 
 def two_sum(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:

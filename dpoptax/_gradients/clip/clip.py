@@ -22,6 +22,10 @@ _REMEDIES = {
 }
 
 
+# The bound must be above `bounds.MINIMUM_BOUND`, 2^-40.
+_SMALLEST_BOUND = 1e-12
+
+
 class Clip(abc.ABC):
     """Defines how a per-example gradient is bounded.
 
@@ -76,14 +80,15 @@ class L2Clip(BoundedClip):
 def l2_clip(l2_clip_norm: float) -> L2Clip:
     """Clips each example's gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
 
-    Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example with a
-    non-finite gradient adds exactly zero.
+    Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example adds
+    exactly zero if its gradient is not finite or longer than 2³⁹ ≈ 5·10¹¹, or if the input of a
+    layer is 2⁴⁰ ≈ 10¹² or more.
 
     Args:
-      l2_clip_norm: C, in the units of the gradient of one example's loss.
+      l2_clip_norm: C, in the units of the gradient of one example's loss, from 1e-12 to 1e9.
 
     Raises:
-      ValueError: `l2_clip_norm` is not a positive, finite number.
+      ValueError: `l2_clip_norm` is outside of this range.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1.
 
@@ -107,8 +112,17 @@ def positive(name: str, value: float, remedies: Mapping[float, str] | None = Non
 
 
 def clip_norm(name: str, value: float) -> float:
-    """Returns a positive bound. The error for 0 or infinity suggests another geometry."""
-    return positive(name, value, _REMEDIES)
+    """Returns a bound in the working range. The error for 0 or infinity suggests another geometry.
+
+    docs/developers/bound.md derives the range.
+    """
+    found = positive(name, value, _REMEDIES)
+    if found < _SMALLEST_BOUND:
+        raise ValueError(
+            f"`{name}` must be at least {_SMALLEST_BOUND:g}, got {found:g}. Smaller numbers may be "
+            "flushed to zero in float32. Scale the loss and the bound by the same factor."
+        )
+    return found
 
 
 def _number(name: str, value: Any) -> float:

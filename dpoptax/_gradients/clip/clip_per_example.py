@@ -14,7 +14,7 @@ from dpoptax._gradients.clip.clipped_sum import ClippedSum, Terms, check_real, s
 from dpoptax._gradients.clip.encoding import EncodingClip, own_stage
 from dpoptax._gradients.points import AT_PARAMETERS
 from dpoptax._support.marks import EXAMPLES, mark
-from dpoptax._support.tree import PyTree, no_params
+from dpoptax._support.tree import PyTree, no_params, widen
 from dpoptax._support.xla import materialize
 
 # The number of leaves that an error lists. A Python list of numbers has thousands.
@@ -133,7 +133,7 @@ class ClippedUnits(NamedTuple):
     """Holds per-example gradients and their coefficients separately.
 
     Attributes:
-      units: leaves (B, …) of gradients divided by powers of two, float32 or wider.
+      units: leaves (B, …) of gradients, float32 or wider, finite.
       coefficients: (leaves, B). Their products with the units are the clipped gradients.
       norms: (B,), norms of whole gradients if the geometry has one group.
       used: (B,), whether each example is finite and not masked.
@@ -153,15 +153,14 @@ def clip_each(
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
     mask = jnp.ones(batch_length(grads), bool) if mask is None else mask
-    leaves = materialize(jax.tree.leaves(grads))
-    exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])
-    units, sizes = zip(*map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])), strict=True)
+    units = materialize([bounds.within_range(widen(leaf)) for leaf in jax.tree.leaves(grads)])
     groups = clip.groups(grads)
+    sizes = map(bounds.formed_bounds, units)
     pieces = [bounds.Piece(*each) for each in zip(sizes, groups, strict=True)]
     coefficients, norms, used = bounds.clip_coefficients(
-        clip, scales, pieces, mask, group_count=1 + max(groups), tau=tau
+        clip, pieces, mask, group_count=1 + max(groups), tau=tau
     )
-    return ClippedUnits(list(units), coefficients, norms, used)
+    return ClippedUnits(units, coefficients, norms, used)
 
 
 def _check_axis(grads: PyTree, params: PyTree) -> None:

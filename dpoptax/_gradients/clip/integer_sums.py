@@ -19,7 +19,7 @@ from dpoptax._gradients.clip.block_sums import (
     Rounding,
     block_rounding,
 )
-from dpoptax._gradients.clip.bounds import UNIT_ROUNDOFF, ldexp
+from dpoptax._gradients.clip.bounds import UNIT_ROUNDOFF
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least
@@ -47,11 +47,12 @@ class IntegerSteps:
     def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns whole and fine steps of values in float32 or float64."""
         kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-        # The difference below must be exact. XLA could fuse a product with it, and the difference
-        # would include the rounding of `values`. `ldexp` is not a product.
-        scaled = ldexp(values, jnp.int32(self.exponent))
+        scaled = values * 2.0**self.exponent
         whole = jnp.round(scaled)
-        return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
+        # XLA may fuse the products into the difference, which then includes their rounding: for
+        # large numbers, more than fits into fine steps. The limits change nothing otherwise.
+        rest = jnp.clip(scaled - whole, -0.5, 0.5)
+        return whole.astype(kind), jnp.round(rest * 2.0**self.finer).astype(kind)
 
     def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
         """Returns the sums of whole and fine steps as numbers, rounded once."""

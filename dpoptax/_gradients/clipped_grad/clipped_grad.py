@@ -31,7 +31,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     has_aux: bool = False,
     return_values: bool = False,
-    method: Literal["auto", "vmap", "recompute", "integers"] = "auto",
+    method: Literal["auto", "vmap", "recompute"] = "auto",
     precision: Literal["float32", "bfloat16"] | None = None,
     grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
@@ -75,9 +75,6 @@ def clipped_grad(
         backward passes twice, first for the norms and then for the sum, and keeps nothing in
         between. With `jax.checkpoint` or sharded parameters this saves memory
         (docs/guides/memory.md), and "auto" does it for single examples of more than 8 GiB.
-        "integers" needs a `grid`. It rounds operands and cotangents to integers, of 8 and 16 bits,
-        and measures and sums their products in integers, without per-example gradients. The bound
-        then holds without an assumption on rounding (docs/developers/exact-sums.md).
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, and per-example gradients that are formed from
         them, which halves their memory and takes one pass of a matrix unit instead of six. It
@@ -87,8 +84,8 @@ def clipped_grad(
         higher. The device is that of `mesh`, or JAX's default.
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Requires
-        `gaussian_noise(fixed_point=True)`. Except with method="integers", a grid requires
-        per-example gradients.
+        `gaussian_noise(fixed_point=True)`. A grid requires per-example gradients, so it excludes
+        method="recompute" and clips with `streaming=True`.
       mesh: the devices that share the batch; `None` for one device. Each device clips and sums the
         gradients of its share of examples, and one all-reduce adds the sums. Noise is added
         afterwards, so its standard deviation does not depend on the number of devices. Axes may be
@@ -127,19 +124,18 @@ def clipped_grad(
         collective over devices, a custom vmap rule, a callback for a whole batch, random numbers of
         the generator "rbg", a loop that runs until the last example has converged, or on a GPU a
         sparse array of `jax.experimental.sparse`.
-      ValueError: `method` is unknown, or "integers" with no `grid` or with a clip that encodes
-        gradients; `microbatch_size` is below 1, `mesh` lacks an axis, or
-        `param_specs` is given without a mesh. At the call: `key` is given without `ids` or the
-        reverse; `ids` are not (B,) integers; leading axes of `batch` differ from each other or from
-        `mask`; the devices cannot share the batch evenly; or a batch is sharded although no mesh
-        was given (inside `jit` this is visible on explicit axes only).
+      ValueError: `method` is unknown, or excludes the clip or the `grid`; `microbatch_size` is
+        below 1, `mesh` lacks an axis, or `param_specs` is given without a mesh. At the call: `key`
+        is given without `ids` or the reverse; `ids` are not (B,) integers; leading axes of `batch`
+        differ from each other or from `mask`; the devices cannot share the batch evenly; or a batch
+        is sharded although no mesh was given (inside `jit` this is visible on explicit axes only).
 
     Warns:
       UserWarning: the gradients of some parameters are exactly zero (see `dpoptax.explain`),
         because the loss does not use them, stops their gradients, or normalizes a batch of one
         example. Or the loss closes over more than 16 MB of arrays: make frozen weights an argument
-        of the jitted step, and call `clipped_grad` inside it. Or the grid is too coarse for
-        method="integers". The warning is given when the loss is compiled.
+        of the jitted step, and call `clipped_grad` inside it. The
+        warning is given when the loss is compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

@@ -71,8 +71,8 @@ def dropped_examples(
       mask: (B,), True for examples and False for padding; `None` if all rows are examples.
       key: the key of a loss with randomness.
       ids: (B,) integers, the record of each example, if there is a key.
-      **options: options of `clipped_grad`, such as `method` and `microbatch_size`, except `grid`
-        and method="integers". Its passes are those of "auto", so count with "auto".
+      **options: options of `clipped_grad`, such as `method` and `microbatch_size`, except
+        `grid`.
 
     Returns:
       The number of dropped examples in [0, B], an int32 scalar.

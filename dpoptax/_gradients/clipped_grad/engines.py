@@ -7,7 +7,6 @@ rounding. Only the chosen engine is imported.
 |:--|:--|:--|
 | per-example gradients | `per_example_sum` | ∂ℓ/∂w, (R, D) |
 | ghost clipping | `ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
-| integers | `ghost_clipping.integers.integer_sum` | x in 8 bits and ∂ℓ/∂y in 16 bits |
 | two turns | `ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
 | streaming | `ghost_clipping.streaming.streamed_sum` | nothing |
 """
@@ -24,7 +23,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.clipping_functions import PerLayerClip
-from dpoptax._gradients.clip.encoding import EncodingClip, encodes
+from dpoptax._gradients.clip.encoding import EncodingClip
 from dpoptax._gradients.clip.encoding import join as join_encoding
 from dpoptax._gradients.clipped_grad.microbatches import check_microbatch_size
 from dpoptax._gradients.ghost_clipping.trace.check_loss import may_center
@@ -101,10 +100,8 @@ def choose_engine(options: Options) -> Engine:
     Raises:
       ValueError: an option is unknown, or excludes another.
     """
-    if options.method not in ("auto", "vmap", "recompute", "integers"):
-        raise ValueError(
-            f"`method` must be 'auto', 'vmap', 'recompute' or 'integers', got {options.method!r}."
-        )
+    if options.method not in ("auto", "vmap", "recompute"):
+        raise ValueError(f"`method` must be 'auto', 'vmap' or 'recompute', got {options.method!r}.")
     if options.precision not in (None, "float32", "bfloat16"):
         raise ValueError(
             f"`precision` must be 'float32', 'bfloat16' or `None`, got {options.precision!r}."
@@ -113,8 +110,6 @@ def choose_engine(options: Options) -> Engine:
         _check_grid(options.grid)
     if options.microbatch_size is not None:
         check_microbatch_size(options.microbatch_size)
-    if options.method == "integers":
-        return _integers(options)
     if isinstance(options.clip, PerLayerClip) and options.clip.streaming:
         return _streaming(options)
     if options.method == "recompute":
@@ -156,22 +151,6 @@ def _sum_by_default(
             (sums, statistic), aux = turns.recomputed_sum(program, clip, points, examples, **dtype)
             return (ghost.GradientSums.from_tree(sums), statistic), aux
     return ghost.ghost_clipped_sum(program, clip, points, examples, **dtype)
-
-
-def _integers(options: Options) -> Engine:
-    from dpoptax._gradients.ghost_clipping.integers.integer_sum import integer_clipped_sum
-    from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import join_sums
-
-    clip, grid = options.clip, options.grid
-    if grid is None or encodes(clip):
-        raise ValueError(
-            "method='integers' needs a `grid`, and a clip that does not encode gradients, got "
-            f"grid={grid} and clip={clip}."
-        )
-    if isinstance(clip, PerLayerClip) and clip.streaming:
-        raise _needs_no_gradients(options, "`per_layer_clip(streaming=True)`")
-    sums = functools.partial(integer_clipped_sum, grid=grid)
-    return Engine(_after_reading(sums, options), functools.partial(join_sums, clip))
 
 
 def _streaming(options: Options) -> Engine:

@@ -28,7 +28,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from dpoptax._gradients.clip.bounds import ldexp
 from dpoptax._gradients.clipped_grad.rewriting import Constants
 from dpoptax._gradients.clipped_grad.xla_rewrites import select_and_place, windows_are_apart
 from dpoptax._support.jaxprs import bind, type_of
@@ -158,7 +157,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     largest = _scatter(lax.scatter_max, eqn, zeros, indices, own)
     shared = _gather(eqn, largest, indices)
     infinite = [updates == jnp.inf, updates == -jnp.inf]
-    rest = ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
+    rest = _ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
     total, sums = jnp.zeros_like(operand, wide), []
     for i in range(max(2, math.ceil(needed / bits))):
         whole = jnp.round(rest)
@@ -174,9 +173,26 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     total = jnp.where(
         largest == beyond,
         jnp.where(above & below, jnp.nan, jnp.where(above, jnp.inf, -jnp.inf)),
-        ldexp(total, largest - (bits + kind.maxexp - 2)),
+        _ldexp(total, largest - (bits + kind.maxexp - 2)),
     )
     return (operand.astype(wide) + total).astype(operand.dtype)
+
+
+def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Returns x · 2^exponent of finite floats, exactly, by their exponent bits.
+
+    Subnormal numbers and results below the normal range become zero, results above it infinite. A
+    product with 2^n would also be exact, but XLA may move the constant through other products.
+    """
+    kind = jnp.finfo(x.dtype)
+    integer, most = jnp.dtype(f"int{kind.bits}"), 2**kind.nexp - 1
+    n, bits = exponent.astype(integer), lax.bitcast_convert_type(x, integer)
+    before = (bits >> kind.nmant) & most
+    after = jnp.where(before > 0, before + n, 0)
+    # Outside of the range, this addition overflows into sign or mantissa, and is not selected.
+    shifted = lax.bitcast_convert_type(bits + (n << kind.nmant), x.dtype)
+    beyond = jnp.where(after >= most, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0)
+    return jnp.where((after > 0) & (after < most), shifted, beyond.astype(x.dtype))
 
 
 def _set(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:

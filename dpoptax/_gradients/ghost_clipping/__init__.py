@@ -10,8 +10,8 @@
   so for parameters that are used several times, in parts, or computed on.
 - `sums` scales, clips and adds the gradients.
 
-Three more engines use these stages: `integers`, and `streaming` and `two_turns`, which share
-`backward`. `dpoptax._gradients.clipped_grad.engines` chooses.
+Two more engines use these stages and share `backward`: `streaming` and `two_turns`.
+`dpoptax._gradients.clipped_grad.engines` chooses.
 
 `docs/developers/ghost-clipping.md` follows one dense layer through all stages.
 """

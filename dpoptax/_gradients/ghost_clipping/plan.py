@@ -9,7 +9,7 @@ If each parameter is used once, as it is, nothing has to be chosen except the me
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
@@ -58,6 +58,17 @@ class PlannedUse:
     def positions(self) -> int:
         counts = self.pull_back_counts
         return self.use.rule.positions if counts is None else counts.positions
+
+    @property
+    def weighs_operand(self) -> bool:
+        """Returns whether the sum multiplies the operand by coefficients, not the cotangent.
+
+        It multiplies the smaller factor, and the columns of equal ones.
+        """
+        if self.use.rule.is_lookup:
+            return False
+        _, rows, columns = self.layout.sizes
+        return rows < columns or (self.swapped and rows == columns)
 
     def segments(self, points: int) -> int:
         """Returns the number of segments.
@@ -127,6 +138,27 @@ class Plan:
     formed: dict[int, str]
     formed_uses: tuple[Use, ...] = ()
     is_pulled: bool = False
+
+
+class FixedSides(NamedTuple):
+    """Holds the uses whose operand, or cotangent, is not multiplied by coefficients in the sum.
+
+    These arrays must be finite, since an example that adds nothing has a coefficient of zero.
+    """
+
+    operands: frozenset[int]
+    cotangents: frozenset[int]
+
+
+def fixed_sides(plan: Plan) -> FixedSides:
+    """Returns the sides of recorded factors that must be finite."""
+    members = [m for product in plan.products for m in product.members]
+    dense = [m for m in members if not m.use.rule.is_lookup]
+    pulled = frozenset(m.use.index for m in dense if m.pull_back_counts is not None)
+    return FixedSides(
+        pulled | {m.use.index for m in dense if not m.weighs_operand},
+        pulled | {m.use.index for m in dense if m.weighs_operand},
+    )
 
 
 def plan_whole_uses(program: Program, examples: int, points: int) -> Plan | None:

@@ -58,12 +58,8 @@ def _draw_rows(
 ) -> list[jax.Array]:
     """Returns noisy leaves. Their noise is drawn as one matrix."""
     rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
-
-    def draw() -> list[jax.Array]:
-        matrix = noise.in_rows(split(key, numbers), rows)
-        return list(map(noisy, leaves, rows.unpacked(materialize(matrix, jnp.number))))
-
-    return once(draw, key)
+    matrix = materialize(noise.in_rows(split(key, numbers), rows), jnp.number)
+    return list(map(noisy, leaves, rows.unpacked(matrix)))
 
 
 def _draw_stacks(

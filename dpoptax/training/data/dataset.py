@@ -269,7 +269,10 @@ def _check_finite(name: str, dataset: Dataset) -> None:
     examples, so this error costs no privacy.
     """
     for which, split in (("training", dataset.train), ("test", dataset.test)):
-        found, checked = streaming.count_not_finite(split)
+        try:
+            found, checked = streaming.count_not_finite(split)
+        except ValueError as error:
+            raise ConfigError(f"The {which} examples of dataset={name!r}: {error}") from None
         if found:
             raise ConfigError(
                 f"The {which} examples of dataset={name!r} must be finite in float32, got NaN, "

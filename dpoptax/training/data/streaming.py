@@ -16,6 +16,8 @@ from dpoptax.training.data.rows import check_numbers, read_rows
 _COMPARED = 64
 # Memory-mapped sources up to this number of bytes are checked completely.
 _CHECKED_BYTES = 2**28
+# The working range of clipped sums (docs/developers/bound.md).
+_LARGEST_NUMBER = 2.0**40
 
 
 Source = Any
@@ -70,17 +72,18 @@ def spread(size: int) -> np.ndarray:
 
 
 def count_not_finite(source: Source) -> tuple[int, int]:
-    """Counts records that are not finite in float32.
+    """Counts records that are not finite in float32, and refuses larger numbers than 2⁴⁰.
 
     If the source is neither in memory nor small, only an evenly spaced sample is checked.
 
     Returns:
-        The number of records with NaN, infinity or a larger number, and the number of checked
-        records.
+        The number of records with NaN, infinity or a number beyond float32, and the number of
+        checked records.
 
     Raises:
         TypeError: A column does not hold numbers.
-        ValueError: Records differ in columns or shapes.
+        ValueError: Records differ in columns or shapes, or a column has a finite number outside of
+            the working range.
     """
     arrays = columns(source)
     if all(map(_is_array, arrays)) and (
@@ -91,17 +94,31 @@ def count_not_finite(source: Source) -> tuple[int, int]:
         records = read(source, spread(source_size(source)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(records):
         check_numbers(path, leaf)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(records)]
-    most = np.finfo(np.float32).max
-    finite = np.ones(len(leaves[0]), bool)
-    for leaf in leaves:
-        if jax.numpy.issubdtype(leaf.dtype, np.floating):
-            values = leaf.reshape(len(leaf), -1)
-            # Reductions avoid a copy of the values, and both are NaN if any value is.
-            with np.errstate(invalid="ignore"):
-                least, largest = values.min(axis=1, initial=0), values.max(axis=1, initial=0)
-            finite &= (-most <= least) & (largest <= most)
+    paths_and_leaves = jax.tree_util.tree_leaves_with_path(records)
+    finite = np.ones(len(paths_and_leaves[0][1]), bool)
+    for path, leaf in paths_and_leaves:
+        values = np.asarray(leaf)
+        if jax.numpy.issubdtype(values.dtype, np.floating):
+            finite &= _check_range(jax.tree_util.keystr(path), values)
     return int(np.count_nonzero(~finite)), len(finite)
+
+
+def _check_range(column: str, values: np.ndarray) -> np.ndarray:
+    """Returns whether records are finite in float32; raises an error if one is 2⁴⁰ or more."""
+    values = values.reshape(len(values), -1)
+    # Reductions avoid a copy of the values, and both are NaN if any value is.
+    with np.errstate(invalid="ignore"):
+        least, most = values.min(axis=1, initial=0), values.max(axis=1, initial=0)
+    largest = np.maximum(np.float64(most), -np.float64(least))
+    finite: np.ndarray = largest <= np.finfo(np.float32).max
+    if np.any(finite & (largest >= _LARGEST_NUMBER)):
+        raise ValueError(
+            f"The column {column or 'of the data'} must have numbers below 2⁴⁰ ≈ 1.1e12. Gradients "
+            "of larger numbers are outside of the working range of the clip, so these examples "
+            "would add zero. Divide the column by a public constant: for example, turn nanoseconds "
+            "into days."
+        )
+    return finite
 
 
 def chunks(source: Source, size: int) -> Iterator[tuple[Any, np.ndarray]]:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip import block_sums
 from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.clip.bounds import NormBounds, Piece, Scales, formed_bounds
+from dpoptax._gradients.clip.bounds import NormBounds, Piece, formed_bounds, within_range
 from dpoptax._gradients.ghost_clipping.backward.batch_devices import BatchDevices, Slices
 from dpoptax._gradients.ghost_clipping.backward.use_places import leaf_of, view_of_use
 from dpoptax._gradients.ghost_clipping.norms.factor_products import (
@@ -23,22 +23,17 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     formed_together,
     multiply_factors,
 )
-from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded_dtype
+from dpoptax._gradients.ghost_clipping.passes.run_passes import recorded, recorded_dtype
 from dpoptax._gradients.ghost_clipping.plan import PlannedUse, choose_product_method
 from dpoptax._gradients.ghost_clipping.precision import is_precise
 from dpoptax._gradients.ghost_clipping.sums import weighted_products
+from dpoptax._gradients.ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products
-from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import (
-    UseOperands,
-    largest_entries,
-    make_product_scales,
-    scale_segment,
-)
 from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
 from dpoptax._gradients.points import weigh
 from dpoptax._support.tree import PyTree
-from dpoptax._support.xla import materialize, round_to_dtype
+from dpoptax._support.xla import materialize
 
 # Sums that devices share and that are larger than this are computed in slices. A slice fits in the
 # vector memory of a TPU, where devices add it up, so main memory holds only each device's part.
@@ -51,20 +46,18 @@ class UseGradients(NamedTuple):
     Attributes:
       factored: the factors.
       layout: the layout of the factors.
-      scales: the powers of two by which they are divided.
       method: the method for the norm. With "keep", the gradients of a few examples at a time are
         formed, measured and added, so that norm and sum read the same numbers.
     """
 
     factored: FactoredGradients
     layout: FactorLayout
-    scales: Scales
     method: str
 
     @property
     def examples(self) -> int:
         """Returns the number of examples."""
-        return self.scales.exponent.shape[1]
+        return self.factored.segments[0].rows.shape[0]
 
     @property
     def is_formed(self) -> bool:
@@ -101,9 +94,7 @@ class UseSum:
     devices: BatchDevices
     spec: P
 
-    def coefficients(
-        self, scales: Scales, piece: Piece, given: PyTree, rounding: block_sums.Rounding
-    ) -> jax.Array:
+    def coefficients(self, piece: Piece, given: PyTree, rounding: block_sums.Rounding) -> jax.Array:
         """Returns the weights of measured gradients, (B,), from given arrays (B, …).
 
         `rounding` is that of the sum over a device's examples.
@@ -124,15 +115,14 @@ class UseSum:
         """Returns the gradients from operands and cotangents (B, …)."""
         member, examples = self._member, operand.shape[0]
         layout = member.layout
-        operand, cotangent = materialize((self._rounded(operand), self._rounded(cotangent)))
-        pair = UseOperands(member, operand, weigh(cotangent, 1.0, member.scale))
-        scales, exponents = make_product_scales([largest_entries([pair])])
-        segment = scale_segment(*pair, exponents[0]).rounded(self.factor_dtype)
+        cotangent = weigh(cotangent, 1.0, member.scale)
+        operand, cotangent = materialize((self._recorded(operand), self._recorded(cotangent)))
+        segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
         factored = FactoredGradients([segment], layout.sizes)
         method = choose_product_method([member], examples, 1)
         if method == "keep" and self._slices(examples) is not None:
             method = "form"  # the norm of a whole gradient is known before its slices are summed
-        return UseGradients(factored, layout, scales, method)
+        return UseGradients(factored, layout, method)
 
     @property
     def _member(self) -> PlannedUse:
@@ -192,7 +182,7 @@ class UseSum:
         if measured.is_formed:
             found = self._sum_formed(measured, given, rounding)
             return lambda start=0: sliced.fold(found)
-        coefficients = self.coefficients(measured.scales, measured.piece(), given, rounding)
+        coefficients = self.coefficients(measured.piece(), given, rounding)
 
         def total(start: jax.Array | int = 0) -> jax.Array:
             found = sum_products(
@@ -210,23 +200,18 @@ class UseSum:
     ) -> jax.Array:
         """Returns the weighted sum of gradients, each formed and measured when it is added."""
         sizes, (segment,) = measured.factored.sizes, measured.factored.segments
-        by_example = segment, jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), measured.scales), given
-        arrays, structure = jax.tree.flatten(by_example)
+        arrays, structure = jax.tree.flatten((segment, given))
 
         def block_sum(*arrays: jax.Array) -> jax.Array:
-            segment, scales, given = jax.tree.unflatten(structure, arrays)
-            formed = materialize(multiply_factors([segment], sizes))
-            scales = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), scales)
+            segment, given = jax.tree.unflatten(structure, arrays)
+            formed = materialize(within_range(multiply_factors([segment], sizes)))
             piece = _formed_piece(formed_bounds(formed))
-            return block_sums.sum_weighted(
-                self.coefficients(scales, piece, given, rounding), formed
-            )
+            return block_sums.sum_weighted(self.coefficients(piece, given, rounding), formed)
 
         return block_sums.sum_in_blocks(block_sum, *arrays, block=_formed_block(measured))
 
-    def _rounded(self, x: jax.Array) -> jax.Array:
-        dtype = recorded_dtype(x.dtype, self.factor_dtype)
-        return x if dtype == x.dtype else round_to_dtype(x, dtype)
+    def _recorded(self, x: jax.Array) -> jax.Array:
+        return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=True)
 
 
 def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:

@@ -14,8 +14,8 @@ contractions are
 For a kernel of (768, 3072) and 128 tokens, rows are (B, 1, 128, 768) and columns (B, 1, 128, 3072).
 The two matrices of inner products have 128² entries each, and the gradient 144 times as many.
 
-Integers represent one-hot factors. Entries are at most about 1, since factors are divided by powers
-of two first (`dpoptax._gradients.clip.bounds`).
+Integers represent one-hot factors. Gradients with a factor outside of the working range get an
+infinite S (`dpoptax._gradients.clip.bounds`).
 """
 
 import dataclasses
@@ -29,7 +29,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.clip.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
+from dpoptax._gradients.clip.bounds import (
+    LARGEST_NUMBER,
+    ROOT_ROUNDINGS,
+    NormBounds,
+    gamma,
+    lost_squares,
+    upper_square,
+)
 from dpoptax._gradients.ghost_clipping.cost_model import COSTS
 from dpoptax._gradients.ghost_clipping.precision import LONG, PART, roundings_of
 from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
@@ -39,8 +46,13 @@ from dpoptax._support.xla import round_to_dtype
 if TYPE_CHECKING:
     from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
 
-# An upper bound of the loss of a norm to underflow, for each term of its sums.
-UNDERFLOW_LOSS = 2.0**-50
+# Norms of vectors with n entries get this much more for each √n. It covers squares that are set to
+# zero, and makes the product of two norms so large that zeros in their inner product count as few
+# roundings: products of entries and partial sums lose at most 2 n 2^-126, which is 8 u n 2^-104.
+_VECTOR_FLOOR = 2.0**-52
+_LOST_PRODUCTS = 8
+# A norm over groups loses at most this much for each √K, because squares are set to zero.
+_LOST_GROUPS = 2.0**-62
 # On TPU, groups with more entries are computed one after the other.
 _LARGE_GROUP = 2**16
 
@@ -81,7 +93,7 @@ class Segment(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactoredGradients:
-    """Holds per-example gradients (B, K, R, D) of a parameter, with entries of at most about 1.
+    """Holds per-example gradients (B, K, R, D) of a parameter.
 
     Attributes:
       segments: the factors of the outer products.
@@ -162,11 +174,12 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     if method == "outer":
         # One position: G = rowᵀ column, so ‖G‖ = ‖row‖ ‖column‖ = S. In groups, squares add up.
         absolute = absolute_size(segments, sizes)
-        return NormBounds(jnp.square(absolute), absolute)
+        return NormBounds(jnp.square(absolute) + lost_squares(1), absolute)
     square, lengths = _inner_products(segments, sizes)
     absolute = _join_lengths(segments, lengths, sizes)
-    # If terms cancel, the computed square may be negative. It is then replaced by zero.
-    lost = gamma(_inner_product_length(segments) + 8) * _underflow(segments, sizes) ** 2
+    # If terms cancel, the computed square may be negative. It is then replaced by zero. For each
+    # pair of positions, four products may be set to zero.
+    lost = lost_squares(4 * sizes[0] * _positions(segments) ** 2)
     return NormBounds(jnp.maximum(square, 0.0) + lost, absolute)
 
 
@@ -228,7 +241,7 @@ def _sum_inner_products(segments: list[Segment], *, error: float) -> tuple[jax.A
             inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
             if i == j:
                 # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
-                lengths.append(Segment(*map(_diagonal_root, inner)))
+                lengths.append(Segment(*map(_diagonal_norms, inner, _vector_lengths(a))))
             bound = _bound_products((a, b), inner, (lengths[i], lengths[j]), error)
             # Each pair of different segments occurs twice in the square.
             square += (1.0 if i == j else 2.0) * sum_by_axes(bound)
@@ -259,7 +272,7 @@ def _inner_errors(
         if is_one_hot(a) or is_one_hot(b):  # the inner product is an entry of the other factor
             found.append(0.0)
             continue
-        size = roundings_of(a.shape[-1])
+        size = roundings_of(a.shape[-1]) + _LOST_PRODUCTS
         # Norms, these bounds and their sum are rounded.
         room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
         found.append(room * of_a[..., :, None] * of_b[..., None, :])
@@ -304,11 +317,10 @@ def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> 
     # are of norms, so they count fully.
     summed = 0.5 * (_inner_product_length(segments) + sizes[0]) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
-    return room * jnp.sqrt(jnp.sum(jnp.square(lengths), axis=1)) + _underflow(segments, sizes)
-
-
-def _underflow(segments: list[Segment], sizes: Sizes) -> float:
-    return UNDERFLOW_LOSS * _positions(segments) * math.sqrt(math.prod(sizes))
+    if sizes[0] == 1:
+        return room * lengths[:, 0]
+    square = jnp.sum(jnp.square(lengths), axis=1)
+    return room * jnp.sqrt(square) + math.sqrt(sizes[0]) * _LOST_GROUPS
 
 
 def _positions(segments: list[Segment]) -> int:
@@ -330,10 +342,21 @@ def _vector_norms(factor: jax.Array) -> jax.Array:
     if is_one_hot(factor):
         return jnp.ones(factor.shape, jnp.float32)
     square = jnp.sum(jnp.square(widen(factor)), axis=-1)
-    return jnp.sqrt(square).astype(jnp.float32)
+    return _norms_in_range(square, factor.shape[-1])
 
 
-def _diagonal_root(inner: jax.Array) -> jax.Array:
+def _norms_in_range(square: jax.Array, length: int) -> jax.Array:
+    """Returns upper bounds of norms from their squares, infinite outside of the working range."""
+    norms = jnp.sqrt(square).astype(jnp.float32) + math.sqrt(length) * _VECTOR_FLOOR
+    return jnp.where(norms < LARGEST_NUMBER, norms, jnp.inf)
+
+
+def _vector_lengths(segment: Segment) -> tuple[int, ...]:
+    """Returns the lengths of the vectors of both factors; 1 for one-hot ones."""
+    return tuple(1 if is_one_hot(x) else x.shape[-1] for x in segment)
+
+
+def _diagonal_norms(inner: jax.Array, length: int) -> jax.Array:
     def picked(inner: jax.Array) -> jax.Array:
         return jnp.diagonal(inner, axis1=-2, axis2=-1)
 
@@ -342,7 +365,8 @@ def _diagonal_root(inner: jax.Array) -> jax.Array:
         own = jnp.eye(inner.shape[-1], dtype=bool)
         return jnp.sum(inner, axis=-1, where=own)
 
-    return jnp.sqrt(lax.platform_dependent(inner, cpu=picked, default=summed))
+    square = lax.platform_dependent(inner, cpu=picked, default=summed)
+    return _norms_in_range(square, length)
 
 
 def sum_by_axes(x: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
+from dpoptax._gradients.clip.bounds import within_range
 from dpoptax._gradients.ghost_clipping.trace.program import (
     Block,
     Constant,
@@ -74,6 +75,29 @@ class Passes:
     tangent: PassResult | None
     factor_dtype: DTypeLike | None
 
+    @property
+    def is_single(self) -> bool:
+        """Returns whether there is one point and no tangent."""
+        return len(self.at_points) == 1 and self.tangent is None
+
+
+class Recording(NamedTuple):
+    """Describes how operands and cotangents are recorded.
+
+    Attributes:
+      dtype: the dtype for float32; `None` for float32.
+      finite_operands: the uses whose operand must be finite.
+      finite_cotangents: the uses whose cotangent must be finite.
+    """
+
+    dtype: DTypeLike | None = None
+    finite_operands: frozenset[int] = frozenset()
+    finite_cotangents: frozenset[int] = frozenset()
+
+    def type_of(self, x: Any) -> jnp.dtype:
+        """Returns the dtype in which an array is recorded."""
+        return recorded_dtype(x.dtype, self.dtype)
+
 
 def run_passes(
     program: Program,
@@ -82,20 +106,23 @@ def run_passes(
     *,
     factor_dtype: DTypeLike | None = None,
     formed_uses: Sequence[Use] = (),
+    finite: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
 ) -> Passes:
     """Runs a program forward and backward at all gradient points.
 
     `inputs` are the flattened examples (and keys), each with a leading batch axis. `formed_uses`
-    are the uses whose gradients will be formed; see `run_pass`.
+    are the uses whose gradients will be formed; see `run_pass`. `finite` are the uses whose
+    operand, and those whose cotangent, must be finite: at a single point, other numbers are
+    replaced.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
     # At several points, factors are rounded later, since differences of rounded numbers would be
     # less exact.
     single = len(leaves) == 1 and points.tangent is None
-    record_dtype = factor_dtype if single else None
+    recording = Recording(factor_dtype, *finite) if single else Recording()
 
     run_at = functools.partial(
-        run_pass, program, inputs=inputs, record_dtype=record_dtype, formed_uses=formed_uses
+        run_pass, program, inputs=inputs, recording=recording, formed_uses=formed_uses
     )
     first, *others = leaves
     if points.tangent is None:
@@ -110,7 +137,7 @@ def run_pass(
     program: Program,
     leaves: Arrays,
     inputs: Arrays,
-    record_dtype: DTypeLike | None = None,
+    recording: Recording,
     formed_uses: Sequence[Use] = (),
 ) -> PassResult:
     """Runs a program forward and backward on a batch of examples at one point.
@@ -119,14 +146,13 @@ def run_pass(
       program: the result of `read_program`.
       leaves: the parameters, flattened.
       inputs: the flattened examples (and keys), each with a leading batch axis.
-      record_dtype: the dtype in which float32 operands and cotangents are recorded; `None` for
-        float32.
+      recording: how operands and cotangents are recorded.
       formed_uses: uses whose gradients will be formed. Their factors are read only once, so the
         compiler may form each gradient during the backward pass and drop the factors.
     """
-    run_use = functools.partial(_record, frozenset(program.opaque), record_dtype)
+    run_use = functools.partial(_record, frozenset(program.opaque), recording)
     zeros = {
-        u.index: jnp.zeros((len(inputs[0]), *u.shape), recorded_dtype(u.output.dtype, record_dtype))
+        u.index: jnp.zeros((len(inputs[0]), *u.shape), recording.type_of(u.output))
         for u in program.uses
     }
     opaque = {i: leaves[i] for i in program.opaque}
@@ -193,21 +219,41 @@ def constant_array(value: Any, aval: ShapedArray) -> jax.Array:
 
 
 def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
-    """Returns the dtype in which arrays of a dtype are recorded."""
-    wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32
-    return dtype if record_dtype is None or not wide else jnp.dtype(record_dtype)
+    """Returns the dtype in which arrays of a dtype are recorded.
+
+    float16 is widened, since it holds no number beyond the working range except infinity.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.bfloat16:
+        return dtype
+    if record_dtype is not None:
+        return jnp.dtype(record_dtype)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _widen_zero(zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype) -> jax.Array:
-    """Converts a zero to the dtype of an output, and cotangents to `zero_dtype`."""
-    del zero_dtype
+def recorded(x: jax.Array, dtype: jnp.dtype, *, finite: bool) -> jax.Array:
+    """Returns an array in the dtype of records, with finite numbers if required."""
+    if finite and jnp.issubdtype(x.dtype, jnp.floating):
+        x = within_range(x)
+    if x.dtype == dtype:
+        return x
+    narrows = jnp.finfo(dtype).bits < jnp.finfo(x.dtype).bits
+    return round_to_dtype(x, dtype) if narrows else x.astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _convert_zero(
+    zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype, finite: bool
+) -> jax.Array:
+    """Converts a zero to the dtype of an output, and cotangents to records."""
+    del zero_dtype, finite
     return zero.astype(dtype)
 
 
-_widen_zero.defvjp(
-    lambda zero, dtype, zero_dtype: (zero.astype(dtype), None),
-    lambda dtype, zero_dtype, _, cotangent: (round_to_dtype(cotangent, zero_dtype),),
+_convert_zero.defvjp(
+    lambda zero, dtype, zero_dtype, finite: (zero.astype(dtype), None),
+    lambda dtype, zero_dtype, finite, _, cotangent: (
+        recorded(cotangent, zero_dtype, finite=finite),
+    ),
 )
 
 
@@ -222,7 +268,7 @@ _detach.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.zeros_like(cotange
 
 def _record(
     opaque: frozenset[int],
-    record_dtype: DTypeLike | None,
+    recording: Recording,
     step: Step,
     operands: Arrays,
     zero: jax.Array,
@@ -232,16 +278,17 @@ def _record(
     The derivative with respect to the zero is the cotangent of the output.
     """
     use, operand = step.use, operands[step.data]
-    if use is not None and use.value.leaves & opaque:
+    assert use is not None
+    if use.value.leaves & opaque:
         # Operand and cotangent give this part of the gradient, which must not be counted again.
         place = step.operands.index(use.value)
         operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
     (output,) = bind(step.eqn, operands)
-    if record_dtype is None:
-        return [output + zero.astype(output.dtype)], operand
-    dtype = recorded_dtype(operand.dtype, record_dtype)
-    recorded = operand if dtype == operand.dtype else round_to_dtype(operand, dtype)
-    return [output + _widen_zero(zero, output.dtype, zero.dtype)], recorded
+    finite = use.index in recording.finite_operands, use.index in recording.finite_cotangents
+    record = recorded(operand, recording.type_of(operand), finite=finite[0])
+    if finite[1] or zero.dtype != output.dtype:
+        zero = _convert_zero(zero, output.dtype, zero.dtype, finite[1])
+    return [output + zero], record
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:

@@ -6,7 +6,7 @@ import jax
 
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.clip.bounds import Piece, Scales
+from dpoptax._gradients.clip.bounds import Piece
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.ghost_clipping.backward.use_sum import UseSum, tau_of_parts
 
@@ -41,11 +41,10 @@ class UseClip(UseSum):
     whole: WholeBatch
 
     def coefficients(
-        self, scales: Scales, piece: Piece, given: jax.Array, rounding: block_sums.Rounding
+        self, piece: Piece, given: jax.Array, rounding: block_sums.Rounding
     ) -> jax.Array:
         coefficients, _, _ = bounds.clip_coefficients(
             self.part.clip,
-            scales,
             [piece],
             given,
             group_count=1,

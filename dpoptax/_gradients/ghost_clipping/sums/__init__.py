@@ -3,8 +3,8 @@
 `ghost_clipped_sum.ghost_clipped_sum` is the entry point. For a dense layer `y = x @ w + b` and a
 batch of B examples, the types are:
 
-- `ScaledGradients`: the gradients divided by powers of two. `w` is a `FactoredGradients`, and `b`
-  is a formed gradient, (B, D). `Scales` holds the exponents.
+- `ExampleGradients`: the gradient of each example. `w` is a `FactoredGradients`, and `b` is a
+  formed gradient, (B, D).
 - `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Formed gradients share vectors, so `b` is a slice of
   a vector.
 

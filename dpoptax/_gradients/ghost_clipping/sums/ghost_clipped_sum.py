@@ -27,12 +27,16 @@ from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.encoding import EncodingClip, join, scaling
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
-from dpoptax._gradients.ghost_clipping.plan import Plan, plan_whole_uses
-from dpoptax._gradients.ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
+from dpoptax._gradients.ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
+from dpoptax._gradients.ghost_clipping.sums.example_gradients import (
+    ExampleGradients,
+    collect_gradients,
+)
 from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
     FLOAT32_ERROR,
     absolute_ratio,
     block_size,
+    flushed,
     is_joined,
     measure_product,
     sum_error,
@@ -54,21 +58,19 @@ class GradientSums:
     Attributes:
       leaf_sums: the sums of parameters whose gradients are products.
       vectors: for each of `bundles`, the sums of its parameters in one array.
-      integers: whether sums are integers, in units of a grid.
     """
 
     leaf_sums: dict[int, jax.Array]
     vectors: list[jax.Array]
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
-    integers: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def tree(self, params: PyTree) -> PyTree:
-        """Returns the sums as a tree like the parameters, in float32 at least, or in int32."""
+        """Returns the sums as a tree like the parameters, in float32 at least."""
         leaves, structure = jax.tree.flatten(params)
         found = dict(self.leaf_sums)
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
             found |= zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True)
-        kinds = [jnp.int32 if self.integers else float32_at_least(leaf) for leaf in leaves]
+        kinds = map(float32_at_least, leaves)
         total = [
             found[i].astype(kind) if i in found else jnp.zeros(leaf.shape, kind)
             for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
@@ -83,8 +85,6 @@ class GradientSums:
 
 # Sums of clipped gradients, and of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
-# The last stage of a sum: measures, clips and adds gradients.
-ClipAndSum: TypeAlias = Callable[..., ClippedTotal]
 
 # Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
 _CANCELLATION_RATIO = 3.0
@@ -97,7 +97,6 @@ def ghost_clipped_sum(
     examples: Examples,
     *,
     factor_dtype: DTypeLike | None = None,
-    clip_and_sum: ClipAndSum | None = None,
 ) -> tuple[ClippedTotal, PyTree]:
     """Computes the clipped sum of one micro-batch.
 
@@ -109,22 +108,26 @@ def ghost_clipped_sum(
       points: the gradient points x_j and their weights w_j.
       examples: the examples ξ_i, with mask_i.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
-      clip_and_sum: the last stage; `None` for sums of floats.
 
     Returns:
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
-    mask, finish = program.loss.separate(examples.mask), clip_and_sum or sum_floats
+    mask = program.loss.separate(examples.mask)
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
-        program, points, examples.inputs, factor_dtype=factor_dtype, formed_uses=plan.formed_uses
+        program,
+        points,
+        examples.inputs,
+        factor_dtype=factor_dtype,
+        formed_uses=plan.formed_uses,
+        finite=fixed_sides(plan),
     )
     groups = clip.groups(points.points[0])
 
     def make_total(differences: bool) -> ClippedTotal:
-        gradients = scale_gradients(plan, passes, groups, differences=differences)
-        return finish(clip, points, gradients, mask, examples.whole)
+        gradients = collect_gradients(plan, passes, groups, differences=differences)
+        return clip_and_sum(clip, points, gradients, mask, examples.whole)
 
     several = len(points.weights) > 1
     total = _total_of_points(points, make_total) if several else make_total(False)
@@ -161,23 +164,23 @@ def _total_of_points(
     return make_total(bool(cancel))
 
 
-def sum_floats(
+def clip_and_sum(
     clip: Clip,
     points: GradientPoints,
-    gradients: ScaledGradients,
+    gradients: ExampleGradients,
     mask: jax.Array,
     whole: WholeBatch,
 ) -> ClippedTotal:
     """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
     reference = points.reference
-    if gradients.scales is None:
+    if not (gradients.products or gradients.formed):
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
-        scaled, gradients.scales, pieces, mask, group_count=1 + max(groups), tau=tau
+        scaled, pieces, mask, group_count=1 + max(groups), tau=tau
     )
     (by_piece,) = unstack(coefficients)
     bound, products = scaled.sensitivity, gradients.products
@@ -195,7 +198,7 @@ def sum_floats(
     return place_sums(gradients, parts, vectors), statistic
 
 
-def make_pieces(gradients: ScaledGradients, groups: list[int]) -> list[Piece]:
+def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
     pieces, measure = [], _once_per_shape(measure_product, static_argnums=1)
     for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
@@ -250,25 +253,22 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
         return joined_rounding(factored, examples)
     terms = terms_per_entry(factored.segments[0])
     block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
-    return block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
+    rounding = block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
+    return dataclasses.replace(rounding, own=flushed(factored))
 
 
 def place_sums(
-    gradients: ScaledGradients,
-    parts: list[jax.Array],
-    vectors: list[jax.Array],
-    *,
-    integers: bool = False,
+    gradients: ExampleGradients, parts: list[jax.Array], vectors: list[jax.Array]
 ) -> GradientSums:
     """Returns sums of products, (K, R, D), and of bundles, in the places of their parameters."""
     found: dict[int, jax.Array] = {}
     for product, part in zip(gradients.plan.products, parts, strict=True):
         leaf, placed = product.leaf, product.place(part)
         found[leaf] = found[leaf] + placed if leaf in found else placed
-    return GradientSums(found, vectors, gradients.bundles, integers)
+    return GradientSums(found, vectors, gradients.bundles)
 
 
-def sum_rounding(gradients: ScaledGradients, whole: WholeBatch) -> float:
+def sum_rounding(gradients: ExampleGradients, whole: WholeBatch) -> float:
     """Returns τ of the clipped sum over all parts of a batch."""
     products = gradients.products
     return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])

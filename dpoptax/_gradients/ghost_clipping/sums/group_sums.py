@@ -4,12 +4,12 @@ On TPU, a product of all groups takes longer to compile, and its operands are co
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._gradients.clip import block_sums
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
 from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
@@ -18,8 +18,11 @@ from dpoptax._gradients.ghost_clipping.trace.rules import Sizes
 _PART_ENTRIES = 2**19
 
 
-def sum_by_group(weighted: Segment, sizes: Sizes, block: int) -> jax.Array:
-    """Returns the sum of a weighted segment, computed one group after the other."""
+def sum_by_group(weighted: Segment, sizes: Sizes, in_blocks: Callable[..., jax.Array]) -> jax.Array:
+    """Returns the sum of a weighted segment, computed one group after the other.
+
+    `in_blocks` is `sum_in_blocks` with its options.
+    """
     block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
 
     def sum_group(segments: list[Segment]) -> jax.Array:
@@ -27,7 +30,7 @@ def sum_by_group(weighted: Segment, sizes: Sizes, block: int) -> jax.Array:
 
         def sum_part(start: jax.Array) -> jax.Array:
             part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
-            return block_sums.sum_in_blocks(block_sum, part, columns, block=block)
+            return in_blocks(block_sum, part, columns)
 
         return lax.map(sum_part, jnp.arange(0, sizes[1], length)).reshape(sizes[1:])
 

@@ -21,6 +21,7 @@ from dpoptax._gradients.ghost_clipping.norms.factor_products import (
 from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
     absolute_ratio,
     block_size,
+    flushed,
     merge_examples,
     sum_segment,
     terms_per_entry,
@@ -86,9 +87,12 @@ def sum_joined(
 ) -> jax.Array:
     """Returns Σ_i coefficients[i] G_i, (K, R, D), as `sum_products`."""
     cut = split_sum(factored, examples)
-    found = [sum_segment(segment, coefficients, cut.block) for segment in cut.dense]
+    summand = cut.largest_summand
+    found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
     for term in factored.terms:
-        total = block_sums.sum_weighted(coefficients, term.weights, block=cut.block)
+        total = block_sums.sum_weighted(
+            coefficients, term.weights, block=cut.block, largest_summand=summand
+        )
         found.append(term.basis * total)
     table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
     if not cut.has_lookups:
@@ -120,7 +124,7 @@ def joined_rounding(factored: FactoredGradients, examples: int) -> block_sums.Ro
     # one rounding, for the product of their sums with the fixed arrays.
     joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
     joined += max(each.joined for each in [rounding, *found])
-    own = sum(each.own for each in found)
+    own = sum(each.own for each in found) + flushed(factored)
     termwise = cut.number > 1 or any(each.termwise for each in found)
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
 

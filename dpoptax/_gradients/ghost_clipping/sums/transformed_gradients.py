@@ -1,76 +1,45 @@
-"""Scales gradients of parameters that are transformed before use.
+"""Collects gradients of parameters that are transformed before use."""
 
-Pulling back gives the factors any magnitude, so they are divided a second time.
-"""
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from dpoptax._gradients.clip.bounds import Scales
-from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import Passes
-from dpoptax._gradients.ghost_clipping.plan import Plan, PlannedUse, Product
+from dpoptax._gradients.ghost_clipping.plan import Plan, Product
+from dpoptax._gradients.ghost_clipping.sums.example_gradients import UseSegment, join_factors
 from dpoptax._gradients.ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
 from dpoptax._gradients.ghost_clipping.transformed.point_differences import pull_back_points
 from dpoptax._gradients.ghost_clipping.transformed.pull_back import FixedArrays
 from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import assemble_gradients
 
 
-def scale_transformed(
-    plan: Plan,
-    passes: Passes,
-    members: list[list[PlannedUse]],
-    divided: list[list[Segment]],
-    scales: Scales,
-    *,
-    differences: bool,
-) -> tuple[list[FactoredGradients], Scales]:
-    """Returns all products of a plan, and scales with the second divisors.
+def pull_products(
+    plan: Plan, passes: Passes, uses: list[list[UseSegment]], *, differences: bool
+) -> list[FactoredGradients]:
+    """Returns all products of a plan from the factors of their uses.
 
     Args:
       plan: a plan with products whose gradients are pulled back.
       passes: the recorded arrays.
-      members: the uses of each product, at all points.
-      divided: the factors of these uses, divided a first time.
-      scales: the first divisors.
-      differences: as for `scale_gradients`.
+      uses: the uses of each product, at all points.
+      differences: as for `collect_gradients`.
     """
-    fixed, dtype = [FixedArrays(leaves) for leaves in passes.leaves], passes.factor_dtype
-    products: list[FactoredGradients] = []
-    again: list[tuple[int, jax.Array, jax.Array]] = []
-    for i, (product, uses, segments) in enumerate(
-        zip(plan.products, members, divided, strict=True)
-    ):
-        if product.is_pulled:
-            outers, terms = _pull_back(product, uses, segments, fixed, differences=differences)
-            factored, exponent, finite = assemble_gradients(outers, terms, dtype)
-            again.append((i, exponent, finite))
-        else:
-            rounded = [segment.rounded(dtype) for segment in segments]
-            factored = FactoredGradients(rounded, product.layout.sizes)
-        products.append(factored)
-    indices, second_exponents, kept = zip(*again, strict=True)
-    at = np.array(indices)
-    exponent = scales.exponent.at[at].add(jnp.stack(second_exponents))
-    finite = scales.finite.at[at].min(jnp.stack(kept)[:, None])
-    return products, Scales(exponent, finite)
+    fixed = [FixedArrays(leaves) for leaves in passes.leaves]
+
+    def factored(product: Product, own: list[UseSegment]) -> FactoredGradients:
+        if not product.is_pulled:
+            return join_factors(product, own, passes.factor_dtype)
+        parts = _pull_back(product, own, fixed, differences=differences)
+        return assemble_gradients(*parts, passes.factor_dtype)
+
+    return list(map(factored, plan.products, uses))
 
 
 def _pull_back(
-    product: Product,
-    uses: list[PlannedUse],
-    divided: list[Segment],
-    fixed: list[FixedArrays],
-    *,
-    differences: bool,
+    product: Product, uses: list[UseSegment], fixed: list[FixedArrays], *, differences: bool
 ) -> tuple[list[OuterSum], list[FixedTerm]]:
     """Returns the gradients of a parameter behind used values, at all points."""
     outers: list[OuterSum] = []
     terms: list[FixedTerm] = []
     for member in product.members:
-        pairs = zip(uses, divided, strict=True)
-        segments = [segment for other, segment in pairs if other is member]
+        segments = [use.segment for use in uses if use.member is member]
         if member.pull_back_counts is None:
             outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
             continue

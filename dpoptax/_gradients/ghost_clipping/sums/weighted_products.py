@@ -9,10 +9,17 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._gradients.clip import block_sums
-from dpoptax._gradients.clip.bounds import NormBounds, broadcast_examples, largest_ratio
+from dpoptax._gradients.clip.bounds import (
+    LARGEST_NUMBER,
+    MINIMUM_BOUND,
+    NormBounds,
+    broadcast_examples,
+    largest_ratio,
+)
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import (
     FactoredGradients,
@@ -46,6 +53,17 @@ def sum_error(factored: FactoredGradients) -> float:
     return BFLOAT16_ERROR if narrow else FLOAT32_ERROR
 
 
+def flushed(factored: FactoredGradients) -> float:
+    """Bounds the numbers of an example's summand that are set to zero, relative to C.
+
+    At each position, they are less than 2^-126 next to a factor below 2⁴⁰. As much is added for
+    numbers of sums.
+    """
+    positions = sum(segment.rows.shape[2] for segment in factored.segments) + len(factored.terms)
+    entry = 2.0 * 2.0**-126 * LARGEST_NUMBER / MINIMUM_BOUND
+    return positions * math.sqrt(math.prod(factored.sizes)) * entry
+
+
 def absolute_ratio(factored: FactoredGradients) -> float:
     """Returns M, such that the parts of a clipped gradient are together at most M C."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
@@ -77,30 +95,48 @@ def block_size(factored: FactoredGradients, examples: int, longest: int) -> int:
 
 
 def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Multiplies values (B, …) by the coefficients of their examples, (B,)."""
-    return widen(value) * broadcast_examples(coefficients, value)
+    """Multiplies values (B, …) by the coefficients of their examples, (B,).
+
+    Values with a coefficient of zero become zero, also if they are not finite.
+    """
+    weights = broadcast_examples(coefficients, value)
+    return jnp.where(weights != 0, widen(value) * weights, 0.0)
 
 
-def sum_segment(segment: Segment, coefficients: jax.Array, block: int) -> jax.Array:
-    """Returns the weighted sum of the gradients of a dense segment, (K, R, D), in blocks."""
+def sum_segment(
+    segment: Segment, coefficients: jax.Array, block: int, largest_summand: float = 1.0
+) -> jax.Array:
+    """Returns the weighted sum of the gradients of a dense segment, (K, R, D), in blocks.
+
+    The other factor must be finite (`PlannedUse.weighs_operand`).
+    """
     rows, columns = segment
-    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
+    if rows.shape[-1] < columns.shape[-1]:  # the smaller factor is copied
         rows = weigh_values(rows, coefficients)
     else:
         columns = weigh_values(columns, coefficients)
     # In bfloat16 the weighted factor is rounded, which `sum_error` includes.
     weighted = Segment(rows, columns).rounded(None)
-    # Positions t and examples b are summed at once. Both factors keep their order of axes.
-    block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
     sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
-    together = functools.partial(block_sums.sum_in_blocks, block_sum, *weighted, block=block)
+    in_blocks = functools.partial(
+        block_sums.sum_in_blocks, block=block, largest_summand=largest_summand
+    )
+    together = functools.partial(in_blocks, _sum_positions, *weighted)
     if not factor_products.has_large_groups(sizes):
         return together()
     from dpoptax._gradients.ghost_clipping.sums.group_sums import sum_by_group
 
-    by_group = functools.partial(sum_by_group, weighted, sizes, block)
+    by_group = functools.partial(sum_by_group, weighted, sizes, in_blocks)
     found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
     return found
+
+
+def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Sums over examples and positions at once, from (B, K, L, …) to (K, R, D)."""
+    if rows.shape[1] > 1:  # both factors keep their order of axes
+        return factor_products.contract("bktr,bktd->krd", rows, columns)
+    # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
+    return factor_products.contract("btr,btd->rd", rows[:, 0], columns[:, 0])[None]
 
 
 def merge_examples(factor: jax.Array) -> jax.Array:

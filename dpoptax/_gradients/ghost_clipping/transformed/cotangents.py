@@ -30,14 +30,21 @@ class NotFactoredError(Exception):
 
 
 def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Divides a fixed array by a power of two, so that its largest entry is about 1.
+    """Divides a fixed array by its largest entry, and sets entries that are then tiny to zero.
 
-    Returns the quotient and the exponent.
+    So products with a factor that is in the working range, and squares, lose nothing that matters.
+    Returns the quotient and the divisor. Numbers that are not finite become 2⁴⁰, for which examples
+    add zero or little.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    found = bounds.binary_exponent(largest)
-    found = jnp.where(found < -126, 0, found)  # zero is divided by 1
-    return bounds.ldexp(x, -found), found
+    largest = jnp.where(largest == 0, 1.0, largest)
+    found = bounds.within_range(x / largest)
+    return jnp.where(jnp.abs(found) < _SMALLEST_ENTRY, 0.0, found), largest
+
+
+# Entries of fixed arrays that are smaller, relative to the largest, count as zero, for norm and sum
+# alike.
+_SMALLEST_ENTRY = 2.0**-40
 
 
 def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
@@ -114,7 +121,6 @@ class OuterSum:
       layout: how the factors read the value.
       shape: the shape of the value.
       scale: a fixed array.
-      mixed: whether a factor was multiplied by a matrix, which can give it any magnitude.
       known: cached contractions with fixed arrays, by the ids of these. The arrays are kept, so
         that ids stay unique.
     """
@@ -123,7 +129,6 @@ class OuterSum:
     layout: FactorLayout
     shape: tuple[int, ...]
     scale: jax.Array | None = None
-    mixed: bool = False
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
     def times(self, y: jax.Array) -> "OuterSum":
@@ -132,25 +137,17 @@ class OuterSum:
 
     def total(self, axes: Iterable[int]) -> FixedTerm:
         """Returns the sum over axes, which then have size 1."""
-        value = bounds.ldexp(*self.inner_product(None, axes))
-        return FixedTerm(None, jax.vmap(self.restore)(value))
+        return FixedTerm(None, jax.vmap(self.restore)(self.inner_product(None, axes)))
 
-    def inner_product(
-        self, basis: jax.Array | None, axes: Iterable[int]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the sum of basis ⊙ self over axes, (B, K, R, D), and an exponent of 2."""
+    def inner_product(self, basis: jax.Array | None, axes: Iterable[int]) -> jax.Array:
+        """Returns the sum of basis ⊙ self over axes, (B, K, R, D), for a normalized basis."""
         sums = self.sides(axes)
-        # After a matrix product, factors may have any magnitude, and this could overflow.
-        if self.mixed:
-            raise NotFactoredError
         along = 1 if sums[1] else 2
-        exponent = jnp.zeros((), jnp.int32)
         inside: list[tuple[jax.Array, jax.Array]] = []
         outside = []
-        for fixed in (basis, self.scale):
-            if fixed is not None:
-                y, found = normalize_fixed(fixed)
-                exponent += found
+        scale, divisor = (None, 1.0) if self.scale is None else normalize_fixed(self.scale)
+        for fixed, y in ((basis, basis), (self.scale, scale)):
+            if fixed is not None and y is not None:
                 y = self.cut(y)
                 # Arrays that are constant along the summed side factor out of the contraction.
                 if y.shape[along] == 1:
@@ -166,7 +163,7 @@ class OuterSum:
         for side in (0, 1, 2):  # one axis after the other, for shorter chains of roundings
             if sums[side] and value.shape[side + 1] != 1:
                 value = materialize(jnp.sum(value, side + 1, keepdims=True))
-        return value, exponent
+        return value * divisor
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
         """Sums x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, D), or the columns."""
@@ -213,11 +210,9 @@ class OuterSum:
         shape = (self.shape[0], matrix.shape[0]) if axis == 0 else (matrix.shape[1], self.shape[1])
         acts_on_rows = layout.rows == (1 - axis,)
         segment = self.segment._replace(
-            **{"rows" if acts_on_rows else "columns": materialize(mapped)}
+            **{"rows" if acts_on_rows else "columns": materialize(bounds.within_range(mapped))}
         )
-        return OuterSum(
-            segment, FactorLayout(shape, (), layout.rows, layout.columns), shape, mixed=True
-        )
+        return OuterSum(segment, FactorLayout(shape, (), layout.rows, layout.columns), shape)
 
     def _factor(self, axis: int) -> jax.Array:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns

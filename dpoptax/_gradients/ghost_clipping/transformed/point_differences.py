@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from dpoptax._gradients.clip import bounds
+from dpoptax._gradients.clip.bounds import within_range
 from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
 from dpoptax._gradients.ghost_clipping.trace.program import Use
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
@@ -27,7 +27,6 @@ from dpoptax._gradients.ghost_clipping.transformed.cotangents import (
     FixedTerm,
     NotFactoredError,
     OuterSum,
-    normalize_fixed,
 )
 from dpoptax._gradients.ghost_clipping.transformed.pull_back import (
     CotangentSum,
@@ -36,7 +35,7 @@ from dpoptax._gradients.ghost_clipping.transformed.pull_back import (
 )
 from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import (
     check_parts,
-    scale_segment,
+    scaled_segment,
     split_cotangent,
 )
 from dpoptax._support.tree import widen
@@ -128,24 +127,16 @@ def count_parts(
 
 def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
     """Writes a sum of outer products with the first rows and differences from them."""
-    first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
-    if first.scale is not None:
-        scales = [normalize_fixed(x.cut(x.scale)) for x in points if x.scale is not None]
-        # All points need the same power of two, because their factors are subtracted.
-        unit = functools.reduce(jnp.maximum, [exponent for _, exponent in scales])
-        segments = [
-            scale_segment(segment, bounds.ldexp(y, exponent - unit))
-            for segment, (y, exponent) in zip(segments, scales, strict=True)
-        ]
+    first, segments = points[0], [scaled_segment(x) for x in points]
     rows, columns = zip(*segments, strict=True)
     found = [Segment(rows[0], functools.reduce(operator.add, columns))]
     # Differences of points that share their rows are exactly zero, and are left out.
     if any(r is not rows[0] for r in rows):
         start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]
-    scale = jnp.broadcast_to(bounds.power_of_two(unit), (1,) * len(first.shape))
     # Stored, since XLA may round sums of products differently each time.
-    return [OuterSum(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)]
+    stored = materialize([Segment(*map(within_range, x)) for x in found])
+    return [OuterSum(x, first.layout, first.shape) for x in stored]
 
 
 def _join_terms(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:

@@ -9,14 +9,13 @@ computed. These numbers define G, and this G is clipped.
 import functools
 import math
 import operator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.clip.bounds import NormBounds
+from dpoptax._gradients.clip.bounds import NormBounds, within_range
 from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout, Sizes
@@ -30,8 +29,11 @@ from dpoptax._gradients.ghost_clipping.transformed.cotangents import (
 from dpoptax._gradients.ghost_clipping.transformed.pull_back import CotangentSum
 from dpoptax._support.xla import materialize
 
-# Scaled factors whose largest entry is smaller than this, before normalization, count as zero.
-_UNDERFLOW_THRESHOLD = 2.0**-40
+# Squares of terms, and inner products, are set to zero below 2^-126. With entries of fixed arrays
+# of at least 2^-40, this is little next to S² if S includes this much for each √(K R D).
+_TERM_FLOOR = 2.0**-52
+# The error by numbers set to zero, as a number of roundings relative to a product of sizes.
+_LOST_PRODUCTS = 8
 
 
 def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[FixedTerm]]:
@@ -45,15 +47,19 @@ def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[Fixed
         raise NotFactoredError
     # Each example has one number for each entry, which is a product with one position.
     parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
-    total = materialize(functools.reduce(operator.add, parts))
+    total = materialize(within_range(functools.reduce(operator.add, parts)))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
-    return [OuterSum(segment, FactorLayout.entrywise(shape), shape, mixed=True)], []
+    return [OuterSum(segment, FactorLayout.entrywise(shape), shape)], []
 
 
-def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
-    """Multiplies one factor by a fixed array (K, R, D), with R = 1 or D = 1."""
-    rows, columns = segment
+def scaled_segment(outer: OuterSum) -> Segment:
+    """Returns the factors of outer products, one of them multiplied by the scale."""
+    rows, columns = outer.segment
+    if outer.scale is None:
+        return outer.segment
+    scale, divisor = normalize_fixed(outer.scale)
+    scale = outer.cut(scale) * divisor  # (K, R, D), with R = 1 or D = 1
     if scale.shape[1] == 1:
         return Segment(rows, columns * scale)
     return Segment(rows * scale.swapaxes(1, 2), columns)
@@ -81,115 +87,44 @@ def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
 
 def assemble_gradients(
     outers: list[OuterSum], terms: list[FixedTerm], dtype: DTypeLike | None
-) -> tuple[FactoredGradients, jax.Array, jax.Array]:
-    """Divides each example's gradient by a power of two, and stores the gradients.
-
-    Returns:
-      The gradients, the exponent (B,) of the divisor, and whether the gradients are finite, (B,).
-      Gradients that are not finite are zero.
-    """
+) -> FactoredGradients:
+    """Stores the gradients, with all numbers in the working range."""
     cut = outers[0].cut
-    parts = [_scale_outer(x) for x in outers]
-    bases = [normalize_fixed(cut(_basis_array(t, len(outers[0].shape)))) for t in terms]
-    # Stored, because two readers would each compute these long sums again.
-    weights = materialize([jax.vmap(cut)(t.weights) for t in terms])
-    tops = [bounds.largest_entry(w) for w in weights]
-    exponents = [part.exponent for part in parts]
-    exponents += [e + bounds.binary_exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
-    # One divisor for all parts of an example, since they are added.
-    largest = functools.reduce(jnp.maximum, exponents)
-    # A zero gradient is divided by 1, so no exponent below is near the end of its range.
-    divisor = jnp.where(largest < -(2**12), 0, largest)
-    sound = [jnp.all(jnp.isfinite(basis)) for basis, _ in bases]
-    finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
-    keep = functools.reduce(jnp.logical_and, finite + sound)
-
-    def divide(x: jax.Array, exponent: jax.Array) -> jax.Array:
-        return bounds.divide_by_power(x, jnp.where(keep, divisor - exponent, bounds.ERASE_EXPONENT))
-
-    columns = materialize([divide(part.segment.columns, part.taken) for part in parts])
-    exact = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
+    exact = [_stored_segment(outer) for outer in outers]
     segments = [segment.rounded(dtype) for segment in exact]
-    kept = materialize(
-        [jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)]
+    bases, divisors = [], []
+    for term in terms:
+        basis, divisor = normalize_fixed(_basis_array(term, len(outers[0].shape)))
+        bases.append(materialize(basis))
+        divisors.append(divisor)
+    # Stored, because two readers would each compute these long sums again.
+    weights = materialize(
+        [
+            within_range(jax.vmap(cut)(term.weights) * divisor)
+            for term, divisor in zip(terms, divisors, strict=True)
+        ]
     )
-    divided = materialize([divide(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
     found: list[MeasuredTerm] = []
-    for term, basis, weight in zip(terms, kept, divided, strict=True):
+    for term, basis, weight in zip(terms, bases, weights, strict=True):
         axes, inner = term.fixed_axes, jnp.zeros_like(weight)
-        for outer, part, before, segment in zip(outers, parts, exact, segments, strict=True):
-            if segment is before and not outer.mixed:
-                # Pulling back has already contracted the unscaled factors.
-                inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
-            else:  # the factors were changed
-                now = OuterSum(segment, outer.layout, outer.shape)
-                inner += now.inner_product(term.basis, axes)[0]
-        found.append(MeasuredTerm(basis, weight, inner))
-    return FactoredGradients(segments, outers[0].layout.sizes, found), largest, keep
+        factor = None if term.basis is None else basis
+        for outer, before, segment in zip(outers, exact, segments, strict=True):
+            # Pulling back has already contracted the factors, unless they were rounded since.
+            same = segment is before
+            read = outer if same else OuterSum(segment, outer.layout, outer.shape)
+            inner += read.inner_product(factor, axes)
+        found.append(MeasuredTerm(cut(basis), weight, inner))
+    return FactoredGradients(segments, outers[0].layout.sizes, found)
 
 
-class _ScaledOuter(NamedTuple):
-    """Holds outer products after multiplying one factor by the scale.
-
-    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t for the old factors, and 2^taken times
-    the product of the new factors in `segment`. `exponent` is about that of its largest entry.
-    `nothing` marks examples whose columns were treated as zero. `changed` says whether the rows are
-    new.
-    """
-
-    segment: Segment
-    scale: jax.Array
-    unit: jax.Array
-    taken: jax.Array
-    exponent: jax.Array
-    finite: jax.Array
-    nothing: jax.Array
-    changed: bool
-
-    def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
-        """Rescales numbers of the old factors to the new factors divided by 2^divisor."""
-        exponent = bounds.broadcast_examples(self.unit - divisor, x)
-        keep = bounds.broadcast_examples(keep & ~self.nothing, x)
-        # Overflow gives infinity. The numbers are part of a norm, which must not become smaller.
-        return jnp.where(keep, bounds.ldexp(x, exponent), 0.0)
-
-    def rows(self, keep: jax.Array) -> jax.Array:
-        """Returns the rows, with zeros for examples that are not in `keep`.
-
-        Unchanged rows are already finite.
-        """
-        if not self.changed:
-            return self.segment.rows
-        return materialize(
-            bounds.divide_by_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASE_EXPONENT))
+def _stored_segment(outer: OuterSum) -> Segment:
+    """Returns the scaled factors in the working range. A factor that was scaled is stored."""
+    return Segment(
+        *(
+            now if now is before else materialize(within_range(now))
+            for now, before in zip(scaled_segment(outer), outer.segment, strict=True)
         )
-
-
-def _scale_outer(outer: OuterSum) -> _ScaledOuter:
-    rows, columns = outer.segment
-    scale, unit = jnp.ones((1, 1, 1), jnp.float32), jnp.zeros((), jnp.int32)
-    taken = jnp.zeros(rows.shape[:1], jnp.int32)
-    if outer.scale is not None:
-        scale, unit = normalize_fixed(outer.scale)
-        scale = materialize(outer.cut(scale))
-        rows, columns = scale_segment(outer.segment, scale)
-    finite = jnp.all(jnp.isfinite(scale))
-    if outer.mixed:
-        top = bounds.largest_entry(rows)
-        finite &= jnp.isfinite(top)
-        # After a matrix product, rows may have any magnitude, so they are divided as well.
-        taken = jnp.maximum(bounds.binary_exponent(top), -126)
-        rows = bounds.divide_by_power(rows, taken)
-    top = bounds.largest_entry(columns)
-    # Otherwise, the division would scale up the error of entries that underflowed.
-    nothing = top < (_UNDERFLOW_THRESHOLD if outer.scale is not None and not outer.mixed else 0.0)
-    columns = jnp.where(nothing.reshape(-1, 1, 1, 1), 0, columns)
-    top = jnp.where(nothing, 0, top)
-    taken = taken + unit
-    return _ScaledOuter(
-        Segment(rows, columns), scale, unit, taken, taken + bounds.binary_exponent(top),
-        finite & jnp.isfinite(top), nothing, rows is not outer.segment.rows,
-    )  # fmt: skip
+    )
 
 
 def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
@@ -211,10 +146,13 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
     size = factor_products.measure(segments, sizes, "gram")
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
     positions = sum(segment.rows.shape[2] for segment in segments)
-    operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
+    operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 20
+    operations += _LOST_PRODUCTS + positions // 512
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
     error = beside + bounds.gamma(8) * jnp.square(absolute)
-    return NormBounds(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
+    square = size.square + crossed
+    # A maximum may lose NaN.
+    return NormBounds(jnp.where(square < 0, 0.0, square) + error, absolute)
 
 
 def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
@@ -248,7 +186,7 @@ def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax
             if i == j:
                 add(squares, product)
     room = 1.0 + bounds.gamma(sum(sizes) + len(terms) + 16)
-    lost = len(terms) * factor_products.UNDERFLOW_LOSS * math.sqrt(math.prod(sizes))
+    lost = len(terms) * _TERM_FLOOR * math.sqrt(math.prod(sizes))
     return room * jnp.sqrt(len(terms) * total(squares)) + lost, total(crossed)
 
 

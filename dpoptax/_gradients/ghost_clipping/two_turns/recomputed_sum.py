@@ -28,16 +28,15 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import Rounding, WholeBatch
-from dpoptax._gradients.clip.bounds import Piece, Scales
+from dpoptax._gradients.clip.bounds import Piece
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.encoding import scaling
 from dpoptax._gradients.clip.limits import (
     Limits,
-    PartNorms,
-    join_norms,
+    join_lengths,
     limited_coefficients,
     make_limits,
-    part_norms,
+    part_length,
 )
 from dpoptax._gradients.ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
 from dpoptax._gradients.ghost_clipping.backward.use_places import (
@@ -55,7 +54,7 @@ from dpoptax._gradients.ghost_clipping.sums import weighted_products
 from dpoptax._gradients.ghost_clipping.trace.program import Block, Program
 from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples
 from dpoptax._gradients.points import GradientPoints
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize, opaque_integers
 
 # The arrays of all parts of a gradient: first the uses, then the opaque parameters.
@@ -93,8 +92,8 @@ def recomputed_sum(
         devices,
         factor_dtype,
     )
-    packed, results = uses.measure(leaves, inputs)
-    limits, norms, used = uses.clip_whole(packed, clip.groups(params), mask)
+    lengths, results = uses.measure(leaves, inputs)
+    limits, norms, used = uses.clip_whole(lengths, clip.groups(params), mask)
     statistic = block_sums.sum_statistic(clip, points.reference, norms, used, whole)
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
     (always,) = opaque_integers([1])
@@ -147,16 +146,14 @@ class _LimitedUse(UseSum):
     roundings: dict[int, Rounding]
 
     def norms(self, operand: jax.Array, cotangent: jax.Array) -> jax.Array:
-        """Returns the packed norms of examples, (B, 2)."""
+        """Returns the lengths of parts, (B,)."""
         found, steps = self.gradients(operand, cotangent), math.prod(n for n, _ in self.use.loops)
         rounding = self.rounding(found)
         self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
-        return part_norms(found.scales, found.piece()).pack()
+        return part_length(found.piece())
 
-    def coefficients(
-        self, scales: Scales, piece: Piece, given: Limits, rounding: Rounding
-    ) -> jax.Array:
-        return limited_coefficients(given, part_norms(scales, piece))
+    def coefficients(self, piece: Piece, given: Limits, rounding: Rounding) -> jax.Array:
+        return limited_coefficients(given, part_length(piece))
 
 
 class _LimitedUses:
@@ -191,17 +188,17 @@ class _LimitedUses:
         self.parts += [(leaf, ()) for leaf in program.opaque]
 
     def measure(self, leaves: Arrays, inputs: Arrays) -> tuple[_ByPart, Arrays]:
-        """Returns the packed norms of all parts of each gradient, and outputs of the loss."""
+        """Returns the lengths of all parts of each gradient, and outputs of the loss."""
 
         def function(use: _LimitedUse) -> BatchFunction:
             norms = self.devices.each(use.norms)
-            kind = jax.ShapeDtypeStruct((2,), jnp.float32)
+            kind = jax.ShapeDtypeStruct((), jnp.float32)
             return BatchFunction(lambda x, y, _: norms(x, y), kind, mapped=True)
 
         by_use, gradients, outputs = self._run(leaves, inputs, function, [()] * len(self.uses))
         norms = self.devices.each(_formed_norms)
-        packed = [by_use[i] for i in self.uses]
-        return packed + [norms(gradients[i]) for i in self.program.opaque], outputs
+        lengths = [by_use[i] for i in self.uses]
+        return lengths + [norms(gradients[i]) for i in self.program.opaque], outputs
 
     def sum(self, leaves: Arrays, inputs: Arrays, limits: _ByPart) -> Arrays:
         """Returns the sums of parameters within the limits."""
@@ -234,47 +231,43 @@ class _LimitedUses:
         )
 
     def clip_whole(
-        self, packed: _ByPart, groups: list[int], mask: jax.Array
+        self, by_part: _ByPart, groups: list[int], mask: jax.Array
     ) -> tuple[_ByPart, jax.Array, jax.Array]:
         """Returns limits of all parts, norms of the first group, and used examples."""
-        norms = [PartNorms.unpack(x.reshape(mask.shape[0], -1, 2)) for x in packed]
-        by_leaf: dict[int, list[PartNorms]] = collections.defaultdict(list)
-        for (leaf, _), part in zip(self.parts, norms, strict=True):
-            by_leaf[leaf].append(part)
+        lengths = [x.reshape(mask.shape[0], -1) for x in by_part]
+        by_leaf: dict[int, list[jax.Array]] = collections.defaultdict(list)
+        for (leaf, _), length in zip(self.parts, lengths, strict=True):
+            by_leaf[leaf].append(length)
         if not by_leaf:
             return [], jnp.zeros(mask.shape, jnp.float32), mask
-        sizes, scales = zip(*map(join_norms, by_leaf.values()), strict=True)
         most = max(self.places.added.values())
-        coefficients, whole_norms, used = bounds.clip_coefficients(
+        found, norms, used = bounds.clip_coefficients(
             self.clip,
-            Scales(*(jnp.concatenate(each) for each in zip(*scales, strict=True))),
-            [Piece(size, groups[leaf]) for size, leaf in zip(sizes, by_leaf, strict=True)],
+            [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()],
             mask,
             group_count=1 + max(groups),
             tau=tau_of_parts(self.whole, self.roundings.values(), most),
         )
-        found = dict(zip(by_leaf, zip(coefficients, scales, strict=True), strict=True))
+        coefficients = dict(zip(by_leaf, found, strict=True))
 
-        def limit(leaf: int, steps: tuple[int, ...], part: PartNorms) -> Limits:
-            coefficient, scale = found[leaf]
-            limits = make_limits(part, coefficient, scale.exponent[0])
+        def limit(leaf: int, steps: tuple[int, ...], length: jax.Array) -> Limits:
+            limits = make_limits(length, coefficients[leaf])
             return Limits(*(x.reshape(mask.shape[0], *steps) for x in limits))
 
-        parts = zip(self.parts, norms, strict=True)
-        return [limit(*key, part) for key, part in parts], whole_norms, used
+        parts = zip(self.parts, lengths, strict=True)
+        return [limit(*key, length) for key, length in parts], norms, used
 
 
-def _measure_formed(gradient: jax.Array) -> tuple[jax.Array, PartNorms]:
-    gradient = materialize(gradient)
-    exponents, scales = bounds.make_scales([bounds.largest_entry(gradient)[None]])
-    unit, size = bounds.scale_formed(gradient, exponents[0, 0])
-    return unit, part_norms(scales, Piece(size, sum_error=weighted_products.FLOAT32_ERROR))
+def _measure_formed(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    gradient = materialize(bounds.within_range(widen(gradient)))
+    error = weighted_products.FLOAT32_ERROR
+    return gradient, part_length(Piece(bounds.formed_bounds(gradient), sum_error=error))
 
 
 def _formed_norms(gradient: jax.Array) -> jax.Array:
-    return _measure_formed(gradient)[1].pack()
+    return _measure_formed(gradient)[1]
 
 
 def _sum_formed(gradient: jax.Array, own: Limits) -> jax.Array:
-    unit, part = _measure_formed(gradient)
-    return block_sums.sum_weighted(limited_coefficients(own, part), unit)
+    gradient, length = _measure_formed(gradient)
+    return block_sums.sum_weighted(limited_coefficients(own, length), gradient)
