@@ -51,7 +51,7 @@ class PrivateRun:
         seed = SHAKE-256(key), of 128 bits, or of 256 bits for a ChaCha20 key
 
     So an optimizer state, which holds the key and counts the releases, is all that a run needs to
-    continue. A ChaCha20 key makes noise and batches cryptographic.
+    continue. The run itself cannot be copied or pickled: both copies would add the same noise. A ChaCha20 key makes noise and batches cryptographic.
 
     Privacy: `guarantee` holds for a run that adds `noise` to sums of clipped gradients of its own
     `batches`, each used for one release. Keep the run as secret as the data.
