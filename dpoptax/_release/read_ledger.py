@@ -158,8 +158,8 @@ def _raise_refusals(state: LedgerState) -> None:
         mechanism = state.mechanism
         same = (sigma, size) == (mechanism.noise_multiplier, mechanism.batch_size)
         reasons.append(
-            "both have the same noise multiplier and batch size, so the schedule, strategy, sampler "
-            f"or kind of noise differs from the chain's: {mechanism.checkpoint_key!r}"
+            "both have the same noise multiplier and batch size, so the schedule, strategy, "
+            f"sampler or kind of noise differs from the chain's: {mechanism.checkpoint_key!r}"
             if same
             else f"the arrays have noise_multiplier={sigma:g}, batch_size={size:g}, but the chain "
             f"has noise_multiplier={mechanism.noise_multiplier:g}, "
